@@ -1,0 +1,140 @@
+"""What stands in the way on a GPU, and who holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mig_agent.core.board import Board
+from mig_agent.core.errors import Blocker
+from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Profile
+from mig_agent.core.quantities import format_duration
+
+MOST_BLOCKERS = 64
+"""In one refusal: enough for people, and bounded on the wire."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obstacle:
+    """What would have to end on one GPU before a profile fits there: the least of all its places."""
+
+    gpu: Gpu
+    profile: Profile
+    instances: tuple[Instance, ...]
+    """On the slices of the place."""
+    engine_holders: tuple[Instance, ...] = ()
+    """Elsewhere on the GPU, with engines that the profile needs: the other `+me` instance."""
+
+    @property
+    def everything(self) -> tuple[Instance, ...]:
+        """All that would have to end."""
+        return (*self.instances, *self.engine_holders)
+
+    @property
+    def weight(self) -> tuple[int, int, int, int]:
+        """Less stands for nearer: nothing that may never end, few leases, few slices."""
+        foreign = sum(each.state is InstanceState.FOREIGN for each in self.everything)
+        slices = sum(each.slot.placement.size for each in self.everything)
+        return (foreign, len(self.everything), slices, self.gpu.index)
+
+
+def obstacle(gpu: Gpu, profile: Profile) -> Obstacle:
+    """The obstacle with least in it. Remembered with the frozen GPU: refusals come often when a node is full."""
+    key = f"obstacle {profile.id}"
+    known = gpu.scratch.get(key)
+    if isinstance(known, Obstacle):
+        return known
+    board = Board.of(gpu)
+    places = [_in_the_way(board, profile, window.mask) for window in board.tables.windows[profile.id]]
+    found = gpu.scratch[key] = min(places, key=lambda each: each.weight)
+    return found
+
+
+def _in_the_way(board: Board, profile: Profile, mask: int) -> Obstacle:
+    held = [each for each in board.gpu.instances if each.state is not InstanceState.IDLE]
+    found = [each for each in held if each.slot.placement.mask & mask]
+    tables = board.tables
+    taken = board.engines + tables.engines_of(profile) - sum(tables.engines_of(each.slot.profile) for each in found)
+    holders = []
+    for each in held:
+        if tables.engines_fit(taken):
+            break
+        missing = tables.missing_engines(taken)
+        gives = zip(each.slot.profile.engines.as_tuple(), missing, strict=True)
+        if each not in found and any(engine and lacking for engine, lacking in gives):
+            holders.append(each)
+            taken -= tables.engines_of(each.slot.profile)
+    return Obstacle(gpu=board.gpu, profile=profile, instances=tuple(found), engine_holders=tuple(holders))
+
+
+def blockers_of(view: NodeView, gpu: Gpu, instances: Iterable[Instance]) -> tuple[Blocker, ...]:
+    """Instances as a refusal lists them."""
+    return tuple(
+        Blocker(
+            gpu_index=gpu.index,
+            what=str(each.slot),
+            state=each.state.value,
+            lease=each.lease or "",
+            holder=holder_of(view, each),
+        )
+        for each in instances
+    )
+
+
+def unavailable(gpus: Iterable[Gpu], state: str | None = None) -> tuple[Blocker, ...]:
+    """Whole GPUs that are out of reach, as a refusal lists them."""
+    return tuple(
+        Blocker(gpu_index=gpu.index, what="the GPU", state=state or gpu.state.value)
+        for gpu in gpus
+        if state is not None or gpu.state in {GpuState.CORDONED, GpuState.LOST}
+    )
+
+
+def holder_of(view: NodeView, instance: Instance) -> str:
+    """Who holds an instance, for messages; empty where nobody does or it is not known."""
+    lease = view.leases.get(instance.lease) if instance.lease is not None else None
+    return "" if lease is None else str(lease.holder)
+
+
+def in_words(view: NodeView, found: Obstacle) -> str:
+    """`slices 0-3 are leased to alice and slice 4 is leased to bob`."""
+    words = [_instance_in_words(view, each) for each in found.instances]
+    words += [
+        f"the engines that it needs are taken, as {_instance_in_words(view, each)}" for each in found.engine_holders
+    ]
+    return " and ".join(words) or "nothing is in the way, but it may not be used just now"
+
+
+def _instance_in_words(view: NodeView, instance: Instance) -> str:
+    holder = holder_of(view, instance)
+    place = instance.slot.placement
+    many = place.size > 1 and not instance.slot.profile.is_whole_gpu
+    where = f"slices {place}" if many else f"slice {place}"
+    if instance.slot.profile.is_whole_gpu:
+        where = "the whole GPU"
+    are = "are" if many else "is"
+    name = instance.slot.profile.name
+    match instance.state:
+        case InstanceState.LEASED:
+            return f"{where} {are} leased to {holder or 'somebody'}"
+        case InstanceState.FOREIGN:
+            return f"{where} {are} held by a {name} that somebody made without mig-agent"
+        case InstanceState.BLOCKED:
+            return f"{where} {are} blocked{': ' + instance.reason if instance.reason else ''}"
+        case InstanceState.CREATING:
+            return f"{where} {are} being made into a {name}{' for ' + holder if holder else ''}"
+        case _:
+            return f"{where} {are} being made free"
+
+
+def free_again(view: NodeView, found: Obstacle, now: float) -> str:
+    """When the obstacle ends by itself, as a hint; empty when some of it has no deadline."""
+    latest = 0.0
+    for each in found.everything:
+        lease = view.leases.get(each.lease) if each.lease is not None else None
+        if lease is None or lease.expires_at is None:
+            return ""
+        latest = max(latest, lease.expires_at)
+    if not found.everything or latest <= now:
+        return ""
+    return f"GPU {found.gpu.index} has room in {format_duration(latest - now)} at the latest, when what is leased ends"

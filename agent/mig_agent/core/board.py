@@ -1,0 +1,169 @@
+"""One GPU as the planner works on it: what is held, what is idle, and the cheapest place for one more device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Gpu, Instance, InstanceState, Profile, Slot
+from mig_agent.core.placement import Tables, Window, tables_for
+
+VICTIM_COST_SHARE = 0.1
+"""What destroying an idle instance costs, as a share of what creating one costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A place for one device on one GPU."""
+
+    cost: float
+    """Of the policy; lower is better."""
+    age: float
+    """Breaks ties between equal costs; lower is better: victims idle for longest, a reuse of what was idle least."""
+    window: Window
+    reuse: Instance | None
+    """The idle instance that stands exactly there; None: one is created."""
+    victims: tuple[Instance, ...] = ()
+    """The idle instances that have to go first."""
+
+
+class Board:
+    """A GPU with some devices already given away in thought. Never changes; `place` makes the next one."""
+
+    __slots__ = ("_best", "engines", "engines_with_idle", "gpu", "held", "idle", "idle_mask", "idle_slots", "tables")
+
+    def __init__(self, gpu: Gpu, tables: Tables, held: int, engines: int, idle: tuple[Instance, ...]) -> None:
+        self.gpu = gpu
+        self.tables = tables
+        self.held = held
+        """The slices that nothing may be placed on."""
+        self.engines = engines
+        """What is taken of the engines on those slices, packed."""
+        self.idle = idle
+        self.idle_mask = 0
+        self.idle_slots: dict[tuple[int, int], Instance] = {}
+        """The idle instances by profile id and start."""
+        self.engines_with_idle = engines
+        for instance in idle:
+            slot = instance.slot
+            placement = slot.placement
+            self.idle_mask |= placement.mask
+            self.idle_slots[slot.profile.id, placement.start] = instance
+            self.engines_with_idle += tables.engines_of(slot.profile)
+        self._best: dict[tuple[int, float], Candidate | None] = {}
+
+    @classmethod
+    def of(cls, gpu: Gpu) -> Board:
+        """The board of a GPU as it is; made once for each frozen Gpu."""
+        board = gpu.scratch.get("board")
+        if isinstance(board, cls):
+            return board
+        tables = tables_for(gpu.layout)
+        held = engines = 0
+        idle = []
+        for instance in gpu.instances:
+            if instance.state is InstanceState.IDLE:
+                idle.append(instance)
+            else:
+                slot = instance.slot
+                held |= slot.placement.mask
+                engines += tables.engines_of(slot.profile)
+        if WHOLE_GPU_PROFILE_ID in tables.windows and not idle:
+            held = 1  # nothing can be created on such a GPU
+        board = cls(gpu, tables, held, engines, tuple(idle))
+        gpu.scratch["board"] = board
+        return board
+
+    def best(self, profile: Profile, creation_cost: float) -> Candidate | None:
+        """The cheapest place for the profile; None when it does not fit. Remembered."""
+        key = (profile.id, creation_cost)
+        try:
+            return self._best[key]
+        except KeyError:
+            found = self._best[key] = self._find(profile, creation_cost)
+            return found
+
+    def candidates(
+        self, profile: Profile, creation_cost: float, exclude: frozenset[Slot] = frozenset()
+    ) -> list[Candidate]:
+        """Every place for the profile outside the excluded slots, cheapest first."""
+        found = [
+            self._candidate(ranked.window, ranked.cost, creation_cost)
+            for ranked in self.tables.ranked(profile.id, self.held)
+            if not exclude or Slot(self.gpu.uuid, ranked.window.profile, ranked.window.placement) not in exclude
+        ]
+        return sorted((each for each in found if each), key=lambda each: (each.cost, each.age))
+
+    def candidate_at(self, window: Window, creation_cost: float) -> Candidate | None:
+        """One window as a candidate; None when it does not fit."""
+        for ranked in self.tables.ranked(window.profile.id, self.held):
+            if ranked.window is window:
+                return self._candidate(window, ranked.cost, creation_cost)
+        return None
+
+    def place(self, candidate: Candidate) -> Board:
+        """The board after a device was placed."""
+        window = candidate.window
+        gone = (candidate.reuse, *candidate.victims)
+        return Board(
+            self.gpu,
+            self.tables,
+            self.held | window.mask,
+            self.engines + self.tables.engines_of(window.profile),
+            tuple(each for each in self.idle if all(each is not other for other in gone)),
+        )
+
+    def _find(self, profile: Profile, creation_cost: float) -> Candidate | None:
+        best: Candidate | None = None
+        for ranked in self.tables.ranked(profile.id, self.held):
+            # The windows come by rising capacity cost, and nothing makes one cheaper than that.
+            if best is not None and ranked.cost > best.cost:
+                break
+            found = self._candidate(ranked.window, ranked.cost, creation_cost)
+            if found is not None and (
+                best is None or found.cost < best.cost or (found.cost == best.cost and found.age < best.age)
+            ):
+                best = found
+        return best
+
+    def _candidate(self, window: Window, cost: float, creation_cost: float) -> Candidate | None:
+        """The window as a candidate; None where the engines do not suffice, whatever idle instance goes."""
+        profile = window.profile
+        reuse = self.idle_slots.get((profile.id, window.placement.start))
+        if reuse is not None and reuse.slot.placement == window.placement:
+            return Candidate(cost, -reuse.since, window, reuse)
+        taken = self.engines + self.tables.engines_of(profile)
+        # A whole GPU cannot be created, only be there.
+        if profile.is_whole_gpu or not self.tables.engines_fit(taken):
+            return None
+        victims: tuple[Instance, ...] = ()
+        if window.mask & self.idle_mask:
+            victims = tuple(each for each in self.idle if each.slot.placement.mask & window.mask)
+        if not self.tables.engines_fit(self.engines_with_idle + self.tables.engines_of(profile)):
+            victims += self._engine_victims(taken, victims)
+        if not victims:
+            return Candidate(cost + creation_cost, 0.0, window, None)
+        cost += creation_cost * (1 + VICTIM_COST_SHARE * len(victims))
+        return Candidate(cost, max(each.since for each in victims), window, None, victims)
+
+    def _engine_victims(self, taken: int, victims: tuple[Instance, ...]) -> tuple[Instance, ...]:
+        """Idle instances elsewhere on the GPU that hold an engine which the new one needs, such as the one of `+me`.
+
+        Without this an idle instance could keep a request from being served, which it must never do.
+        """
+        tables = self.tables
+        staying = [each for each in self.idle if each not in victims]
+        taken += sum(tables.engines_of(each.slot.profile) for each in staying)
+        chosen: list[Instance] = []
+        while not tables.engines_fit(taken):
+            missing = tables.missing_engines(taken)
+            # The one that gives back most of what is missing; of equals the one idle for longest.
+            best = min(staying, key=lambda each: (-_gives(each, missing), each.since, each.slot.placement.start))
+            staying.remove(best)
+            chosen.append(best)
+            taken -= tables.engines_of(best.slot.profile)
+        return tuple(chosen)
+
+
+def _gives(instance: Instance, missing: tuple[int, ...]) -> int:
+    engines = instance.slot.profile.engines.as_tuple()
+    return sum(min(engine, lacking) for engine, lacking in zip(engines, missing, strict=True))

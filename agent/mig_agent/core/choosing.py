@@ -1,0 +1,72 @@
+"""Which profile of a GPU model serves what somebody wants: the smallest that really has it."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from mig_agent.core.model import Layout, Profile, Want
+
+_ROUNDING = 1e-9
+"""A fraction such as 0.1 + 0.2 in a float must not cost a slice."""
+
+
+def order_of_size(profile: Profile) -> tuple[int, int, int, int]:
+    """Smaller sorts first: least memory, then fewest compute slices, then fewest memory slices."""
+    return (profile.memory_mib, profile.compute_slices, profile.memory_slices, profile.id)
+
+
+def candidates(want: Want, layout: Layout) -> tuple[Profile, ...]:
+    """All profiles of the layout that would serve, the smallest first; only the first is ever given."""
+    return tuple(sorted((each for each in layout.profiles if serves(each, want, layout)), key=order_of_size))
+
+
+@lru_cache(maxsize=1024)
+def choose(want: Want, layout: Layout) -> Profile | None:
+    """The smallest profile of the layout that serves the want; None when the layout has none.
+
+    Memory is compared with what the profile really has. An attribute profile serves only who asks for its
+    attributes, or for its name. Remembered, since it is asked for every GPU of a node.
+    """
+    best: Profile | None = None
+    for profile in layout.profiles:
+        if serves(profile, want, layout) and (best is None or order_of_size(profile) < order_of_size(best)):
+            best = profile
+    return best
+
+
+def serves(profile: Profile, want: Want, layout: Layout) -> bool:
+    """Whether an instance of this profile has what is wanted."""
+    if profile.is_whole_gpu:
+        return want.whole_gpu
+    if want.profile is not None:
+        named = profile.name == want.profile and want.attributes <= profile.attributes
+        return named and profile.compute_slices >= want.min_compute_slices
+    if profile.compute_slices < want.min_compute_slices or profile.attributes != want.attributes:
+        return False
+    return _is_large_enough(profile, want, layout)
+
+
+def _is_large_enough(profile: Profile, want: Want, layout: Layout) -> bool:
+    if want.whole_gpu:
+        return profile.memory_slices == layout.memory_slices
+    if want.memory_bytes is not None:
+        return profile.memory_bytes >= want.memory_bytes
+    if want.fraction is not None:
+        return profile.memory_slices >= slices_of_fraction(want.fraction, layout.memory_slices)
+    return False
+
+
+def slices_of_fraction(fraction: float, slices: int) -> int:
+    """How many memory slices a fraction of a GPU with so many slices is, rounded up."""
+    return max(1, math.ceil(fraction * slices - _ROUNDING))
+
+
+def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
+    """Memory in MiB that the profile has beyond what is wanted; 0 where no amount was named."""
+    if want.memory_bytes is not None:
+        return profile.memory_mib - want.memory_bytes / (1 << 20)
+    if want.fraction is not None:
+        share = profile.memory_slices / layout.memory_slices - want.fraction
+        return max(0.0, share) * layout.memory_mib
+    return 0.0

@@ -1,0 +1,105 @@
+"""What would fit if leases ended: whether a request can ever be served, and which GPUs to keep for one that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations, islice
+
+from mig_agent.core.board import Board
+from mig_agent.core.choosing import choose
+from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
+from mig_agent.core.packing import pack
+from mig_agent.core.placement import tables_for
+
+_MOST_COMBINATIONS = 200
+"""So many sets of GPUs of one size are tried; beyond that GPUs are only left out one by one."""
+
+
+def emptied(gpu: Gpu, *, keep_foreign: bool) -> Board:
+    """The GPU without its instances; with those that others made, where they are not counted on to go."""
+    kept = [each for each in gpu.instances if keep_foreign and each.state is InstanceState.FOREIGN]
+    tables = tables_for(gpu.layout)
+    held = engines = 0
+    for instance in kept:
+        held |= instance.slot.placement.mask
+        engines += tables.engines_of(instance.slot.profile)
+    return Board(gpu, tables, held, engines, ())
+
+
+def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign: bool = False) -> bool:
+    """Whether the wants would fit together on these GPUs with nothing on them."""
+    boards = (emptied(gpu, keep_foreign=keep_foreign) for gpu in gpus)
+    if len(wants) == 1:
+        return any(_windows(board, wants[0]) for board in boards)
+    return pack(list(boards), wants) is not None
+
+
+def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want]) -> frozenset[GpuUuid]:
+    """The fewest GPUs that could serve the wants once their leases ended, those with least to end first.
+
+    What others made is not counted on to go. Empty when even all GPUs could not serve them.
+    """
+    if len(wants) == 1:
+        nearest = _nearest(gpus, wants[0])
+        return frozenset() if nearest is None else frozenset({nearest.uuid})
+    ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
+    if not fits_when_empty(ordered, wants, keep_foreign=True):
+        return frozenset()
+    for size in range(1, len(ordered)):
+        for chosen in islice(combinations(ordered, size), _MOST_COMBINATIONS):
+            if fits_when_empty(chosen, wants, keep_foreign=True):
+                return _without_needless(chosen, wants)
+    return _without_needless(ordered, wants)
+
+
+def _without_needless(gpus: Sequence[Gpu], wants: Sequence[Want]) -> frozenset[GpuUuid]:
+    kept = list(gpus)
+    for gpu in reversed(gpus):
+        others = [each for each in kept if each is not gpu]
+        if fits_when_empty(others, wants, keep_foreign=True):
+            kept = others
+    return frozenset(gpu.uuid for gpu in kept)
+
+
+def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
+    """The GPU on which least has to end before the want fits; of equals the first."""
+    best: tuple[tuple[int, int, int], int] | None = None
+    nearest: Gpu | None = None
+    for gpu in gpus:
+        to_end = _least_to_end(gpu, want)
+        if to_end is not None:
+            key = (to_end, gpu.index)
+            if best is None or key < best:
+                best, nearest = key, gpu
+    return nearest
+
+
+def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
+    """What has to end on one GPU before the want fits; less is nearer, None: what others made is in the way.
+
+    The wait is for the last of the leases to end, so few leases count before few slices. Of as many leases (unless it
+    is one) a GPU with a large one among them is better to keep: less of it stands idle meanwhile. `docs/placement.md`
+    has what that is worth. Remembered with the frozen GPU.
+    """
+    profile = choose(want, gpu.layout)
+    if profile is None:
+        return None
+    key = f"to end {profile.id}"
+    if key not in gpu.scratch:
+        held = [each.slot.placement for each in gpu.instances if each.state is not InstanceState.IDLE]
+        found: list[tuple[int, int, int]] = []
+        for mask in _windows(emptied(gpu, keep_foreign=True), want):
+            sizes = [place.size for place in held if place.mask & mask]
+            largest = max(sizes) if len(sizes) > 1 else 0
+            found.append((len(sizes), -largest, (mask & gpu.held_mask).bit_count()))
+        gpu.scratch[key] = min(found, default=None)
+    known = gpu.scratch[key]
+    return known if isinstance(known, tuple) else None
+
+
+def _windows(board: Board, want: Want) -> list[int]:
+    """The masks of the windows that would serve the want."""
+    profile = choose(want, board.gpu.layout)
+    if profile is None or not board.tables.engines_fit(board.engines + board.tables.engines_of(profile)):
+        return []
+    return [ranked.window.mask for ranked in board.tables.ranked(profile.id, board.held)]

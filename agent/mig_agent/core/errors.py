@@ -1,0 +1,168 @@
+"""What can go wrong, on two axes: may the same request succeed later, and what is it about.
+
+Messages start with "cannot", name the thing and who holds it; the hint says what would work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a request is refused. The words are on the wire and in metrics; never rename one."""
+
+    # The request itself cannot be meant.
+    INVALID_REQUEST = "invalid-request"
+    # This node can never serve it.
+    UNKNOWN_PROFILE = "unknown-profile"
+    UNKNOWN_GPU = "unknown-gpu"
+    TOO_LARGE = "too-large"
+    TOO_MANY_DEVICES = "too-many-devices"
+    NO_MIG_GPU = "no-mig-gpu"
+    # It could be served at another moment.
+    NO_CAPACITY = "no-capacity"
+    GPU_UNAVAILABLE = "gpu-unavailable"
+    REVISION_CHANGED = "revision-changed"
+    WAITED_TOO_LONG = "waited-too-long"
+    QUEUE_FULL = "queue-full"
+    DRIVER_FAILED = "driver-failed"
+    LEDGER_FAILED = "ledger-failed"
+    SHUTTING_DOWN = "shutting-down"
+    CANCELLED = "cancelled"
+    # About leases and requests that exist.
+    UNKNOWN_LEASE = "unknown-lease"
+    LEASE_ENDED = "lease-ended"
+    WRONG_TOKEN = "wrong-token"  # noqa: S105 -- the name of a reason, not a secret
+    REQUEST_ID_REUSED = "request-id-reused"
+    # About administration.
+    IN_USE = "in-use"
+    NOT_SUPPORTED = "not-supported"
+    RESET_REQUIRED = "reset-required"
+    NOT_PERMITTED = "not-permitted"
+
+
+RETRYABLE = frozenset(
+    {
+        Reason.NO_CAPACITY,
+        Reason.GPU_UNAVAILABLE,
+        Reason.REVISION_CHANGED,
+        Reason.WAITED_TOO_LONG,
+        Reason.QUEUE_FULL,
+        Reason.DRIVER_FAILED,
+        Reason.LEDGER_FAILED,
+        Reason.SHUTTING_DOWN,
+        Reason.CANCELLED,
+        Reason.IN_USE,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """One thing that stands in the way on one GPU."""
+
+    gpu_index: int
+    what: str
+    """`3g.40gb on slices 0-3`"""
+    state: str
+    """An InstanceState or GpuState."""
+    lease: str = ""
+    holder: str = ""
+
+    def describe(self) -> str:
+        """As messages list it."""
+        held = f", held by {self.holder}" if self.holder else ""
+        lease = f" (lease {self.lease})" if self.lease else ""
+        return f"GPU {self.gpu_index}: {self.what} is {self.state}{held}{lease}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The answer "no", in words."""
+
+    reason: Reason
+    message: str
+    """Starts with "cannot"."""
+    hint: str = ""
+    blockers: tuple[Blocker, ...] = ()
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed at another moment."""
+        return self.reason in RETRYABLE
+
+
+class MigAgentError(Exception):
+    """The base of all errors of this project."""
+
+
+class RefusedError(MigAgentError):
+    """A refusal on its way through code that raises."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def refuse(reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = ()) -> RefusedError:
+    """A RefusedError in one line, to be raised."""
+    return RefusedError(Refusal(reason=reason, message=message, hint=hint, blockers=blockers))
+
+
+class UsageError(MigAgentError, ValueError):
+    """What was typed cannot be meant. Carries a hint; no agent is needed to know it."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(UsageError):
+    """The configuration cannot be meant."""
+
+
+class DriverErrorKind(StrEnum):
+    """What an NVML error means to us."""
+
+    NOT_SUPPORTED = "not-supported"
+    NO_PERMISSION = "no-permission"
+    INVALID_ARGUMENT = "invalid-argument"
+    NOT_FOUND = "not-found"
+    INSUFFICIENT_RESOURCES = "insufficient-resources"
+    IN_USE = "in-use"
+    GPU_LOST = "gpu-lost"
+    RESET_REQUIRED = "reset-required"
+    TIMEOUT = "timeout"
+    """Our own: the call did not come back before its deadline."""
+    READ_BACK = "read-back"
+    """Our own: the call answered success and the hardware shows otherwise."""
+    LIBRARY = "library"
+    """The library is missing, too old, or not initialised."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(eq=False)  # an exception that compares by value is unhashable, and sets of exceptions then fail
+class DriverError(MigAgentError):
+    """A failed call of the driver, in the project's own words."""
+
+    kind: DriverErrorKind
+    call: str
+    """The NVML function."""
+    detail: str = ""
+    gpu_index: int | None = None
+    holders: tuple[str, ...] = field(default=())
+    """With IN_USE: the processes that hold it, where known."""
+    left_behind: bool = False
+    """Whether something that was made may still be there."""
+
+    def __str__(self) -> str:
+        """In words, starting with "cannot"."""
+        where = f" on GPU {self.gpu_index}" if self.gpu_index is not None else ""
+        held = f"; held by {', '.join(self.holders)}" if self.holders else ""
+        return f"cannot complete {self.call}{where}: {self.kind}{': ' + self.detail if self.detail else ''}{held}"
+
+
+class LedgerError(MigAgentError):
+    """The ledger cannot be read or written; the message says which and why."""

@@ -1,0 +1,54 @@
+"""What happened, as frozen values: the manager emits them; logs, metrics, Watch and the ledger listen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from mig_agent.core.model import Generation, GpuUuid, LeaseId
+
+
+class EventKind(StrEnum):
+    """The words are on the wire and in the ledger; never rename one."""
+
+    AGENT_STARTED = "agent-started"
+    AGENT_STOPPING = "agent-stopping"
+    REQUEST_QUEUED = "request-queued"
+    REQUEST_REFUSED = "request-refused"
+    REQUEST_LEFT = "request-left"
+    LEASE_GRANTED = "lease-granted"
+    LEASE_RENEWED = "lease-renewed"
+    LEASE_ENDED = "lease-ended"
+    INSTANCE_CREATED = "instance-created"
+    INSTANCE_DESTROYED = "instance-destroyed"
+    INSTANCE_REUSED = "instance-reused"
+    INSTANCE_BLOCKED = "instance-blocked"
+    INSTANCE_UNBLOCKED = "instance-unblocked"
+    INSTANCE_LOST = "instance-lost"
+    INSTANCE_FOUND = "instance-found"
+    STEP_FAILED = "step-failed"
+    GPU_CORDONED = "gpu-cordoned"
+    GPU_UNCORDONED = "gpu-uncordoned"
+    GPU_LOST = "gpu-lost"
+    GPU_RECOVERED = "gpu-recovered"
+    GPU_MODE_CHANGED = "gpu-mode-changed"
+    PROFILE_DIFFERS = "profile-differs"
+    LEDGER_FAILED = "ledger-failed"
+    LEDGER_RECOVERED = "ledger-recovered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened. `words` is a whole sentence for people; `data` holds plain facts for programs."""
+
+    kind: EventKind
+    at: float
+    revision: int
+    words: str
+    gpu: GpuUuid | None = None
+    gpu_index: int | None = None
+    lease: LeaseId | None = None
+    generation: Generation | None = None
+    holder: str = ""
+    data: Mapping[str, str | int | float | bool] = field(default_factory=dict)

@@ -1,0 +1,142 @@
+"""How a plan came about, for people: every place that was weighed, what it costs, and what blocks the other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mig_agent.core.blockers import in_words, obstacle
+from mig_agent.core.board import Board
+from mig_agent.core.choosing import choose, wasted_mib
+from mig_agent.core.finding import COST_IN_SCORE, NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
+from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
+from mig_agent.core.policy import DEFAULT_POLICY, Policy
+from mig_agent.core.wording import want_words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One place for one device, as the policy weighs it."""
+
+    gpu_index: int
+    slot: Slot
+    reuse: bool
+    """Whether an idle instance stands exactly there."""
+    victims: tuple[Instance, ...]
+    waste_mib: float
+    """Memory beyond what was wanted, in MiB; compared first."""
+    cost: float
+    """Capacity lost, and what creating and destroying costs; decides between equal wastes."""
+    chosen: bool
+    """Whether the plan takes it."""
+
+    @property
+    def score(self) -> float:
+        """As `Plan.score` sums it; lower is better."""
+        return self.waste_mib + COST_IN_SCORE * self.cost
+
+    def describe(self) -> str:
+        """One line: `GPU 0: reuse 1g.10gb on slice 6, wastes 6169 MiB, costs 17.007 (chosen)`."""
+        verb = "reuse" if self.reuse else "create"
+        destroys = ", ".join(str(victim.slot) for victim in self.victims)
+        after = f" after destroying idle {destroys}" if destroys else ""
+        chosen = " (chosen)" if self.chosen else ""
+        numbers = f"wastes {self.waste_mib:.0f} MiB, costs {self.cost:.3f}"
+        return f"GPU {self.gpu_index}: {verb} {self.slot}{after}, {numbers}{chosen}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """All that was weighed for one device, each place as if the device were alone."""
+
+    want: Want
+    options: tuple[Option, ...]
+    """The best first."""
+    blocked: tuple[tuple[int, str], ...]
+    """GPUs without a place, by index, with the reason in words."""
+
+    def lines(self) -> tuple[str, ...]:
+        """For people: what is wanted, then one line for each place and each blocked GPU."""
+        return (
+            f"{want_words(self.want)}:",
+            *(f"  {option.describe()}" for option in self.options),
+            *(f"  GPU {index}: no place, {why}" for index, why in self.blocked),
+        )
+
+
+def explanations(
+    view: NodeView,
+    request: Request,
+    policy: Policy = DEFAULT_POLICY,
+    *,
+    reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    exclude: frozenset[Slot] = NOTHING_EXCLUDED,
+) -> tuple[Explanation, ...]:
+    """For each want of the request, in order, what `planner.plan` weighs with the same arguments.
+
+    Several devices are planned together, so the chosen place of one need not be its best. GPUs that the request does
+    not name are left out.
+    """
+    found = find(view, request, policy, reserved=reserved, exclude=exclude)
+    taken = [device.slot for device in found.devices] if found is not None else []
+    gpus = named_gpus(view, request)
+    return tuple(
+        _explanation(view, gpus, want, taken[number : number + 1], policy, reserved, exclude)
+        for number, want in enumerate(request.wants)
+    )
+
+
+def _explanation(  # noqa: PLR0917 -- private, and called once
+    view: NodeView,
+    gpus: Sequence[Gpu],
+    want: Want,
+    taken: Sequence[Slot],
+    policy: Policy,
+    reserved: frozenset[GpuUuid],
+    exclude: frozenset[Slot],
+) -> Explanation:
+    options: list[Option] = []
+    blocked: list[tuple[int, str]] = []
+    for gpu in gpus:
+        places = [] if _out_of_reach(gpu, reserved) else _options(gpu, want, taken, policy, exclude)
+        options += places
+        if not places:
+            blocked.append((gpu.index, _why_not(view, gpu, want, reserved)))
+    ordered = sorted(options, key=lambda option: (option.waste_mib, option.cost, option.gpu_index))
+    return Explanation(want=want, options=tuple(ordered), blocked=tuple(blocked))
+
+
+def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclude: frozenset[Slot]) -> list[Option]:
+    profile = choose(want, gpu.layout)
+    if profile is None:
+        return []
+    options = []
+    for candidate in Board.of(gpu).candidates(profile, policy.creation_cost, exclude):
+        slot = Slot(gpu.uuid, profile, candidate.window.placement)
+        options.append(
+            Option(
+                gpu_index=gpu.index,
+                slot=slot,
+                reuse=candidate.reuse is not None,
+                victims=candidate.victims,
+                waste_mib=wasted_mib(profile, want, gpu.layout),
+                cost=candidate.cost,
+                chosen=slot in taken,
+            )
+        )
+    return options
+
+
+def _out_of_reach(gpu: Gpu, reserved: frozenset[GpuUuid]) -> bool:
+    return gpu.state in {GpuState.CORDONED, GpuState.LOST} or gpu.uuid in reserved
+
+
+def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: frozenset[GpuUuid]) -> str:
+    if gpu.state in {GpuState.CORDONED, GpuState.LOST}:
+        return f"it is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}"
+    profile = choose(want, gpu.layout)
+    if profile is None:
+        return f"{gpu.layout.model} offers nothing for it"
+    if gpu.uuid in reserved:
+        return "it is kept for a request that has waited long"
+    return in_words(view, obstacle(gpu, profile))

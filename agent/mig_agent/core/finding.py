@@ -1,0 +1,112 @@
+"""The search for a plan, without the words of a refusal: what `planner.plan` and the queue have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mig_agent.core.board import Board, Candidate
+from mig_agent.core.choosing import choose, wasted_mib
+from mig_agent.core.model import Gpu, GpuState, GpuUuid, NodeView, Profile, Request, Slot, Want
+from mig_agent.core.notes import near_miss_notes
+from mig_agent.core.plan import CreateInstance, DestroyInstance, DevicePlan, Plan, ReuseInstance
+from mig_agent.core.policy import DEFAULT_POLICY, Policy
+from mig_agent.core.together import find_together
+
+COST_IN_SCORE = 1e-3
+"""Wasted memory, in MiB, is compared first; the policy's cost decides between plans that waste the same."""
+
+NOTHING_RESERVED: frozenset[GpuUuid] = frozenset()
+NOTHING_EXCLUDED: frozenset[Slot] = frozenset()
+
+
+def find(
+    view: NodeView,
+    request: Request,
+    policy: Policy = DEFAULT_POLICY,
+    *,
+    reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    exclude: frozenset[Slot] = NOTHING_EXCLUDED,
+) -> Plan | None:
+    """The cheapest plan for a request; None when it does not fit now."""
+    gpus = usable_gpus(view, request, reserved)
+    wants = request.wants
+    if len(wants) == 1:
+        return _find_one(gpus, wants[0], policy, exclude)
+    return _find_several(gpus, wants, policy, exclude) if wants else None
+
+
+def usable_gpus(view: NodeView, request: Request, reserved: frozenset[GpuUuid] = NOTHING_RESERVED) -> Sequence[Gpu]:
+    """The GPUs on which something new may be placed for this request, by index."""
+    gpus: Sequence[Gpu] = view.gpus
+    if request.gpus:
+        gpus = named_gpus(view, request)
+    return [
+        gpu for gpu in gpus if (gpu.state is GpuState.READY or gpu.state is GpuState.WHOLE) and gpu.uuid not in reserved
+    ]
+
+
+def named_gpus(view: NodeView, request: Request) -> Sequence[Gpu]:
+    """The GPUs that the request is content with, whatever their state."""
+    if not request.gpus:
+        return view.gpus
+    named = {each.casefold() for each in request.gpus}
+    return [gpu for gpu in view.gpus if str(gpu.index) in named or gpu.uuid.casefold() in named]
+
+
+def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozenset[Slot]) -> Plan | None:
+    creation_cost = policy.creation_cost
+    # By identity: the GPUs of one model share one Layout, and hashing it for each would cost more than the choice.
+    chosen: dict[int, tuple[Profile | None, float]] = {}
+    best: tuple[float, float, float] | None = None
+    best_gpu: Gpu | None = None
+    best_candidate: Candidate | None = None
+    for gpu in gpus:
+        layout = gpu.layout
+        choice = chosen.get(id(layout))
+        if choice is None:
+            profile = choose(want, layout)
+            choice = (profile, 0.0 if profile is None else wasted_mib(profile, want, layout))
+            chosen[id(layout)] = choice
+        profile, waste = choice
+        if profile is None:
+            continue
+        board = Board.of(gpu)
+        if exclude:
+            candidate = next(iter(board.candidates(profile, creation_cost, exclude)), None)
+        else:
+            candidate = board.best(profile, creation_cost)
+        if candidate is not None:
+            key = (waste, candidate.cost, candidate.age)
+            if best is None or key < best:
+                best, best_gpu, best_candidate = key, gpu, candidate
+    if best is None or best_gpu is None or best_candidate is None:
+        return None
+    return Plan(
+        devices=(_device(best_gpu, best_candidate),),
+        score=best[0] + COST_IN_SCORE * best[1],
+        notes=near_miss_notes(want, best_candidate.window.profile, best_gpu),
+    )
+
+
+def _find_several(
+    gpus: Sequence[Gpu], wants: tuple[Want, ...], policy: Policy, exclude: frozenset[Slot]
+) -> Plan | None:
+    found = find_together(gpus, wants, policy, exclude)
+    if found is None:
+        return None
+    notes: dict[str, None] = {}
+    for want, (gpu, candidate) in zip(wants, found.places, strict=True):
+        notes.update(dict.fromkeys(near_miss_notes(want, candidate.window.profile, gpu)))
+    return Plan(
+        devices=tuple(_device(gpu, candidate) for gpu, candidate in found.places),
+        score=found.waste + COST_IN_SCORE * found.cost,
+        notes=tuple(notes),
+    )
+
+
+def _device(gpu: Gpu, candidate: Candidate) -> DevicePlan:
+    if candidate.reuse is not None:
+        return DevicePlan(gpu=gpu.uuid, serve=ReuseInstance(candidate.reuse))
+    slot = Slot(gpu.uuid, candidate.window.profile, candidate.window.placement)
+    victims = tuple(DestroyInstance(victim) for victim in candidate.victims)
+    return DevicePlan(gpu=gpu.uuid, serve=CreateInstance(slot), victims=victims)

@@ -1,0 +1,272 @@
+"""What to do when the ledger and the hardware disagree: a pure comparison that returns repairs as values.
+
+The hardware is the truth about instances, the ledger about leases. Called at start, after an error, on the driver's
+event and on a slow timer; carrying the repairs out and comparing again gives none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, GpuUuid, InstanceState, LeaseId, Placement
+from mig_agent.core.observed import ObservedGpu, ObservedInstance
+
+REBOOT = "reboot"
+"""The machine was started anew: no instance outlives that."""
+INSTANCE_LOST = "instance-lost"
+"""Gone, or replaced, or taken apart by somebody else."""
+NEVER_MADE = "never-made"
+"""The agent stopped while it was being made; nobody was told of it."""
+DESTROYED = "destroyed"
+"""The agent stopped while it was being destroyed, and it is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedInstance:
+    """An instance as the ledger knows it."""
+
+    generation: Generation
+    gpu: GpuUuid
+    profile_id: int
+    placement: Placement
+    state: InstanceState
+    gpu_instance_id: int | None = None
+    """None until the driver gave one; always None for a whole GPU."""
+    compute_instance_id: int | None = None
+    uuid: str = ""
+    lease: LeaseId | None = None
+    """Also while it is being created for that lease."""
+    answered: bool | None = None
+    """Whether the lease was committed as granted, so that its holder may know of it. None: as the state says, which is
+    no for `creating` and yes for `leased`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """The ledger at one moment."""
+
+    boot_id: str
+    """Of the boot in which it was written; empty for a new ledger."""
+    instances: tuple[RecordedInstance, ...] = ()
+    leases: tuple[LeaseId, ...] = ()
+    """All leases that have not ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """The lease cannot be kept. As with every end of a lease, those of its instances that are left become idle."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetInstance:
+    """An instance of ours is gone, or never was."""
+
+    generation: Generation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptForeign:
+    """Found on the hardware and unknown: recorded as somebody else's."""
+
+    gpu: GpuUuid
+    observed: ObservedInstance
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetForeign:
+    """An instance that somebody else had made is gone."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class FinishDestroy:
+    """A half-made or half-destroyed instance of ours stands on the hardware: remove what is left, then forget it."""
+
+    gpu: GpuUuid
+    gpu_instance_id: int
+    profile_id: int
+    placement: Placement
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class MarkIdle:
+    """Ours, complete, and without a lease: idle, whatever it was doing when the record was written."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class MarkLeased:
+    """Ours, complete, and its lease was answered: leased."""
+
+    generation: Generation
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateIds:
+    """The ledger lacks the driver's ids of an instance of ours, or its device's UUID changed."""
+
+    generation: Generation
+    gpu_instance_id: int
+    compute_instance_id: int | None
+    uuid: str
+
+
+Repair = EndLease | ForgetInstance | AdoptForeign | ForgetForeign | FinishDestroy | MarkIdle | MarkLeased | UpdateIds
+
+
+def reconcile(recorded: Recorded, observed: Sequence[ObservedGpu], boot_id: str) -> tuple[Repair, ...]:
+    """The repairs that make the ledger agree with the hardware; empty when it does.
+
+    A GPU that is not among the observed cannot be judged: its records stay as they are. Leases end first, then what is
+    gone is forgotten, then what was found is recorded.
+    """
+    if recorded.boot_id and recorded.boot_id != boot_id:
+        return _after_reboot(recorded, observed)
+    comparison = _Comparison(recorded)
+    for gpu in observed:
+        comparison.compare_gpu(gpu)
+    comparison.end_leases_without_instances()
+    return comparison.repairs()
+
+
+def _after_reboot(recorded: Recorded, observed: Sequence[ObservedGpu]) -> tuple[Repair, ...]:
+    held = (each.lease for each in recorded.instances if each.lease is not None)
+    leases = dict.fromkeys((*recorded.leases, *held))
+    return (
+        *(EndLease(lease, REBOOT) for lease in leases),
+        *(
+            ForgetForeign(each.generation)
+            if each.state is InstanceState.FOREIGN
+            else ForgetInstance(each.generation, REBOOT)
+            for each in recorded.instances
+        ),
+        # Ours are gone, so whatever is there somebody else has made since.
+        *(AdoptForeign(gpu.uuid, instance) for gpu in observed for instance in gpu.instances),
+    )
+
+
+class _Comparison:
+    """Collects the repairs of one comparison."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._ended: dict[LeaseId, str] = {}
+        self._gone: list[Repair] = []
+        self._kept: list[Repair] = []
+        self._found: list[Repair] = []
+
+    def repairs(self) -> tuple[Repair, ...]:
+        ended = (EndLease(lease, reason) for lease, reason in self._ended.items())
+        return (*ended, *self._gone, *self._kept, *self._found)
+
+    def end_leases_without_instances(self) -> None:
+        named = {each.lease for each in self._recorded.instances}
+        for lease in self._recorded.leases:
+            if lease not in named:
+                self._end(lease, INSTANCE_LOST)
+
+    def compare_gpu(self, gpu: ObservedGpu) -> None:
+        unmatched = {instance.gpu_instance_id: instance for instance in gpu.instances}
+        records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
+        # Those whose id is known choose first, so that what is left for the others is known to nobody.
+        for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
+            if each.profile_id == WHOLE_GPU_PROFILE_ID:
+                self._compare_whole(each, gpu)
+                continue
+            match = _match(each, unmatched)
+            if match is not None:
+                del unmatched[match.gpu_instance_id]
+            self._compare(each, match)
+        self._found += [AdoptForeign(gpu.uuid, instance) for instance in unmatched.values()]
+
+    def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
+        """A GPU handed out whole is no instance to the driver; it is gone once the GPU is in MIG mode."""
+        if gpu.mode.current:
+            self._end(record.lease, INSTANCE_LOST)
+            self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
+        else:
+            self._settle(record)
+
+    def _compare(self, record: RecordedInstance, match: ObservedInstance | None) -> None:
+        if match is None:
+            self._missing(record)
+        elif record.state is InstanceState.FOREIGN:
+            self._update_ids(record, match)
+        elif not match.compute_instances:
+            # Nobody can use it, and its slices are held: what is left of it goes.
+            self._end(record.lease, INSTANCE_LOST if _answered(record) else NEVER_MADE)
+            self._remove(record, match)
+        elif record.state is InstanceState.CREATING and not _answered(record):
+            self._end(record.lease, NEVER_MADE)
+            if match.processes:
+                # Nobody was told of ours, so somebody else made this one and uses it.
+                self._gone.append(ForgetInstance(record.generation, NEVER_MADE))
+                self._found.append(AdoptForeign(record.gpu, match))
+            else:
+                self._remove(record, match)
+        else:
+            self._update_ids(record, match)
+            self._settle(record)
+
+    def _missing(self, record: RecordedInstance) -> None:
+        if record.state is InstanceState.FOREIGN:
+            self._gone.append(ForgetForeign(record.generation))
+            return
+        reason = INSTANCE_LOST
+        if record.state is InstanceState.DESTROYING:
+            reason = DESTROYED
+        elif record.state is InstanceState.CREATING and not _answered(record):
+            reason = NEVER_MADE
+        self._end(record.lease, reason)
+        self._gone.append(ForgetInstance(record.generation, reason))
+
+    def _settle(self, record: RecordedInstance) -> None:
+        """Brings the state of an instance that is there, and complete, to rest."""
+        if record.lease is not None and record.state in {InstanceState.CREATING, InstanceState.LEASED}:
+            if not _answered(record):
+                self._end(record.lease, NEVER_MADE)  # which leaves the instance idle
+            elif record.state is InstanceState.CREATING:
+                self._kept.append(MarkLeased(record.generation, record.lease))
+        elif record.state not in {InstanceState.IDLE, InstanceState.BLOCKED}:
+            # Being destroyed, too: the plan that needed its slices died with the agent.
+            self._kept.append(MarkIdle(record.generation))
+
+    def _update_ids(self, record: RecordedInstance, match: ObservedInstance) -> None:
+        compute = match.compute_instances[0] if match.compute_instances else None
+        known = (record.gpu_instance_id, record.compute_instance_id, record.uuid)
+        if known != (match.gpu_instance_id, compute, match.uuid):
+            self._kept.append(UpdateIds(record.generation, match.gpu_instance_id, compute, match.uuid))
+
+    def _remove(self, record: RecordedInstance, match: ObservedInstance) -> None:
+        self._kept.append(
+            FinishDestroy(record.gpu, match.gpu_instance_id, record.profile_id, record.placement, record.generation)
+        )
+
+    def _end(self, lease: LeaseId | None, reason: str) -> None:
+        if lease is not None:
+            self._ended.setdefault(lease, reason)
+
+
+def _answered(record: RecordedInstance) -> bool:
+    return record.state is InstanceState.LEASED if record.answered is None else record.answered
+
+
+def _match(record: RecordedInstance, unmatched: Mapping[int, ObservedInstance]) -> ObservedInstance | None:
+    """The observed instance that is this one: same id where one is known, and same profile and placement."""
+    if record.gpu_instance_id is not None:
+        found = unmatched.get(record.gpu_instance_id)
+        return found if found is not None and _same_slot(record, found) else None
+    return next((each for each in unmatched.values() if _same_slot(record, each)), None)
+
+
+def _same_slot(record: RecordedInstance, observed: ObservedInstance) -> bool:
+    return (record.profile_id, record.placement) == (observed.profile_id, observed.placement)

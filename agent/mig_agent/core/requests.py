@@ -1,0 +1,179 @@
+"""Requests as people and callers write them: reading their texts, and judging what cannot be meant.
+
+Nothing here knows a node: whether the node can serve a request is the planner's answer.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from mig_agent.core.errors import UsageError
+from mig_agent.core.model import Request, Want
+from mig_agent.core.quantities import parse_fraction, parse_memory, shown
+
+MOST_WANTS = 64
+"""Devices in one request."""
+MOST_COMPUTE_SLICES = 64
+LONGEST_TEXT = 256
+"""Characters of any name in a request."""
+LONGEST_REQUEST_ID = 128
+MOST_GPUS_NAMED = 64
+_LONGEST_ATTRIBUTE = 16
+MOST_PRIORITY = 1_000_000
+MOST_PID = 2**31 - 1
+
+_PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
+_PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
+_ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
+_INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
+_GPU_UUID = re.compile(r"GPU-[0-9A-Z-]{1,64}", re.ASCII | re.IGNORECASE)
+
+
+def memory_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset[str] = frozenset()) -> Want:
+    """A device with at least so much memory: `4G`, `9.5Gi`. Raises UsageError."""
+    return Want(
+        memory_bytes=parse_memory(text),
+        min_compute_slices=min_compute_slices,
+        attributes=attributes,
+        text=text.strip(),
+    )
+
+
+def profile_want(text: str) -> Want:
+    """A device of exactly this profile: `2g.10gb`, `1g.5gb+me`. Raises UsageError.
+
+    Only what cannot be a name at all is refused here: which names exist is known to the node.
+    """
+    name = text.strip()
+    if not name:
+        raise UsageError("cannot take an empty text as a profile", "write its name, such as 1g.10gb")
+    if len(name) > LONGEST_TEXT or not name.isprintable() or any(each.isspace() for each in name):
+        raise UsageError(f"cannot take {shown(name)} as a profile", "write its name, such as 1g.10gb")
+    return Want(profile=name, text=name)
+
+
+def fraction_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset[str] = frozenset()) -> Want:
+    """A device with at least this share of a GPU's memory slices: `0.25`. Raises UsageError."""
+    return Want(
+        fraction=parse_fraction(text),
+        min_compute_slices=min_compute_slices,
+        attributes=attributes,
+        text=text.strip(),
+    )
+
+
+def whole_gpu_want() -> Want:
+    """A whole GPU."""
+    return Want(whole_gpu=True, text="whole")
+
+
+def parse_device(text: str) -> Want:
+    """What `--device` says: a profile (`2g.10gb`), a quantity of memory (`4G`), or `whole`. Raises UsageError."""
+    name = text.strip()
+    if name.lower() == "whole":
+        return whole_gpu_want()
+    if _PROFILE_LIKE.fullmatch(name) or _PROFILE_START.match(name):
+        return profile_want(name)
+    return memory_want(name)
+
+
+def parse_attribute(text: str) -> str:
+    """An attribute of profiles as `Want` holds it: `+me`, `+gfx`, `-me`; `me` means `+me`. Raises UsageError."""
+    name = text.strip().lower()
+    signed = name if name[:1] in {"+", "-"} else "+" + name
+    if len(signed) > _LONGEST_ATTRIBUTE or not _ATTRIBUTE.fullmatch(signed):
+        raise UsageError(f"cannot take {shown(text.strip())} as an attribute of profiles", "write +me or +gfx")
+    return signed
+
+
+def parse_gpu(text: str) -> str:
+    """What `--gpu` says: the index of a GPU or its UUID, as `Request.gpus` holds it. Raises UsageError."""
+    name = text.strip()
+    if _INDEX.fullmatch(name):
+        return str(int(name))
+    if _GPU_UUID.fullmatch(name):
+        return name
+    hint = "write its index, such as 0, or its UUID, GPU-..., as `migctl status` shows them"
+    if re.fullmatch(r"[0-9]*\.[0-9]+", name, re.ASCII):
+        hint = f"--gpu-fraction {name} asks for a part of a GPU; --gpu says on which GPU, by index or UUID"
+    elif re.fullmatch(r"[0-9.]+\s*[kKMGT]i?B?", name, re.ASCII):
+        hint = f"--gpu-memory {name} asks for memory; --gpu says on which GPU, by index or UUID"
+    raise UsageError(f"cannot take {shown(name) or 'an empty text'} as a GPU", hint)
+
+
+def validate(request: Request) -> None:
+    """Raises UsageError for a request that cannot be meant, whatever the node."""
+    if not request.wants:
+        raise UsageError(
+            "cannot serve a request for nothing",
+            "ask for memory (--gpu-memory 4G), a profile (--mig-profile 1g.10gb) or whole GPUs (--num-gpus 1)",
+        )
+    if len(request.wants) > MOST_WANTS:
+        raise UsageError(
+            f"cannot serve {len(request.wants)} devices in one request: at most {MOST_WANTS}",
+            "split it into several requests",
+        )
+    for want in request.wants:
+        validate_want(want)
+    if len(request.gpus) > MOST_GPUS_NAMED:
+        raise UsageError(f"cannot choose among {len(request.gpus)} named GPUs: at most {MOST_GPUS_NAMED}")
+    for gpu in request.gpus:
+        parse_gpu(gpu)
+    _validate_texts(request)
+    _validate_numbers(request)
+
+
+def validate_want(want: Want) -> None:
+    """Raises UsageError for a device that cannot be meant, whatever the node."""
+    asked = (want.memory_bytes is not None, want.profile is not None, want.fraction is not None, want.whole_gpu)
+    if sum(asked) == 0:
+        raise UsageError("cannot serve a device with nothing asked for", "ask for memory, a profile or a whole GPU")
+    if sum(asked) > 1:
+        raise UsageError(
+            "cannot serve a device with more than one of memory, profile, fraction and whole GPU",
+            "ask for one of them; --device names several devices",
+        )
+    if want.memory_bytes is not None and want.memory_bytes <= 0:
+        words = "it is zero" if want.memory_bytes == 0 else "it is negative"
+        raise UsageError(f"cannot serve {want.memory_bytes} bytes of memory: {words}", "ask for memory such as 4G")
+    if want.fraction is not None and not 0 < want.fraction <= 1:
+        raise UsageError(
+            f"cannot serve the fraction {want.fraction} of a GPU: it must be above 0 and at most 1",
+            "write a number such as 0.25; --num-gpus asks for several whole GPUs",
+        )
+    if not 1 <= want.min_compute_slices <= MOST_COMPUTE_SLICES:
+        raise UsageError(
+            f"cannot serve at least {want.min_compute_slices} compute slices: ask for 1 to {MOST_COMPUTE_SLICES}"
+        )
+    if want.profile is not None:
+        profile_want(want.profile)
+    if len(want.text) > LONGEST_TEXT:
+        raise UsageError(f"cannot serve a device whose text is {len(want.text)} characters long")
+    for attribute in want.attributes:
+        if parse_attribute(attribute) != attribute:
+            raise UsageError(f"cannot take {shown(attribute)} as an attribute of profiles", "write +me or +gfx")
+
+
+def _validate_texts(request: Request) -> None:
+    texts = {"tenant": request.holder.tenant, "name of the holder": request.holder.name}
+    for what, text in texts.items():
+        if len(text) > LONGEST_TEXT:
+            raise UsageError(f"cannot take a {what} of {len(text)} characters: at most {LONGEST_TEXT}")
+        if not text.isprintable():
+            raise UsageError(f"cannot take {shown(text)} as the {what}: it has characters that cannot be printed")
+    if len(request.request_id) > LONGEST_REQUEST_ID or not request.request_id.isprintable():
+        raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
+
+
+def _validate_numbers(request: Request) -> None:
+    if abs(request.priority) > MOST_PRIORITY:
+        raise UsageError(f"cannot take {request.priority} as a priority: from {-MOST_PRIORITY} to {MOST_PRIORITY}")
+    wait = request.wait_seconds
+    if wait is not None and (math.isnan(wait) or wait < 0):
+        raise UsageError(f"cannot wait {wait:g} seconds", "write how long, such as --wait 10m")
+    ttl = request.ttl_seconds
+    if ttl is not None and not 0 < ttl < math.inf:
+        raise UsageError(f"cannot lease for {ttl:g} seconds", "write how long, such as --ttl 2h, or leave it out")
+    if request.pid is not None and not 0 < request.pid <= MOST_PID:
+        raise UsageError(f"cannot watch process {request.pid}: it is not a process id")

@@ -1,0 +1,186 @@
+"""The map of a GPU's memory slices as text: who stands where, and what is free.
+
+`SliceMapGpu` is its own small input, so that the command line can build it from the JSON of a status as well as the
+agent from a NodeView. `slicesvg` draws the same as a picture.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FREE = "free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceMapBlock:
+    """One instance on the map; positions in memory slices."""
+
+    start: int
+    size: int
+    label: str
+    """Its profile: `3g.40gb`."""
+    state: str
+    """An InstanceState, or `free`."""
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceMapGpu:
+    """One GPU of the map. Without memory slices (a lost GPU) only the title is drawn."""
+
+    title: str
+    memory_slices: int
+    blocks: tuple[SliceMapBlock, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateStyle:
+    """How a state looks: a fill that tells it without colour, and a colour."""
+
+    fill: str
+    ascii_fill: str
+    ansi: str
+    """The parameter of the terminal's colour sequence."""
+
+
+STYLES = {
+    "leased": StateStyle("█", "#", "32"),
+    "idle": StateStyle("░", ".", "36"),
+    "foreign": StateStyle("▒", "/", "35"),
+    "blocked": StateStyle("╳", "x", "31"),  # noqa: RUF001 -- the cross of the box-drawing block, on purpose
+    "creating": StateStyle("+", "+", "33"),
+    "destroying": StateStyle("-", "-", "33"),
+    FREE: StateStyle(" ", " ", "2"),
+}
+_UNKNOWN = StateStyle("?", "?", "31")
+_ROWS = 4
+_HOLDER_ROW = 3
+_NARROWEST = 3
+"""Columns of the narrowest slice, its border included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The characters that frames are drawn with."""
+
+    top: tuple[str, str, str]
+    bottom: tuple[str, str, str]
+    across: str
+    down: str
+    cut: str
+
+
+_UNICODE = _Lines(("┌", "┬", "┐"), ("└", "┴", "┘"), "─", "│", "…")
+_ASCII = _Lines(("+", "+", "+"), ("+", "+", "+"), "-", "|", "~")
+
+
+def style_of(state: str) -> StateStyle:
+    """The look of a state; a state that this version does not know is drawn, too."""
+    return STYLES.get(state, _UNKNOWN)
+
+
+def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unicode: bool = True) -> str:
+    """The map of one GPU: several lines, at most `width` columns wide where that is possible.
+
+    Every state has a fill of its own and its word, so that colour adds nothing but ease.
+    """
+    title = _fitted(_plain(gpu.title, unicode=unicode), max(1, width), _UNICODE if unicode else _ASCII).rstrip()
+    if gpu.memory_slices < 1:
+        return title
+    lines = _UNICODE if unicode else _ASCII
+    cell = max(_NARROWEST, (width - 1) // gpu.memory_slices)
+    blocks = filled(gpu)
+    edge = _edge(blocks, cell, lines.top, lines)
+    cells = ((_cell(block, row, cell, lines, color=color, unicode=unicode) for block in blocks) for row in range(_ROWS))
+    rows = (lines.down + lines.down.join(each) + lines.down for each in cells)
+    return "\n".join(row.rstrip() for row in (title, edge, *rows, _axis(blocks, cell, lines)))
+
+
+def render_legend(states: Iterable[str] | None = None, *, color: bool = False, unicode: bool = True) -> str:
+    """One line that explains the fills; of all states, or of those given."""
+    shown = list(STYLES) if states is None else [state for state in STYLES if state in set(states)]
+    parts = []
+    for state in shown:
+        style = style_of(state)
+        fill = (style.fill if unicode else style.ascii_fill) * 2
+        parts.append(f"{_painted(f'[{fill}]', style, color=color)} {state}")
+    return "  ".join(parts)
+
+
+def filled(gpu: SliceMapGpu) -> tuple[SliceMapBlock, ...]:
+    """The blocks in order with the free ranges between them as blocks, together exactly as wide as the GPU.
+
+    A block that overlaps one before it, or reaches beyond the GPU, is cut; nothing is drawn twice.
+    """
+    blocks: list[SliceMapBlock] = []
+    position = 0
+    for block in sorted(gpu.blocks, key=lambda each: each.start):
+        start, end = max(block.start, position), min(block.start + block.size, gpu.memory_slices)
+        if start >= end:
+            continue
+        if start > position:
+            blocks.append(_free(position, start))
+        blocks.append(
+            SliceMapBlock(start=start, size=end - start, label=block.label, state=block.state, holder=block.holder)
+        )
+        position = end
+    if position < gpu.memory_slices:
+        blocks.append(_free(position, gpu.memory_slices))
+    return tuple(blocks)
+
+
+def _free(start: int, end: int) -> SliceMapBlock:
+    return SliceMapBlock(start=start, size=end - start, label="", state=FREE)
+
+
+def _cell(block: SliceMapBlock, row: int, cell: int, lines: _Lines, *, color: bool, unicode: bool) -> str:
+    """One row of a block: its fill, its profile, its state, its holder."""
+    style = style_of(block.state)
+    inner = block.size * cell - 1
+    fill = (style.fill if unicode else style.ascii_fill) * inner
+    text = (fill, block.label, block.state, block.holder)[row]
+    fitted = _fitted(_plain(text, unicode=unicode), inner, lines)
+    return fitted if row == _HOLDER_ROW else _painted(fitted, style, color=color)
+
+
+def _edge(blocks: tuple[SliceMapBlock, ...], cell: int, corners: tuple[str, str, str], lines: _Lines) -> str:
+    left, between, right = corners
+    return left + between.join(lines.across * (block.size * cell - 1) for block in blocks) + right
+
+
+def _axis(blocks: tuple[SliceMapBlock, ...], cell: int, lines: _Lines) -> str:
+    """The lower edge with the number of each slice where it begins."""
+    line = list(_edge(blocks, cell, lines.bottom, lines))
+    for block in blocks:
+        for number in range(block.start, block.start + block.size):
+            at = number * cell + 1
+            digits = str(number)
+            line[at : at + len(digits)] = digits
+    return "".join(line)
+
+
+def _fitted(text: str, columns: int, lines: _Lines) -> str:
+    """The text in exactly so many columns: cut, or with blanks behind it."""
+    if _columns(text) > columns:
+        while text and _columns(text) > columns - 1:
+            text = text[:-1]
+        text += lines.cut
+    return text + " " * (columns - _columns(text))
+
+
+def _plain(text: str, *, unicode: bool) -> str:
+    """Text that takes one line and moves no cursor."""
+    return "".join(each if each.isprintable() and (unicode or each.isascii()) else "?" for each in text)
+
+
+def _columns(text: str) -> int:
+    """How wide a terminal shows it: East Asian characters take two columns, combining ones none."""
+    return sum(
+        0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
+    )
+
+
+def _painted(text: str, style: StateStyle, *, color: bool) -> str:
+    return f"\x1b[{style.ansi}m{text}\x1b[0m" if color else text

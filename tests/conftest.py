@@ -1,0 +1,24 @@
+"""What every test needs, wherever it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from hypothesis import HealthCheck, settings
+
+# A shell that runs this in the background has it ignore Ctrl-C, and whatever the tests start would inherit that.
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        with contextlib.suppress(ValueError):  # not on the main thread
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+# A loaded machine is no reason to fail, so examples have no deadline. In CI every run tries the same examples: what
+# fails there fails everywhere. People's own runs look for new ones.
+base = settings(
+    deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("search", base)
+settings.register_profile("ci", base, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "search")

@@ -1,0 +1,58 @@
+"""Explanations of plans: complete, and in agreement with the plan."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from mig_agent.core.explain import explanations
+from mig_agent.core.model import GpuState, GpuUuid, NodeView, Want
+from mig_agent.core.plan import Plan
+from mig_agent.core.planner import plan
+from support.nodes import A100_40, H100, Has, Machine, memory, node, nodes, profile, request, wants_for, whole
+
+
+def test_every_place_and_every_blocked_gpu_is_named() -> None:
+    view = node(
+        Machine(A100_40, [Has("1g.5gb", 6), Has("3g.20gb", 0, "leased", "alice")]),
+        Machine(A100_40, [Has("7g.40gb", 0, "leased", "bob")]),
+        Machine(A100_40, state=GpuState.CORDONED, reason="by ops"),
+        whole(),
+    )
+    (found,) = explanations(view, request(memory("4G")))
+    lines = found.lines()
+    assert lines[0] == "4G:"
+    assert lines[1] == "  GPU 0: reuse 1g.5gb on slice 6, wastes 1049 MiB, costs 7.003 (chosen)"
+    assert lines[2] == "  GPU 0: create 1g.5gb on slice 4, wastes 1049 MiB, costs 11.003"
+    assert lines[-3:] == (
+        "  GPU 1: no place, slices 0-7 are leased to bob",
+        "  GPU 2: no place, it is cordoned (by ops)",
+        "  GPU 3: no place, NVIDIA A10 offers nothing for it",
+    )
+
+
+def test_victims_are_named() -> None:
+    view = node(Machine(H100, [Has("1g.10gb", 0), Has("2g.20gb", 4)]))
+    (found,) = explanations(view, request(profile("7g.80gb")))
+    assert "create 7g.80gb on slices 0-7 after destroying idle 1g.10gb on slice 0, 2g.20gb" in found.lines()[1]
+
+
+def test_a_reserved_gpu_is_no_option() -> None:
+    view = node(Machine(H100))
+    (found,) = explanations(view, request(memory("4G")), reserved=frozenset({view.gpus[0].uuid}))
+    assert found.options == ()
+    assert found.blocked == ((0, "it is kept for a request that has waited long"),)
+    assert explanations(view, request(memory("4G")), reserved=frozenset({GpuUuid("GPU-x")}))[0].options
+
+
+@given(view=nodes(most=3), want=wants_for())
+def test_the_best_option_is_the_plan(view: NodeView, want: Want) -> None:
+    outcome = plan(view, request(want))
+    (found,) = explanations(view, request(want))
+    assert bool(found.options) == isinstance(outcome, Plan)
+    assert {option.gpu_index for option in found.options} | {index for index, _ in found.blocked} == {
+        gpu.index for gpu in view.gpus
+    }
+    if isinstance(outcome, Plan):
+        assert found.options[0].score == pytest.approx(outcome.score)
+        assert [option.slot for option in found.options if option.chosen] == [outcome.devices[0].slot]

@@ -1,0 +1,248 @@
+"""The queue: who is next, who may pass, and what is kept for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.core.emptied import fewest_gpus, fits_when_empty
+from mig_agent.core.model import GpuState, NodeView, Request, RequestId, Want
+from mig_agent.core.plan import Plan
+from mig_agent.core.planner import plan
+from mig_agent.core.policy import Policy
+from mig_agent.core.queue import Queue, Waiting, next_to_start, reservation
+from support.nodes import (
+    A30,
+    A100_40,
+    H100,
+    WHOLE,
+    Has,
+    Machine,
+    memory,
+    node,
+    nodes,
+    profile,
+    request,
+    wants_for,
+    whole,
+)
+
+POLICY = Policy()
+
+
+def named(name: str, *wants: Want, priority: int = 0, gpus: Sequence[str] = ()) -> Request:
+    return replace(request(*wants, priority=priority, gpus=gpus), request_id=RequestId(name))
+
+
+def queue_of(*requests: tuple[float, Request]) -> Queue:
+    queue = Queue()
+    for now, each in requests:
+        queue.add(each, now)
+    return queue
+
+
+def started(view: NodeView, queue: Queue, now: float, *, limit: float = 100.0, strict: bool = False) -> str | None:
+    found = next_to_start(view, queue.waiting, POLICY, now, limit_seconds=limit, strict_fifo=strict)
+    return None if found is None else found[0].request.request_id
+
+
+def names(queue: Queue) -> list[str]:
+    return [each.request.request_id for each in queue.waiting]
+
+
+ONE = memory("4G")
+SEVEN = profile("7g.80gb")
+EMPTY = node(Machine(H100))
+PARTLY = node(Machine(H100, [Has("1g.10gb", 0, "leased", "alice")]))
+FULL = node(Machine(H100, [Has("7g.80gb", 0, "leased", "alice")]))
+
+
+def test_first_come_is_first() -> None:
+    queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)), (2, named("c", ONE)))
+    assert names(queue) == ["a", "b", "c"]
+    assert [queue.position(RequestId(name)) for name in "abc"] == [1, 2, 3]
+    assert len(queue) == 3
+
+
+def test_priority_goes_before() -> None:
+    queue = queue_of((0, named("a", ONE)), (1, named("b", ONE, priority=5)), (2, named("c", ONE, priority=5)))
+    assert names(queue) == ["b", "c", "a"]
+    assert queue.position(RequestId("a")) == 3
+
+
+def test_who_leaves_is_gone() -> None:
+    queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)))
+    assert queue.get(RequestId("a")) is not None
+    left = queue.remove(RequestId("a"))
+    assert left is not None
+    assert left.since == 0
+    assert queue.remove(RequestId("a")) is None
+    assert queue.get(RequestId("a")) is None
+    assert queue.position(RequestId("a")) is None
+    assert queue.position(RequestId("b")) == 1
+
+
+def test_nobody_waits_twice_under_one_id() -> None:
+    queue = queue_of((0, named("a", ONE)))
+    with pytest.raises(ValueError, match="cannot queue request a twice"):
+        queue.add(named("a", SEVEN), 1)
+
+
+def test_the_first_that_fits_starts() -> None:
+    queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)))
+    assert started(EMPTY, queue, 2) == "a"
+    assert started(FULL, queue, 2) is None
+    assert started(EMPTY, Queue(), 0) is None
+
+
+def test_a_later_one_may_pass_what_does_not_fit() -> None:
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    assert started(PARTLY, queue, 2) == "small"
+
+
+def test_strict_fifo_lets_nobody_pass() -> None:
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    assert started(PARTLY, queue, 2, strict=True) is None
+    assert started(EMPTY, queue, 2, strict=True) == "large"
+
+
+def test_after_the_limit_the_oldest_keeps_its_gpu() -> None:
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    assert started(PARTLY, queue, 99.9) == "small"
+    assert started(PARTLY, queue, 100) is None
+    assert started(EMPTY, queue, 100) == "large"
+
+
+def test_a_stream_of_small_ones_never_starves_a_large_one() -> None:
+    """One slice is always leased; without the reservation the large request would wait for ever."""
+    queue = queue_of((0, named("large", SEVEN)))
+    view, order = PARTLY, []
+    for minute in range(1, 20):
+        queue.add(named(f"small-{minute}", ONE), minute * 60)
+        found = next_to_start(view, queue.waiting, POLICY, minute * 60, limit_seconds=300)
+        if found is None:
+            view = EMPTY  # the last small one ended, and nothing was put in its place
+            continue
+        waiting, _ = found
+        queue.remove(waiting.request.request_id)
+        order.append(waiting.request.request_id)
+        if waiting.request.request_id == "large":
+            break
+        view = PARTLY
+    assert order[-1] == "large"
+    assert len(order) == 5
+
+
+def test_the_reservation_keeps_the_fewest_gpus_and_the_one_free_soonest() -> None:
+    view = node(
+        Machine(H100, [Has("3g.40gb", 0, "leased"), Has("1g.10gb", 6, "leased")]),
+        Machine(H100, [Has("1g.10gb", 6, "leased")]),
+        Machine(H100, [Has("7g.80gb", 0, "leased")]),
+    )
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    kept = reservation(view, queue.waiting, 500, 100)
+    assert kept is not None
+    assert kept.waiting.request.request_id == "large"
+    assert kept.gpus == {view.gpus[1].uuid}
+    # The others are free to be used meanwhile.
+    found = next_to_start(view, queue.waiting, POLICY, 500, limit_seconds=100)
+    assert found is not None
+    assert found[0].request.request_id == "small"
+    assert found[1].devices[0].gpu == view.gpus[0].uuid
+
+
+def test_those_of_higher_priority_are_not_held_up() -> None:
+    queue = queue_of((0, named("large", SEVEN)), (450, named("urgent", ONE, priority=1)))
+    assert started(PARTLY, queue, 500) == "urgent"
+    kept = reservation(PARTLY, queue.waiting, 500, 100)
+    assert kept is not None
+    urgent, large = queue.waiting
+    assert kept.against(urgent) == frozenset()
+    assert kept.against(large) == frozenset()
+    later = Waiting(request=named("later", ONE), seq=99, since=600)
+    assert kept.against(later) == kept.gpus
+
+
+def test_the_holder_of_the_reservation_may_use_any_gpu() -> None:
+    view = node(Machine(H100, [Has("1g.10gb", 0, "leased")]), Machine(H100))
+    queue = queue_of((0, named("large", SEVEN)))
+    assert started(view, queue, 500) == "large"
+
+
+def test_no_gpu_is_kept_for_what_ending_leases_cannot_serve() -> None:
+    foreign = node(Machine(H100, [Has("1g.10gb", 6, "foreign")]))
+    queue = queue_of((0, named("large", SEVEN)), (450, named("small", ONE)))
+    assert reservation(foreign, queue.waiting, 500, 100) is None
+    assert started(foreign, queue, 500) == "small"
+    cordoned = node(Machine(H100, state=GpuState.CORDONED), Machine(A30))
+    assert reservation(cordoned, queue_of((0, named("large", SEVEN))).waiting, 500, 100) is None
+
+
+def test_when_the_oldest_can_have_none_the_next_may() -> None:
+    view = node(Machine(A30, [Has("1g.6gb", 0, "leased")]))
+    impossible, possible = named("impossible", SEVEN), named("possible", profile("4g.24gb"))
+    kept = reservation(view, queue_of((0, impossible), (1, possible)).waiting, 500, 100)
+    assert kept is not None
+    assert kept.waiting.request is possible
+
+
+def test_a_request_for_several_devices_keeps_as_many_gpus_as_it_needs() -> None:
+    view = node(*[Machine(H100, [Has("1g.10gb", 0, "leased")])] * 4)
+    kept = reservation(view, queue_of((0, named("two", SEVEN, SEVEN))).waiting, 500, 100)
+    assert kept is not None
+    assert len(kept.gpus) == 2
+
+
+def test_named_gpus_are_kept_only_among_themselves() -> None:
+    view = node(Machine(H100), Machine(H100, [Has("3g.40gb", 0, "leased")]))
+    kept = reservation(view, queue_of((0, named("there", SEVEN, gpus=["1"]))).waiting, 500, 100)
+    assert kept is not None
+    assert kept.gpus == {view.gpus[1].uuid}
+
+
+def test_whole_gpus_can_be_waited_for() -> None:
+    view = node(whole("leased", "alice"), whole("leased", "bob"))
+    kept = reservation(view, queue_of((0, named("one", WHOLE))).waiting, 500, 100)
+    assert kept is not None
+    assert len(kept.gpus) == 1
+    assert started(node(whole("leased", "alice"), whole()), queue_of((0, named("one", WHOLE))), 1) == "one"
+
+
+def test_the_revision_was_judged_when_the_request_came() -> None:
+    waiting = replace(named("a", ONE), if_revision=0)
+    assert started(EMPTY, queue_of((0, waiting)), 1) == "a"
+
+
+@given(view=nodes(most=3), wants=st.lists(wants_for(), min_size=1, max_size=4))
+def test_the_fewest_gpus_are_enough_and_none_is_needless(view: NodeView, wants: list[Want]) -> None:
+    chosen = fewest_gpus(view.gpus, wants)
+    if not chosen:
+        assert not fits_when_empty(view.gpus, wants, keep_foreign=True)
+        return
+    gpus = [gpu for gpu in view.gpus if gpu.uuid in chosen]
+    assert fits_when_empty(gpus, wants, keep_foreign=True)
+    for left_out in gpus:
+        assert not fits_when_empty([gpu for gpu in gpus if gpu is not left_out], wants, keep_foreign=True)
+
+
+@given(view=nodes((A30, A100_40, H100), most=3), wants=st.lists(wants_for((A100_40, H100)), min_size=1, max_size=6))
+def test_next_to_start_is_the_first_that_the_planner_would_serve(view: NodeView, wants: list[Want]) -> None:
+    queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
+    found = next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0)
+    served = [each for each in queue.waiting if isinstance(plan(view, each.request), Plan)]
+    assert (found[0] if found else None) == (served[0] if served else None)
+    if found is not None:
+        assert found[1] == plan(view, found[0].request)
+
+
+@given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
+def test_nothing_behind_the_oldest_touches_what_it_keeps(view: NodeView, wants: list[Want]) -> None:
+    queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
+    kept = reservation(view, queue.waiting, 1000.0, 100.0)
+    found = next_to_start(view, queue.waiting, POLICY, 1000.0, limit_seconds=100.0)
+    if kept is not None and found is not None and kept.waiting.order < found[0].order:
+        assert not {device.gpu for device in found[1].devices} & kept.gpus

@@ -1,0 +1,397 @@
+"""Ledger and hardware compared: every way in which they can differ, and that repairs repair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.core.model import (
+    WHOLE_GPU_PROFILE_ID,
+    Generation,
+    GpuUuid,
+    InstanceState,
+    LeaseId,
+    MigMode,
+    Placement,
+)
+from mig_agent.core.observed import ObservedGpu, ObservedInstance
+from mig_agent.core.recovery import (
+    DESTROYED,
+    INSTANCE_LOST,
+    NEVER_MADE,
+    REBOOT,
+    AdoptForeign,
+    EndLease,
+    FinishDestroy,
+    ForgetForeign,
+    ForgetInstance,
+    MarkIdle,
+    MarkLeased,
+    Recorded,
+    RecordedInstance,
+    Repair,
+    UpdateIds,
+    reconcile,
+)
+from support.nodes import A100_40
+
+GPU = GpuUuid("GPU-0")
+BOOT = "boot-1"
+LEASE = LeaseId("lease-1")
+
+
+def found(
+    gi: int = 7, profile: int = 19, start: int = 0, size: int = 1, *, complete: bool = True, pids: Sequence[int] = ()
+) -> ObservedInstance:
+    return ObservedInstance(
+        gpu_instance_id=gi,
+        profile_id=profile,
+        placement=Placement(start, size),
+        compute_instances=(0,) if complete else (),
+        uuid=f"MIG-{gi}" if complete else "",
+        processes=tuple(pids),
+    )
+
+
+def gpu(*instances: ObservedInstance, uuid: GpuUuid = GPU, on: bool = True) -> ObservedGpu:
+    return ObservedGpu(
+        index=0,
+        uuid=uuid,
+        minor=0,
+        model="NVIDIA A100-SXM4-40GB",
+        memory_mib=40960,
+        mode=MigMode(capable=True, current=on, pending=on),
+        layout=A100_40,
+        instances=instances,
+    )
+
+
+def ours(
+    state: str,
+    gi: int | None = 7,
+    generation: int = 1,
+    *,
+    start: int = 0,
+    lease: LeaseId | None = None,
+    answered: bool | None = None,
+) -> RecordedInstance:
+    return RecordedInstance(
+        generation=Generation(generation),
+        gpu=GPU,
+        profile_id=19,
+        placement=Placement(start, 1),
+        state=InstanceState(state),
+        gpu_instance_id=gi,
+        compute_instance_id=None if gi is None else 0,
+        uuid="" if gi is None else f"MIG-{gi}",
+        lease=lease,
+        answered=answered,
+    )
+
+
+def repairs(records: Sequence[RecordedInstance], *gpus: ObservedGpu, boot: str = BOOT) -> tuple[Repair, ...]:
+    leases = tuple({each.lease: None for each in records if each.lease is not None})
+    return reconcile(Recorded(boot_id=BOOT, instances=tuple(records), leases=leases), gpus, boot)
+
+
+ONE = Generation(1)
+REMOVE = FinishDestroy(GPU, 7, 19, Placement(0, 1), ONE)
+
+
+@pytest.mark.parametrize(
+    ("record", "instance", "expected"),
+    [
+        # What agrees
+        (ours("idle"), found(), []),
+        (ours("leased", lease=LEASE), found(), []),
+        (ours("blocked"), found(), []),
+        (ours("foreign"), found(), []),
+        # What is gone
+        (ours("idle"), None, [ForgetInstance(ONE, INSTANCE_LOST)]),
+        (ours("blocked"), None, [ForgetInstance(ONE, INSTANCE_LOST)]),
+        (ours("foreign"), None, [ForgetForeign(ONE)]),
+        (ours("leased", lease=LEASE), None, [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST)]),
+        (ours("destroying"), None, [ForgetInstance(ONE, DESTROYED)]),
+        (ours("creating", None), None, [ForgetInstance(ONE, NEVER_MADE)]),
+        (ours("creating", None, lease=LEASE), None, [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
+        (ours("creating", 7, lease=LEASE), None, [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
+        # What was being made
+        (ours("creating", None, lease=LEASE), found(), [EndLease(LEASE, NEVER_MADE), REMOVE]),
+        (ours("creating", 7, lease=LEASE), found(), [EndLease(LEASE, NEVER_MADE), REMOVE]),
+        (ours("creating", None), found(complete=False), [REMOVE]),
+        (
+            ours("creating", None, lease=LEASE, answered=True),
+            found(),
+            [UpdateIds(ONE, 7, 0, "MIG-7"), MarkLeased(ONE, LEASE)],
+        ),
+        (
+            ours("creating", None, lease=LEASE, answered=True),
+            found(complete=False),
+            [EndLease(LEASE, INSTANCE_LOST), REMOVE],
+        ),
+        (
+            ours("creating", None, lease=LEASE),
+            found(pids=[4711]),
+            [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE), AdoptForeign(GPU, found(pids=[4711]))],
+        ),
+        # What was being destroyed
+        (ours("destroying"), found(), [MarkIdle(ONE)]),
+        (ours("destroying"), found(complete=False), [REMOVE]),
+        # What was taken apart
+        (ours("idle"), found(complete=False), [REMOVE]),
+        (ours("blocked"), found(complete=False), [REMOVE]),
+        (ours("leased", lease=LEASE), found(complete=False), [EndLease(LEASE, INSTANCE_LOST), REMOVE]),
+        (ours("foreign"), found(complete=False), [UpdateIds(ONE, 7, None, "")]),
+        # Leases that were never answered, or are missing
+        (ours("leased", lease=LEASE, answered=False), found(), [EndLease(LEASE, NEVER_MADE)]),
+        (ours("leased"), found(), [MarkIdle(ONE)]),
+        # What stands in its place is another
+        (ours("idle"), found(gi=8), [ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(gi=8))]),
+        (
+            ours("leased", lease=LEASE),
+            found(start=1),
+            [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(start=1))],
+        ),
+        (
+            ours("leased", lease=LEASE),
+            found(profile=20),
+            [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(profile=20))],
+        ),
+        (ours("foreign"), found(gi=8), [ForgetForeign(ONE), AdoptForeign(GPU, found(gi=8))]),
+        (ours("creating", None), found(start=1), [ForgetInstance(ONE, NEVER_MADE), AdoptForeign(GPU, found(start=1))]),
+    ],
+)
+def test_one_record_and_one_instance(
+    record: RecordedInstance, instance: ObservedInstance | None, expected: list[Repair]
+) -> None:
+    observed = gpu() if instance is None else gpu(instance)
+    assert list(repairs([record], observed)) == expected
+
+
+def test_what_nobody_knows_is_foreign() -> None:
+    half = found(gi=9, start=3, complete=False)
+    assert repairs([], gpu(found(), half)) == (AdoptForeign(GPU, found()), AdoptForeign(GPU, half))
+
+
+def test_a_changed_uuid_is_taken_over() -> None:
+    record = replace(ours("leased", lease=LEASE), uuid="MIG-old")
+    assert repairs([record], gpu(found())) == (UpdateIds(ONE, 7, 0, "MIG-7"),)
+
+
+def test_a_known_instance_is_not_mistaken_for_one_being_made() -> None:
+    """Both records name the same slot: the one with the id has it, the other was never made."""
+    records = [ours("creating", None, generation=2), ours("idle", 7, generation=1)]
+    assert repairs(records, gpu(found())) == (ForgetInstance(Generation(2), NEVER_MADE),)
+
+
+def test_of_two_being_made_in_one_slot_the_later_has_it() -> None:
+    records = [ours("creating", None, generation=1), ours("creating", None, generation=2)]
+    assert repairs(records, gpu(found())) == (
+        ForgetInstance(Generation(1), NEVER_MADE),
+        FinishDestroy(GPU, 7, 19, Placement(0, 1), Generation(2)),
+    )
+
+
+def test_a_gpu_that_was_not_read_keeps_its_records() -> None:
+    other = gpu(uuid=GpuUuid("GPU-1"))
+    assert repairs([ours("leased", lease=LEASE)], other) == ()
+    assert repairs([ours("leased", lease=LEASE)]) == ()
+
+
+def test_one_lost_instance_ends_the_whole_lease_once() -> None:
+    records = [ours("leased", 7, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
+    assert repairs(records, gpu(found(gi=8, start=1))) == (
+        EndLease(LEASE, INSTANCE_LOST),
+        ForgetInstance(ONE, INSTANCE_LOST),
+    )
+
+
+def test_a_lease_with_no_instance_left_ends() -> None:
+    recorded = Recorded(boot_id=BOOT, instances=(), leases=(LEASE,))
+    assert reconcile(recorded, (gpu(),), BOOT) == (EndLease(LEASE, INSTANCE_LOST),)
+
+
+def test_a_new_boot_ends_everything() -> None:
+    records = [
+        ours("leased", 7, 1, lease=LEASE),
+        ours("leased", 8, 2, start=1, lease=LEASE),
+        ours("idle", 9, 3, start=2),
+        ours("foreign", 10, 4, start=3),
+        ours("creating", None, 5, start=4, lease=LeaseId("lease-2")),
+    ]
+    # One stands exactly where ours stood: somebody else made it since.
+    assert repairs(records, gpu(found()), boot="boot-2") == (
+        EndLease(LEASE, REBOOT),
+        EndLease(LeaseId("lease-2"), REBOOT),
+        ForgetInstance(Generation(1), REBOOT),
+        ForgetInstance(Generation(2), REBOOT),
+        ForgetInstance(Generation(3), REBOOT),
+        ForgetForeign(Generation(4)),
+        ForgetInstance(Generation(5), REBOOT),
+        AdoptForeign(GPU, found()),
+    )
+
+
+def test_a_new_ledger_has_no_boot_to_compare() -> None:
+    assert reconcile(Recorded(boot_id=""), (gpu(found()),), BOOT) == (AdoptForeign(GPU, found()),)
+
+
+def whole(state: str, lease: LeaseId | None = None, *, answered: bool | None = None) -> RecordedInstance:
+    return RecordedInstance(
+        generation=ONE,
+        gpu=GPU,
+        profile_id=WHOLE_GPU_PROFILE_ID,
+        placement=Placement(0, 1),
+        state=InstanceState(state),
+        uuid=GPU,
+        lease=lease,
+        answered=answered,
+    )
+
+
+def test_a_whole_gpu_is_there_until_mig_mode_is() -> None:
+    assert repairs([whole("leased", LEASE)], gpu(on=False)) == ()
+    assert repairs([whole("idle")], gpu(on=False)) == ()
+    assert repairs([whole("leased", LEASE, answered=False)], gpu(on=False)) == (EndLease(LEASE, NEVER_MADE),)
+    assert repairs([whole("idle")], gpu(on=True)) == (ForgetInstance(ONE, INSTANCE_LOST),)
+    assert repairs([whole("leased", LEASE)], gpu(on=True)) == (
+        EndLease(LEASE, INSTANCE_LOST),
+        ForgetInstance(ONE, INSTANCE_LOST),
+    )
+
+
+def test_mig_mode_switched_off_by_somebody_ends_the_leases() -> None:
+    assert repairs([ours("leased", lease=LEASE)], gpu(on=False)) == (
+        EndLease(LEASE, INSTANCE_LOST),
+        ForgetInstance(ONE, INSTANCE_LOST),
+    )
+
+
+# Any ledger, any hardware
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> list[RecordedInstance]:
+    records: list[RecordedInstance] = []
+    for generation in range(1, draw(st.integers(0, 6)) + 1):
+        state = draw(st.sampled_from(list(InstanceState)))
+        may_lack = state is InstanceState.CREATING
+        gi = None if may_lack and draw(st.booleans()) else draw(st.integers(7, 10))
+        has_lease = state in {InstanceState.LEASED, InstanceState.CREATING} and draw(st.booleans())
+        record = ours(
+            state.value,
+            gi,
+            generation,
+            start=draw(st.integers(0, 3)),
+            lease=LeaseId(f"lease-{draw(st.integers(1, 3))}") if has_lease else None,
+            answered=draw(st.sampled_from((None, True, False))),
+        )
+        if record.gpu_instance_id is None or all(record.gpu_instance_id != each.gpu_instance_id for each in records):
+            records.append(record)
+    return records
+
+
+@st.composite
+def hardware(draw: st.DrawFn) -> ObservedGpu:
+    starts = draw(st.lists(st.integers(0, 3), unique=True))
+    ids = draw(st.permutations(range(7, 11)))
+    pids = draw(st.sampled_from(((), (4711,))))
+    return gpu(
+        *(
+            found(gi, start=start, complete=draw(st.booleans()), pids=pids)
+            for gi, start in zip(ids, starts, strict=False)
+        )
+    )
+
+
+def carried_out(  # noqa: C901 -- one case for each repair
+    records: Sequence[RecordedInstance], observed: ObservedGpu, done: Sequence[Repair]
+) -> tuple[list[RecordedInstance], ObservedGpu]:
+    """What ledger and hardware are after the repairs, as the agent would make them."""
+    kept = {each.generation: each for each in records}
+    instances = {each.gpu_instance_id: each for each in observed.instances}
+    number = 1000
+    for repair in done:
+        match repair:
+            case EndLease(lease, _):
+                for each in list(kept.values()):
+                    if each.lease == lease:
+                        leased = each.state is InstanceState.LEASED
+                        state = InstanceState.IDLE if leased else each.state
+                        kept[each.generation] = replace(each, lease=None, state=state)
+            case ForgetInstance(generation, _) | ForgetForeign(generation):
+                del kept[generation]
+            case AdoptForeign(_, instance):
+                number += 1
+                kept[Generation(number)] = RecordedInstance(
+                    generation=Generation(number),
+                    gpu=GPU,
+                    profile_id=instance.profile_id,
+                    placement=instance.placement,
+                    state=InstanceState.FOREIGN,
+                    gpu_instance_id=instance.gpu_instance_id,
+                    compute_instance_id=instance.compute_instances[0] if instance.compute_instances else None,
+                    uuid=instance.uuid,
+                )
+            case FinishDestroy(_, gi, _, _, generation):
+                del instances[gi]
+                del kept[generation]
+            case MarkIdle(generation):
+                kept[generation] = replace(kept[generation], state=InstanceState.IDLE, lease=None)
+            case MarkLeased(generation, lease):
+                if kept[generation].lease == lease:
+                    kept[generation] = replace(kept[generation], state=InstanceState.LEASED)
+                else:  # the lease ended for another reason
+                    kept[generation] = replace(kept[generation], state=InstanceState.IDLE)
+            case UpdateIds(generation, gi, compute, uuid):
+                kept[generation] = replace(kept[generation], gpu_instance_id=gi, compute_instance_id=compute, uuid=uuid)
+    return list(kept.values()), replace(observed, instances=tuple(instances.values()))
+
+
+@given(records=ledgers(), observed=hardware(), boot=st.sampled_from((BOOT, "boot-2")))
+def test_after_the_repairs_ledger_and_hardware_agree(
+    records: list[RecordedInstance], observed: ObservedGpu, boot: str
+) -> None:
+    after, hardware_after = carried_out(records, observed, repairs(records, observed, boot=boot))
+    assert repairs(after, hardware_after, boot=BOOT) == ()
+    ids = sorted(each.gpu_instance_id or 0 for each in after)
+    assert ids == sorted(each.gpu_instance_id for each in hardware_after.instances)
+
+
+@given(records=ledgers(), observed=hardware())
+def test_nothing_that_may_be_in_use_is_removed(records: list[RecordedInstance], observed: ObservedGpu) -> None:
+    """Only what lacks its compute instance, or what nobody was told of and nobody is on, is removed."""
+    by_generation = {each.generation: each for each in records}
+    on_it = {each.gpu_instance_id: each for each in observed.instances}
+    for repair in repairs(records, observed):
+        if isinstance(repair, FinishDestroy):
+            record, instance = by_generation[repair.generation], on_it[repair.gpu_instance_id]
+            assert record.state is not InstanceState.FOREIGN
+            if instance.compute_instances:
+                assert record.state is InstanceState.CREATING
+                assert not instance.processes
+
+
+@given(records=ledgers(), observed=hardware())
+def test_an_answered_lease_whose_instances_stand_is_kept(
+    records: list[RecordedInstance], observed: ObservedGpu
+) -> None:
+    ended = {repair.lease for repair in repairs(records, observed) if isinstance(repair, EndLease)}
+    for lease in {each.lease for each in records if each.lease is not None}:
+        mine = [each for each in records if each.lease == lease]
+        stands = all(
+            any(
+                (each.gpu_instance_id, each.profile_id, each.placement)
+                == (other.gpu_instance_id, other.profile_id, other.placement)
+                and other.compute_instances
+                for other in observed.instances
+            )
+            for each in mine
+        )
+        answered = all(each.answered or (each.answered is None and each.state is InstanceState.LEASED) for each in mine)
+        if stands and answered:
+            assert lease not in ended

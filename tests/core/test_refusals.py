@@ -1,0 +1,468 @@
+"""The words of every refusal: what is in the way, who holds it, what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.core.errors import Reason, Refusal
+from mig_agent.core.model import GpuState, GpuUuid, NodeView, Slot, Want
+from mig_agent.core.plan import Plan
+from mig_agent.core.planner import plan
+from support.nodes import (
+    A30,
+    A100_40,
+    H100,
+    WHOLE,
+    Has,
+    Machine,
+    fraction,
+    memory,
+    node,
+    nodes,
+    profile,
+    request,
+    wants_for,
+    whole,
+)
+
+NODE = node(Machine(A100_40), Machine(H100), Machine(H100))
+TRAIN = Has("7g.80gb", 0, "leased", "pod team-a/train-7f2c", expires_at=1600.0)
+FULL = node(Machine(H100, [TRAIN]))
+
+
+def refused(
+    view: NodeView,
+    *wants: Want,
+    gpus: Sequence[str] = (),
+    reserved: frozenset[GpuUuid] = frozenset(),
+    exclude: frozenset[Slot] = frozenset(),
+) -> Refusal:
+    outcome = plan(view, request(*wants, gpus=gpus), now=1000.0, reserved=reserved, exclude=exclude)
+    assert isinstance(outcome, Refusal), outcome
+    return outcome
+
+
+# What can never be served here
+
+
+@pytest.mark.parametrize(
+    ("view", "wants", "gpus", "reason", "message", "hint"),
+    [
+        (
+            NODE,
+            [profile("1g.7gb")],
+            [],
+            Reason.UNKNOWN_PROFILE,
+            "cannot place 1g.7gb: no such profile on this node, which offers 1g.5gb, 1g.5gb+me, 1g.10gb, 2g.10gb, ",
+            "nearest is 1g.5gb",
+        ),
+        (
+            node(Machine(H100)),
+            [profile("3g.20gb")],
+            [],
+            Reason.UNKNOWN_PROFILE,
+            "which offers 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb",
+            "nearest by memory is 2g.20gb, by compute 3g.40gb",
+        ),
+        (NODE, [profile("1g.5gb.me")], [], Reason.UNKNOWN_PROFILE, "no such profile", "did you mean 1g.5gb+me?"),
+        (NODE, [profile("nvidia.com/mig-1g.5gb")], [], Reason.UNKNOWN_PROFILE, "no such", "did you mean 1g.5gb?"),
+        (NODE, [profile("mig-7g.40GB")], [], Reason.UNKNOWN_PROFILE, "no such", "did you mean 7g.40gb?"),
+        (NODE, [profile("foo")], [], Reason.UNKNOWN_PROFILE, "cannot place foo: no such", "`migctl profiles`"),
+        (
+            NODE,
+            [profile("1c.3g.20gb")],
+            [],
+            Reason.UNKNOWN_PROFILE,
+            "cannot place 1c.3g.20gb",
+            "compute instances inside a GPU instance are not handed out one by one; did you mean 3g.20gb?",
+        ),
+        (
+            NODE,
+            [profile("1g.5gb")],
+            ["1"],
+            Reason.UNKNOWN_PROFILE,
+            "cannot place 1g.5gb: no such profile on GPU 1, which offers 1g.10gb",
+            "GPU 0 could serve it: leave the choice of GPUs out",
+        ),
+        (
+            NODE,
+            [replace(profile("1g.5gb"), min_compute_slices=2)],
+            [],
+            Reason.INVALID_REQUEST,
+            "1g.5gb has 1 compute slice, not 2",
+            "a profile's name says all",
+        ),
+        (
+            NODE,
+            [replace(profile("2g.10gb"), attributes=frozenset({"+me"}))],
+            [],
+            Reason.INVALID_REQUEST,
+            "cannot place 2g.10gb with +me: 2g.10gb has no +me",
+            "leave the rest out",
+        ),
+        (
+            NODE,
+            [memory("100Gi")],
+            [],
+            Reason.TOO_LARGE,
+            "cannot place 100Gi: the largest instance on this node is 7g.80gb with 79.25Gi",
+            "ask for at most 79.25Gi, or for several devices",
+        ),
+        (
+            NODE,
+            [memory("60G")],
+            ["0"],
+            Reason.TOO_LARGE,
+            "cannot place 60G: the largest instance on GPU 0 is 7g.40gb with 39.25Gi",
+            "GPUs 1, 2 could serve it: leave the choice of GPUs out",
+        ),
+        (
+            node(Machine(A30), whole(memory_mib=200_000)),
+            [memory("100G")],
+            [],
+            Reason.TOO_LARGE,
+            "the largest instance on this node is 4g.24gb with 24000Mi",
+            "--num-gpus 1 takes a whole GPU",
+        ),
+        (
+            NODE,
+            [memory("4G", min_compute=8)],
+            [],
+            Reason.TOO_LARGE,
+            "cannot place 4G with at least 8 compute slices: the most on this node is 7",
+            "ask for at most 7 compute slices",
+        ),
+        (
+            NODE,
+            [memory("20G", attributes=["+me"])],
+            [],
+            Reason.TOO_LARGE,
+            "cannot place 20G with +me: the largest instance on this node is 1g.10gb+me with 9.75Gi",
+            "at most 9.75Gi",
+        ),
+        (
+            NODE,
+            [memory("4G", attributes=["+gfx"])],
+            [],
+            Reason.UNKNOWN_PROFILE,
+            "cannot place 4G with +gfx: nothing on this node is offered with +gfx",
+            "it offers +me",
+        ),
+        (
+            node(Machine(H100)),
+            [memory("4G")] * 8,
+            [],
+            Reason.TOO_MANY_DEVICES,
+            "cannot place 8 devices of 4G: at most 7 fit on this node with nothing else there",
+            "ask for at most 7",
+        ),
+        (
+            NODE,
+            [profile("7g.80gb")] * 2,
+            ["1"],
+            Reason.TOO_MANY_DEVICES,
+            "cannot place 2 devices of 7g.80gb: at most 1 fits on GPU 1 with nothing else there",
+            "ask for at most 1",
+        ),
+        (
+            node(Machine(H100)),
+            [profile("7g.80gb"), memory("4G")],
+            [],
+            Reason.TOO_MANY_DEVICES,
+            "cannot place 2 devices (7g.80gb, 4G): they do not fit on this node together, even with nothing else there",
+            "in several requests",
+        ),
+        (
+            node(whole(), Machine(H100)),
+            [WHOLE] * 3,
+            [],
+            Reason.TOO_MANY_DEVICES,
+            "cannot place 3 whole GPUs: at most 2 fit on this node",
+            "at most 2",
+        ),
+        (node(), [memory("4G")], [], Reason.NO_MIG_GPU, "cannot place 4G: this node has no GPU", "`nvidia-smi`"),
+        (
+            node(whole(), whole(capable=False)),
+            [memory("4G")],
+            [],
+            Reason.NO_MIG_GPU,
+            "cannot place 4G: GPUs 0, 1 cannot be divided now (GPU 0: MIG mode is off, GPU 1: it cannot do MIG)",
+            "`migctl mode enable --gpu 0` switches MIG mode on; --num-gpus 1 takes a whole GPU",
+        ),
+        (
+            node(whole(capable=False)),
+            [profile("1g.5gb")],
+            [],
+            Reason.NO_MIG_GPU,
+            "cannot place 1g.5gb: GPU 0 cannot be divided now",
+            "--num-gpus 1 takes a whole GPU",
+        ),
+        (
+            NODE,
+            [memory("4G")],
+            ["7"],
+            Reason.UNKNOWN_GPU,
+            "cannot use GPU 7: this node has no such GPU",
+            "it has 0 (GPU-00000000), 1 (GPU-00000001)",
+        ),
+        (NODE, [], [], Reason.INVALID_REQUEST, "cannot serve a request for nothing", "--gpu-memory 4G"),
+    ],
+)
+def test_what_can_never_be_served(
+    view: NodeView, wants: list[Want], gpus: list[str], reason: Reason, message: str, hint: str
+) -> None:
+    refusal = refused(view, *wants, gpus=gpus)
+    assert refusal.reason is reason
+    assert message in refusal.message
+    assert hint in refusal.hint
+    assert not refusal.retryable
+    assert refusal.blockers == ()
+
+
+# What could be served at another moment
+
+
+@pytest.mark.parametrize(
+    ("view", "wants", "reason", "message", "hint", "blockers"),
+    [
+        (
+            FULL,
+            [profile("3g.40gb")],
+            Reason.NO_CAPACITY,
+            "cannot place 3g.40gb on GPU 0: slices 0-7 are leased to pod team-a/train-7f2c",
+            "GPU 0 has room in 10m at the latest, when what is leased ends",
+            ["GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)"],
+        ),
+        (
+            node(
+                Machine(H100, [TRAIN]),
+                Machine(H100, [Has("3g.40gb", 0, "leased", "alice"), Has("3g.40gb", 4, "foreign")]),
+                Machine(H100, state=GpuState.CORDONED, reason="by ops"),
+            ),
+            [memory("24G")],
+            Reason.NO_CAPACITY,
+            "cannot place 24G (3g.40gb) on any of 2 GPUs: nearest is GPU 1, where slices 0-3 are leased to alice",
+            "--wait 10m waits until there is room",
+            [
+                "GPU 1: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-2)",
+                "GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)",
+                "GPU 2: the GPU is cordoned",
+            ],
+        ),
+        (
+            node(Machine(H100, [Has("4g.40gb", 0, "leased", "bob"), Has("2g.20gb", 4, "leased", "eve")])),
+            [memory("20Gi")],
+            Reason.NO_CAPACITY,
+            "cannot place 20Gi (3g.40gb) on GPU 0: slices 4-5 are leased to eve",
+            "19.5Gi would fit now (1g.20gb on GPU 0)",
+            ["GPU 0: 2g.20gb on slices 4-5 is leased, held by eve (lease lease-2)"],
+        ),
+        (
+            node(Machine(H100, [Has("7g.80gb", 0, "foreign")])),
+            [memory("4G")],
+            Reason.NO_CAPACITY,
+            "slices 0-7 are held by a 7g.80gb that somebody made without mig-agent",
+            "--wait",
+            ["GPU 0: 7g.80gb on slices 0-7 is foreign"],
+        ),
+        (
+            node(Machine(H100, [Has("7g.80gb", 0, "blocked", reason="process 4711 (python) is on it")])),
+            [memory("4G")],
+            Reason.NO_CAPACITY,
+            "slices 0-7 are blocked: process 4711 (python) is on it",
+            "--wait",
+            ["GPU 0: 7g.80gb on slices 0-7 is blocked"],
+        ),
+        (
+            node(Machine(H100, [Has("7g.80gb", 0, "creating", "eve")])),
+            [memory("4G")],
+            Reason.NO_CAPACITY,
+            "slices 0-7 are being made into a 7g.80gb for eve",
+            "--wait",
+            ["GPU 0: 7g.80gb on slices 0-7 is creating, held by eve (lease lease-1)"],
+        ),
+        (
+            node(Machine(H100, [Has("7g.80gb", 0, "destroying")])),
+            [memory("4G")],
+            Reason.NO_CAPACITY,
+            "slices 0-7 are being made free",
+            "--wait",
+            ["GPU 0: 7g.80gb on slices 0-7 is destroying"],
+        ),
+        (
+            node(Machine(H100, [Has("1g.10gb", 3, "leased")])),
+            [profile("7g.80gb")],
+            Reason.NO_CAPACITY,
+            "cannot place 7g.80gb on GPU 0: slice 3 is leased to somebody",
+            "--wait",
+            ["GPU 0: 1g.10gb on slice 3 is leased"],
+        ),
+        (
+            node(Machine(H100, [Has("1g.10gb", 0, "leased", "bob"), Has("1g.10gb", 5, "leased", "eve")])),
+            [fraction(1.0)],
+            Reason.NO_CAPACITY,
+            "cannot place the fraction 1 of a GPU (7g.80gb) on GPU 0: slice 0 is leased to bob and slice 5 is leased",
+            "--wait",
+            [
+                "GPU 0: 1g.10gb on slice 0 is leased, held by bob (lease lease-1)",
+                "GPU 0: 1g.10gb on slice 5 is leased, held by eve (lease lease-2)",
+            ],
+        ),
+        (
+            node(whole("leased", "alice"), Machine(H100, [Has("1g.10gb", 0, "leased", "bob")])),
+            [WHOLE],
+            Reason.NO_CAPACITY,
+            "cannot place a whole GPU on any of 2 GPUs: nearest is GPU 0, where the whole GPU is leased to alice",
+            "--wait",
+            [
+                "GPU 0: whole GPU is leased, held by alice (lease lease-1)",
+                "GPU 1: 1g.10gb on slice 0 is leased, held by bob (lease lease-2)",
+            ],
+        ),
+        (
+            node(Machine(H100, [Has("3g.40gb", 0, "leased", "alice")])),
+            [profile("2g.20gb")] * 3,
+            Reason.NO_CAPACITY,
+            "cannot place 3 devices of 2g.20gb together: only 1 of them fits now",
+            "until there is room for all",
+            ["GPU 0: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-1)"],
+        ),
+        (
+            FULL,
+            [profile("2g.20gb"), memory("4G")],
+            Reason.NO_CAPACITY,
+            "cannot place 2 devices (2g.20gb, 4G) together: none of them fits now",
+            "until there is room for all",
+            ["GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)"],
+        ),
+        (
+            node(Machine(H100, state=GpuState.CORDONED, reason="by ops: fan"), Machine(A100_40)),
+            [memory("60G")],
+            Reason.GPU_UNAVAILABLE,
+            "cannot place 60G: GPU 0 is cordoned (by ops: fan)",
+            "`migctl uncordon --gpu 0`",
+            ["GPU 0: the GPU is cordoned"],
+        ),
+        (
+            node(Machine(H100, state=GpuState.LOST, reason="it fell off the bus")),
+            [memory("60G")],
+            Reason.GPU_UNAVAILABLE,
+            "cannot place 60G: GPU 0 is lost (it fell off the bus)",
+            "`nvidia-smi`",
+            ["GPU 0: the GPU is lost"],
+        ),
+    ],
+)
+def test_what_may_be_served_later(
+    view: NodeView, wants: list[Want], reason: Reason, message: str, hint: str, blockers: list[str]
+) -> None:
+    refusal = refused(view, *wants)
+    assert refusal.reason is reason
+    assert message in refusal.message
+    assert hint in refusal.hint
+    assert refusal.retryable
+    assert [each.describe() for each in refusal.blockers] == blockers
+
+
+def test_a_changed_revision() -> None:
+    outcome = plan(node(Machine(H100), revision=7), request(memory("4G"), if_revision=5))
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason is Reason.REVISION_CHANGED
+    assert outcome.message == "cannot go by revision 5: the node has changed and is at 7"
+    assert isinstance(plan(node(Machine(H100), revision=7), request(memory("4G"), if_revision=7)), Plan)
+
+
+def test_gpus_kept_for_another() -> None:
+    view = node(Machine(H100))
+    refusal = refused(view, memory("4G"), reserved=frozenset({view.gpus[0].uuid}))
+    assert refusal.reason is Reason.NO_CAPACITY
+    assert refusal.message == "cannot place 4G: GPU 0 is kept for a request that has waited long"
+    assert [each.describe() for each in refusal.blockers] == ["GPU 0: the GPU is reserved"]
+
+
+def test_what_is_full_besides_being_kept_says_who_fills_it() -> None:
+    refusal = refused(FULL, memory("4G"), reserved=frozenset({FULL.gpus[0].uuid}))
+    assert "slices 0-7 are leased to pod team-a/train-7f2c" in refusal.message
+    assert refusal.blockers[-1].state == "reserved"
+
+
+def test_places_that_just_failed() -> None:
+    view = node(Machine(H100))
+    wanted = H100.by_name["7g.80gb"]
+    slot = Slot(view.gpus[0].uuid, wanted, wanted.placements[0])
+    refusal = refused(view, profile("7g.80gb"), exclude=frozenset({slot}))
+    assert refusal.reason is Reason.DRIVER_FAILED
+    assert "the only places left just failed (7g.80gb on slices 0-7 of GPU 0)" in refusal.message
+
+
+def test_what_has_no_deadline_gives_no_time() -> None:
+    forever = Has("7g.80gb", 0, "leased", "alice")
+    assert "has room in" not in refused(node(Machine(H100, [forever])), profile("3g.40gb")).hint
+    past = Has("7g.80gb", 0, "leased", "alice", expires_at=999.0)
+    assert "has room in" not in refused(node(Machine(H100, [past])), profile("3g.40gb")).hint
+
+
+def test_many_devices_are_not_all_listed() -> None:
+    wants = [memory(f"{number}G") for number in range(1, 21)]
+    refusal = refused(node(Machine(A30)), *wants)
+    assert "20 devices (1G, 2G, 3G, 4G, 5G, 6G and 14 more)" in refusal.message
+
+
+def test_texts_from_outside_cannot_break_the_line() -> None:
+    refusal = refused(NODE, Want(profile="x" * 200, text="x" * 200))
+    assert len(refusal.message) < 500
+
+
+# Near misses
+
+
+@pytest.mark.parametrize(
+    ("machine", "text", "note"),
+    [
+        (H100, "10Gi", "10Gi takes 2 memory slices of GPU 0 (1g.20gb), 9.75Gi would take 1 (1g.10gb)"),
+        (A100_40, "5Gi", "5Gi takes 2 memory slices of GPU 0 (1g.10gb), 4.75Gi would take 1 (1g.5gb)"),
+        (A30, "6Gi", "6Gi takes 2 memory slices of GPU 0 (2g.12gb), 5.75Gi would take 1 (1g.6gb)"),
+    ],
+)
+def test_a_near_miss_is_told(machine: object, text: str, note: str) -> None:
+    layout = next(each for each in (H100, A100_40, A30) if each is machine)
+    outcome = plan(node(Machine(layout)), request(memory(text)))
+    assert isinstance(outcome, Plan)
+    assert outcome.notes == (note,)
+
+
+@pytest.mark.parametrize(("layout", "text"), [(H100, "10G"), (H100, "9.5Gi"), (A100_40, "5G"), (H100, "15G")])
+def test_what_is_not_near_is_not_told(layout: object, text: str) -> None:
+    machine = next(each for each in (H100, A100_40) if each is layout)
+    outcome = plan(node(Machine(machine)), request(memory(text)))
+    assert isinstance(outcome, Plan)
+    assert outcome.notes == ()
+
+
+def test_the_same_note_is_told_once() -> None:
+    outcome = plan(node(Machine(H100)), request(memory("10Gi"), memory("10Gi")))
+    assert isinstance(outcome, Plan)
+    assert len(outcome.notes) == 1
+
+
+@given(view=nodes(), wants=st.lists(wants_for(), min_size=1, max_size=5), named=st.lists(st.integers(0, 4), max_size=2))
+def test_every_refusal_is_one_line_that_starts_with_cannot(view: NodeView, wants: list[Want], named: list[int]) -> None:
+    outcome = plan(view, request(*wants, gpus=[str(number) for number in named]))
+    if isinstance(outcome, Plan):
+        return
+    assert outcome.message.startswith("cannot ")
+    assert outcome.message.isprintable()
+    assert outcome.hint.isprintable()
+    assert outcome.hint
+    assert len(outcome.blockers) <= 64
+    for blocker in outcome.blockers:
+        assert blocker.describe()
+    if outcome.retryable:
+        # Then ending every lease and every other hold must serve it.
+        empty = replace(view, gpus=tuple(replace(gpu, instances=()) for gpu in view.gpus))
+        assert isinstance(plan(empty, request(*wants, gpus=[str(number) for number in named])), Plan)

@@ -1,0 +1,164 @@
+"""The map of slices, as text and as a picture."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.core.model import InstanceState
+from mig_agent.core.slicemap import STYLES, SliceMapBlock, SliceMapGpu, filled, render_legend, render_text
+from mig_agent.core.slicesvg import render_svg
+
+GPU = SliceMapGpu(
+    title="GPU 1  NVIDIA H100 80GB HBM3",
+    memory_slices=8,
+    blocks=(
+        SliceMapBlock(start=0, size=4, label="3g.40gb", state="leased", holder="pod team-a/train-7f2c"),
+        SliceMapBlock(start=4, size=1, label="1g.10gb", state="idle"),
+        SliceMapBlock(start=6, size=1, label="1g.10gb+me", state="foreign"),
+    ),
+)
+PICTURE = """\
+GPU 1  NVIDIA H100 80GB HBM3
+┌───────────────────────────────────┬────────┬────────┬────────┬────────┐
+│███████████████████████████████████│░░░░░░░░│        │▒▒▒▒▒▒▒▒│        │
+│3g.40gb                            │1g.10gb │        │1g.10gb…│        │
+│leased                             │idle    │free    │foreign │free    │
+│pod team-a/train-7f2c              │        │        │        │        │
+└0────────1────────2────────3───────┴4───────┴5───────┴6───────┴7───────┘"""
+ASCII_PICTURE = """\
+GPU 1  NVIDIA H100 80GB HBM3
++---------------------------+------+------+------+------+
+|###########################|......|      |//////|      |
+|3g.40gb                    |1g.10~|      |1g.10~|      |
+|leased                     |idle  |free  |forei~|free  |
+|pod team-a/train-7f2c      |      |      |      |      |
++0------1------2------3-----+4-----+5-----+6-----+7-----+"""
+
+
+def test_the_map_as_people_see_it() -> None:
+    assert render_text(GPU) == PICTURE
+
+
+def test_the_map_in_sixty_columns_of_ascii() -> None:
+    assert render_text(GPU, 60, unicode=False) == ASCII_PICTURE
+
+
+def test_colour_adds_nothing_but_colour() -> None:
+    painted = render_text(GPU, color=True)
+    assert "\x1b[32m" in painted
+    assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == PICTURE
+
+
+def test_every_state_has_a_look_of_its_own_without_colour() -> None:
+    assert set(STYLES) == {state.value for state in InstanceState} | {"free"}
+    for fills in ([style.fill for style in STYLES.values()], [style.ascii_fill for style in STYLES.values()]):
+        assert len(set(fills)) == len(fills)
+    assert all(style.ascii_fill.isascii() for style in STYLES.values())
+
+
+def test_a_whole_gpu_is_one_block() -> None:
+    block = SliceMapBlock(start=0, size=1, label="whole GPU", state="leased", holder="alice")
+    text = render_text(SliceMapGpu(title="GPU 0", memory_slices=1, blocks=(block,)))
+    assert "│whole GPU" in text
+    assert max(map(len, text.split("\n"))) == 80
+
+
+def test_twelve_slices_fit_in_eighty_columns() -> None:
+    text = render_text(SliceMapGpu(title="GPU 0", memory_slices=12))
+    assert max(map(len, text.split("\n"))) <= 80
+    assert text.endswith("10────11───┘")
+
+
+def test_a_gpu_without_a_map_is_its_title() -> None:
+    assert render_text(SliceMapGpu(title="GPU 4  lost: it fell off the bus", memory_slices=0)) == (
+        "GPU 4  lost: it fell off the bus"
+    )
+
+
+def test_free_ranges_are_filled_in() -> None:
+    assert [(each.start, each.size, each.state) for each in filled(GPU)] == [
+        (0, 4, "leased"),
+        (4, 1, "idle"),
+        (5, 1, "free"),
+        (6, 1, "foreign"),
+        (7, 1, "free"),
+    ]
+
+
+def test_wide_characters_take_two_columns() -> None:
+    block = SliceMapBlock(start=0, size=8, label="7g.80gb", state="leased", holder="カロル" * 20)
+    lines = render_text(SliceMapGpu(title="GPU", memory_slices=8, blocks=(block,))).split("\n")
+    assert lines[5].startswith("│カロル")
+    assert lines[5].endswith("…│")
+    assert "?" in render_text(SliceMapGpu(title="GPU", memory_slices=8, blocks=(block,)), unicode=False)
+
+
+def test_the_legend_explains_what_is_drawn() -> None:
+    assert render_legend(["idle", "leased"]) == "[██] leased  [░░] idle"
+    assert render_legend(unicode=False).isascii()
+    assert "\x1b[36m[░░]\x1b[0m idle" in render_legend(color=True)
+
+
+blocks = st.builds(
+    SliceMapBlock,
+    start=st.integers(-2, 14),
+    size=st.integers(0, 9),
+    label=st.text(max_size=20),
+    state=st.one_of(st.sampled_from(list(STYLES)), st.text(max_size=5)),
+    holder=st.text(max_size=40),
+)
+gpus = st.builds(
+    SliceMapGpu,
+    title=st.text(max_size=100),
+    memory_slices=st.integers(0, 12),
+    blocks=st.lists(blocks, max_size=8).map(tuple),
+)
+
+
+@given(gpu=gpus, width=st.integers(1, 200), color=st.booleans(), unicode=st.booleans())
+def test_whatever_is_drawn_keeps_its_lines_and_its_width(
+    gpu: SliceMapGpu, width: int, color: bool, unicode: bool
+) -> None:
+    text = render_text(gpu, width, color=color, unicode=unicode)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).split("\n")
+    assert len(lines) == (7 if gpu.memory_slices else 1)
+    assert all(line.isprintable() for line in lines)
+    if width >= gpu.memory_slices * 3 + 1:
+        assert all(len(line) <= width for line in lines)
+    if not unicode:
+        assert text.isascii()
+
+
+@given(gpu=gpus)
+def test_blocks_cover_a_gpu_exactly_once(gpu: SliceMapGpu) -> None:
+    position = 0
+    for block in filled(gpu):
+        assert block.start == position
+        assert block.size > 0
+        position += block.size
+    assert position == gpu.memory_slices
+
+
+def test_the_picture_shows_every_block_and_a_legend() -> None:
+    svg = render_svg([GPU], caption="One node")
+    root = ET.fromstring(svg)  # noqa: S314 -- our own text
+    words = "".join(root.itertext())
+    for word in ("One node", "3g.40gb", "pod team-a/train-7f2c", "leased", "idle", "foreign", "free"):
+        assert word in words
+    assert "http://" not in svg.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_picture_grows_with_the_gpus(count: int) -> None:
+    root = ET.fromstring(render_svg([GPU] * count))  # noqa: S314 -- our own text
+    assert float(root.attrib["height"]) >= 20 + 124 * count
+
+
+@given(st.lists(gpus, max_size=3), st.text(max_size=50))
+def test_any_text_makes_good_xml(several: list[SliceMapGpu], caption: str) -> None:
+    ET.fromstring(render_svg(several, caption=caption))  # noqa: S314 -- our own text
