@@ -1,0 +1,1 @@
+"""Doors to everything outside: the driver, the ledger, the machine, sockets, the clock."""
