@@ -1,0 +1,41 @@
+"""NVML's return codes and the failure that carries one, as `nvml.h` numbers them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """`nvmlReturn_t`; the names are those of nvml.h without their prefix."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    ALREADY_INITIALIZED = 5
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    TIMEOUT = 10
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    OPERATING_SYSTEM = 17
+    IN_USE = 19
+    MEMORY = 20
+    INSUFFICIENT_RESOURCES = 23
+    ARGUMENT_VERSION_MISMATCH = 25
+    NOT_READY = 27
+    INVALID_STATE = 29
+    UNKNOWN = 999
+
+
+class Failure(Exception):  # noqa: N818 -- an answer of the driver, not an error of the simulator
+    """What a call answers instead of success."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"NVML code {code}")
+        self.code = code
+
+
+class SimulatorError(Exception):
+    """What was asked of the simulator itself cannot be done; the message starts with "cannot"."""

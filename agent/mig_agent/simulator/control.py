@@ -1,0 +1,315 @@
+"""The hand on the simulated machine: what people, workloads, other tools and bad luck do to it."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mig_agent.simulator import faults, operations
+from mig_agent.simulator.codes import Failure, SimulatorError
+from mig_agent.simulator.models import Window
+from mig_agent.simulator.state import (
+    DRIVER_VERSION,
+    ComputeInstance,
+    Fault,
+    FaultKind,
+    Gpu,
+    GpuInstance,
+    GpuSpec,
+    Machine,
+    Process,
+    mig_uuid,
+    model_of,
+    new_machine,
+    parse_gpus,
+    profile_of,
+)
+from mig_agent.simulator.store import Store
+
+STATE_FILE = "simulated-gpus.json"
+_FIRST_MADE_UP_PID = 5_000_000
+"""Above Linux's highest pid, so that a made-up process is never mistaken for a real one."""
+
+
+def create_machine(
+    state_file: Path,
+    gpus: str | Sequence[GpuSpec],
+    *,
+    mig_mode: bool = True,
+    create_seconds: float = 0.16,
+    destroy_seconds: float = 0.10,
+    driver_version: str = DRIVER_VERSION,
+) -> Simulator:
+    """Makes a machine with these GPUs (`a100-40gb:1,h100-80gb:2`) in a new file; `mig_mode=False` leaves it off on all.
+
+    Raises SimulatorError where the text cannot be read or there is a machine already.
+    """
+    specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
+    if not mig_mode:
+        specs = tuple(GpuSpec(model=s.model, mig_mode=False, halves_swapped=s.halves_swapped) for s in specs)
+    machine = new_machine(
+        specs, create_seconds=create_seconds, destroy_seconds=destroy_seconds, driver_version=driver_version
+    )
+    Store(state_file).create(machine)
+    return Simulator(state_file)
+
+
+def open_or_create_machine(
+    state_file: Path, gpus: str | Sequence[GpuSpec], *, create_seconds: float = 0.16, destroy_seconds: float = 0.10
+) -> Simulator:
+    """The machine in this file as it was left, or a new one.
+
+    Raises SimulatorError where the file holds other GPUs than asked for.
+    """
+    specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
+    if not state_file.exists():
+        return create_machine(state_file, specs, create_seconds=create_seconds, destroy_seconds=destroy_seconds)
+    simulator = Simulator(state_file)
+    there = [gpu["model"] for gpu in simulator.machine()["gpus"]]
+    wanted = [spec.model for spec in specs]
+    if there != wanted:
+        raise SimulatorError(
+            f"cannot simulate {', '.join(wanted)} in {state_file}: it holds {', '.join(there)}; "
+            f"remove {state_file.parent} or give another state directory"
+        )
+    return simulator
+
+
+class Simulator:
+    """One simulated machine. Several may stand for the same file, in any process."""
+
+    def __init__(self, state_file: Path) -> None:
+        self.state_file = state_file
+        self._store = Store(state_file)
+        self._store.read()
+
+    @property
+    def host_root(self) -> Path:
+        """The folder that stands for `/` where the driver's files are read."""
+        return self._store.host.root
+
+    def machine(self) -> Machine:
+        """A copy of the whole state."""
+        return copy.deepcopy(self._store.read())
+
+    def calls(self, function: str) -> int:
+        """How often a function that changes something was called, failed calls included."""
+        return self._store.read()["calls"].get(function, 0)
+
+    def set_latency(self, *, create_seconds: float, destroy_seconds: float) -> None:
+        """How long creating and destroying a GPU instance takes."""
+        with self._store.edit() as machine:
+            machine["create_seconds"], machine["destroy_seconds"] = create_seconds, destroy_seconds
+
+    def reboot(self, *, keep_mig_mode: bool = False) -> None:
+        """All instances and processes are gone, and so is MIG mode on GPUs later than Ampere unless kept."""
+        with self._store.edit() as machine:
+            operations.reboot(machine, str(uuid.uuid4()), keep_mig_mode=keep_mig_mode)
+
+    def reset_gpu(self, gpu: int) -> None:
+        """As `nvidia-smi --gpu-reset`, without asking who uses it."""
+        with self._store.edit() as machine:
+            operations.reset_gpu(_gpu(machine, gpu))
+
+    def lose_gpu(self, gpu: int) -> None:
+        """It has fallen off the bus: every call about it answers GPU_IS_LOST."""
+        with self._store.edit() as machine:
+            _gpu(machine, gpu)["lost"] = True
+
+    def set_mig_mode(self, gpu: int, *, on: bool) -> int:
+        """As `nvidia-smi -mig`; the activation status."""
+        with self._answers() as machine:
+            return operations.set_mig_mode(_gpu(machine, gpu), on=on)
+
+    def occupy(
+        self,
+        where: str,
+        *,
+        pid: int | None = None,
+        name: str = "python train.py",
+        used_mib: int | None = 1024,
+        container: str = "",
+    ) -> int:
+        """A workload runs on `GPU/GI`, `GPU/GI/CI`, a MIG UUID, or a GPU without MIG mode; the pid it has.
+
+        Without a pid one is made up. The pid of a real process ties the workload to it: it ends with that process.
+        """
+        with self._store.edit() as machine:
+            process = _process(machine, pid, name, used_mib=used_mib, container=container)
+            gpu, instance, compute = _find(machine, where)
+            if instance is None:
+                if gpu["mig_current"]:
+                    raise SimulatorError(f"cannot run on {where}: the GPU is in MIG mode, name an instance as GPU/GI")
+                gpu["processes"].append(process)
+            elif compute is None:
+                raise SimulatorError(f"cannot run on {where}: it has no compute instance")
+            else:
+                compute["processes"].append(process)
+            return process["pid"]
+
+    def hold(
+        self, where: str, *, pid: int | None = None, name: str = "dcgm-exporter", gpu_instance_only: bool = False
+    ) -> int:
+        """A process keeps an instance in use and is listed nowhere but in /proc; its pid.
+
+        `gpu_instance_only` lets its compute instances go, and then not the instance itself.
+        """
+        with self._store.edit() as machine:
+            process = _process(machine, pid, name, used_mib=None, container="")
+            _, instance, compute = _find(machine, where)
+            if instance is None:
+                raise SimulatorError(f"cannot hold {where}: name an instance as GPU/GI")
+            if gpu_instance_only or compute is None:
+                instance["holders"].append(process)
+            else:
+                compute["holders"].append(process)
+            return process["pid"]
+
+    def vacate(self, pid: int) -> None:
+        """The process ends."""
+        with self._store.edit() as machine:
+            found = False
+            for processes in faults.process_lists(machine):
+                kept = [process for process in processes if process["pid"] != pid]
+                found = found or len(kept) < len(processes)
+                processes[:] = kept
+            if not found:
+                raise SimulatorError(f"cannot end process {pid}: it is on no GPU")
+
+    def create_foreign(
+        self, gpu: int, profile: str, *, start: int | None = None, with_compute: bool = True
+    ) -> tuple[int, int | None]:
+        """An instance as `nvidia-smi mig -cgi PROFILE -C` makes it; GPU-instance and compute-instance id.
+
+        Without a start the driver chooses.
+        """
+        with self._answers() as machine:
+            found = _gpu(machine, gpu)
+            row = next((each for each in model_of(found).profiles if each.name == profile), None)
+            if row is None:
+                names = ", ".join(each.name for each in model_of(found).profiles)
+                raise SimulatorError(f"cannot create {profile} on GPU {gpu}: it offers {names or 'no profiles'}")
+            window = None if start is None else Window(start, row.windows[0].size)
+            instance = operations.create_gpu_instance(machine, found, row.id, window)
+            if not with_compute:
+                return instance["id"], None
+            full = next(each for each in row.compute_profiles if each.slices == row.slices)
+            compute = operations.create_compute_instance(machine, found, instance, full.id, None)
+            return instance["id"], compute["id"]
+
+    def destroy_foreign(self, where: str) -> None:
+        """The instance goes, as `nvidia-smi mig -dci` and `-dgi` take it; refused while something runs on it."""
+        with self._answers() as machine:
+            gpu, instance, _ = _find(machine, where)
+            if instance is None:
+                raise SimulatorError(f"cannot destroy {where}: name an instance as GPU/GI")
+            for compute in tuple(instance["compute"]):
+                operations.destroy_compute_instance(machine, gpu, instance, compute)
+            operations.destroy_gpu_instance(machine, gpu, instance)
+
+    def fail(self, function: str, code: int, *, nth: int = 1, times: int | None = 1, gpu: int | None = None) -> int:
+        """The n-th call of a function from now on, and so many after it, answers with a code; the fault's id."""
+        return self._inject("fail", function, code=code, skip=nth - 1, times=times, gpu=gpu)
+
+    def hang(self, function: str, *, gpu: int | None = None) -> int:
+        """Calls of the function do not come back before the fault is cleared; its id."""
+        return self._inject("hang", function, times=None, gpu=gpu)
+
+    def leave_remnant(self, *, gpu: int | None = None, times: int | None = 1) -> int:
+        """Destroying a GPU instance answers success and leaves it there; the fault's id."""
+        return self._inject("remnant", "nvmlGpuInstanceDestroy", times=times, gpu=gpu)
+
+    def list_stale(self, *, gpu: int | None = None, times: int | None = None) -> int:
+        """Deleted MIG devices stay listed until the library is initialised again; the fault's id."""
+        return self._inject("stale", "nvmlComputeInstanceDestroy", times=times, gpu=gpu)
+
+    def clear(self, fault: int | None = None) -> None:
+        """Ends one fault, or all."""
+        with self._store.edit() as machine:
+            kept = [each for each in machine["faults"] if fault is not None and each["id"] != fault]
+            if fault is not None and len(kept) == len(machine["faults"]):
+                raise SimulatorError(f"cannot clear fault {fault}: there is none with that number")
+            machine["faults"] = kept
+
+    def _inject(
+        self, kind: FaultKind, function: str, *, times: int | None, gpu: int | None, code: int = 0, skip: int = 0
+    ) -> int:
+        with self._store.edit() as machine:
+            if gpu is not None:
+                _gpu(machine, gpu)
+            number = machine["next_serial"]
+            machine["next_serial"] += 1
+            machine["faults"].append(
+                Fault(id=number, kind=kind, function=function, gpu=gpu, code=code, skip=skip, times=times)
+            )
+            return number
+
+    @contextmanager
+    def _answers(self) -> Iterator[Machine]:
+        try:
+            with self._store.edit() as machine:
+                faults.forget_ended_processes(machine)
+                yield machine
+        except Failure as failure:
+            raise SimulatorError(f"cannot do that: the driver answers {failure.code}") from failure
+
+
+def _gpu(machine: Machine, index: int) -> Gpu:
+    if not 0 <= index < len(machine["gpus"]):
+        raise SimulatorError(f"cannot find GPU {index}: there are {len(machine['gpus'])}, from 0")
+    return machine["gpus"][index]
+
+
+_Place = tuple[Gpu, GpuInstance | None, ComputeInstance | None]
+
+
+def _places(machine: Machine) -> Iterator[tuple[set[str], _Place]]:
+    for index, gpu in enumerate(machine["gpus"]):
+        yield {str(index), gpu["uuid"]}, (gpu, None, None)
+        for instance in gpu["instances"]:
+            first = instance["compute"][0] if instance["compute"] else None
+            yield {f"{index}/{instance['id']}"}, (gpu, instance, first)
+            for compute in instance["compute"]:
+                names = {f"{index}/{instance['id']}/{compute['id']}", mig_uuid(gpu, instance["id"], compute["id"])}
+                yield names, (gpu, instance, compute)
+
+
+def _find(machine: Machine, where: str) -> _Place:
+    for names, place in _places(machine):
+        if where in names:
+            return place
+    raise SimulatorError(f"cannot find {where}: name a GPU (0), an instance (0/13, as GPU/GI) or a UUID")
+
+
+def _process(machine: Machine, pid: int | None, name: str, *, used_mib: int | None, container: str) -> Process:
+    started = None
+    if pid is None:
+        taken = {process["pid"] for processes in faults.process_lists(machine) for process in processes}
+        pid = max(taken | {_FIRST_MADE_UP_PID - 1}) + 1
+    elif pid < _FIRST_MADE_UP_PID:
+        started = faults.start_time(pid)
+    return Process(pid=pid, name=name, used_mib=used_mib, container=container, started=started)
+
+
+def describe(machine: Machine) -> str:
+    """The machine in words, for people."""
+    lines = [f"driver {machine['driver_version']}, boot {machine['boot_id']}"]
+    for index, gpu in enumerate(machine["gpus"]):
+        mode = "lost" if gpu["lost"] else f"MIG {'on' if gpu['mig_current'] else 'off'}"
+        lines.append(f"GPU {index}: {model_of(gpu).name} {gpu['uuid']} ({mode})")
+        lines += [f"  process {p['pid']} {p['name']}" for p in gpu["processes"]]
+        for instance in sorted(gpu["instances"], key=lambda each: each["start"]):
+            row = profile_of(gpu, instance)
+            lines.append(f"  {index}/{instance['id']} {row.name} at {instance['start']}:{instance['size']}")
+            for compute in instance["compute"]:
+                lines.append(f"    CI {compute['id']} {mig_uuid(gpu, instance['id'], compute['id'])}")
+                lines += [f"      process {p['pid']} {p['name']} {p['used_mib']} MiB" for p in compute["processes"]]
+                lines += [f"      held by {p['pid']} {p['name']}" for p in compute["holders"]]
+            lines += [f"    held by {p['pid']} {p['name']}" for p in instance["holders"]]
+    lines += [
+        f"fault {f['id']}: {f['kind']} {f['function']} gpu={f['gpu']} code={f['code']}" for f in machine["faults"]
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""The opaque handles that the library gives out: numbers that no memory stands behind."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from mig_agent.simulator.codes import Code, Failure
+from mig_agent.simulator.state import ComputeInstance, Ghost, Gpu, GpuInstance, Machine
+
+_TAG = 0x4D49 << 48
+
+
+class Kind(IntEnum):
+    """What a handle stands for."""
+
+    GPU = 1
+    MIG = 2
+    """An index on its GPU, so it may become another MIG device, as the driver's do."""
+    GPU_INSTANCE = 3
+    """A serial number: once destroyed, never valid again."""
+    COMPUTE_INSTANCE = 4
+    EVENT_SET = 5
+
+
+def encode(kind: Kind, gpu: int, value: int = 0) -> int:
+    """A handle; never 0."""
+    return _TAG | kind << 40 | gpu << 32 | value
+
+
+def gpu_of(handle: int | None) -> int | None:
+    """The GPU's index in a handle; None where it is no handle of a GPU or of something on one."""
+    if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF == Kind.EVENT_SET:
+        return None
+    return handle >> 32 & 0xFF
+
+
+def decode(handle: int | None, kind: Kind) -> tuple[int, int]:
+    """GPU index and value of a handle of this kind; any other is an invalid argument."""
+    if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF != kind:
+        raise Failure(Code.INVALID_ARGUMENT)
+    return handle >> 32 & 0xFF, handle & 0xFFFFFFFF
+
+
+def is_kind(handle: int | None, kind: Kind) -> bool:
+    """Whether it is a handle of this kind."""
+    return bool(handle) and handle is not None and handle >> 48 == _TAG >> 48 and handle >> 40 & 0xFF == kind
+
+
+def gpu(machine: Machine, handle: int | None) -> Gpu:
+    """The GPU of a GPU's handle."""
+    index, _ = decode(handle, Kind.GPU)
+    if index >= len(machine["gpus"]):
+        raise Failure(Code.INVALID_ARGUMENT)
+    return machine["gpus"][index]
+
+
+def gpu_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance]:
+    """The GPU instance of its handle."""
+    index, serial = decode(handle, Kind.GPU_INSTANCE)
+    gpu = machine["gpus"][index]
+    for instance in gpu["instances"]:
+        if instance["serial"] == serial:
+            return gpu, instance
+    raise Failure(Code.INVALID_ARGUMENT)
+
+
+def compute_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance]:
+    """The compute instance of its handle."""
+    index, serial = decode(handle, Kind.COMPUTE_INSTANCE)
+    gpu = machine["gpus"][index]
+    for instance in gpu["instances"]:
+        for compute in instance["compute"]:
+            if compute["serial"] == serial:
+                return gpu, instance, compute
+    raise Failure(Code.INVALID_ARGUMENT)
+
+
+def mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance] | Ghost:
+    """What is at a MIG handle's index now; a ghost where the driver goes on listing what is gone."""
+    index, mig_index = decode(handle, Kind.MIG)
+    gpu = machine["gpus"][index]
+    for instance in gpu["instances"]:
+        for compute in instance["compute"]:
+            if compute["mig_index"] == mig_index:
+                return gpu, instance, compute
+    for ghost in gpu["ghosts"]:
+        if ghost["mig_index"] == mig_index:
+            return ghost
+    raise Failure(Code.INVALID_ARGUMENT)
+
+
+def live_mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance]:
+    """The MIG device of a handle; of a ghost nothing is known but its name."""
+    found = mig_device(machine, handle)
+    if isinstance(found, tuple):
+        return found
+    raise Failure(Code.INVALID_ARGUMENT)

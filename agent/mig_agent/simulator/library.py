@@ -1,0 +1,167 @@
+"""libnvidia-ml as an object: every symbol is a C callback, so that pynvml's calls go through real C conversion."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from ctypes import CFUNCTYPE, c_int
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mig_agent.simulator import faults, handles
+from mig_agent.simulator.codes import Code, Failure, SimulatorError
+from mig_agent.simulator.state import Machine
+from mig_agent.simulator.store import Store
+
+_HANG_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symbol:
+    """One function of the library."""
+
+    name: str
+    prototype: Callable[..., object]
+    function: Callable[..., int | None]
+    """Gets the library and the C arguments; answers None for success."""
+    before_init: bool
+
+
+SYMBOLS: dict[str, Symbol] = {}
+
+
+def symbol(
+    name: str, *argument_types: type, answer: type = c_int, before_init: bool = False
+) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
+    """Registers a function under its C name."""
+
+    def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
+        prototype = CFUNCTYPE(answer, *argument_types)
+        SYMBOLS[name] = Symbol(name=name, prototype=prototype, function=function, before_init=before_init)
+        return function
+
+    return register
+
+
+@dataclass
+class EventSet:
+    """What a set of events has seen: the change counter of each GPU registered in it."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+
+
+class Library:
+    """The simulated library of one process. Its attributes are the C functions; a missing one is an old driver's."""
+
+    def __init__(self, store: Store, without: Collection[str]) -> None:
+        self._store = store
+        self._mutex = threading.Lock()
+        self._users = 0
+        self.initialised_at = 0
+        """The machine's revision at the last initialisation: what was deleted before is not listed."""
+        self.event_sets: dict[int, EventSet] = {}
+        self._event_sets_made = 0
+        for each in SYMBOLS.values():
+            if each.name not in without:
+                setattr(self, each.name, each.prototype(partial(self._answer, each)))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 -- the symbols have all kinds of types
+        raise AttributeError(f"undefined symbol: {name}")
+
+    def read(self) -> Machine:
+        """The machine as it is; never changed by its readers."""
+        return self._store.read()
+
+    @contextmanager
+    def change(self, function: str, *, seconds: float = 0.0) -> Iterator[Machine]:
+        """The machine to be changed by a call that takes so long; half before and half after, outside all locks."""
+        time.sleep(seconds / 2)
+        with self._store.edit() as machine:
+            machine["calls"][function] = machine["calls"].get(function, 0) + 1
+            faults.forget_ended_processes(machine)
+            yield machine
+        time.sleep(seconds / 2)
+
+    def forget_ended_processes(self) -> Machine:
+        """The machine without the real processes that have ended."""
+        machine = self.read()
+        if faults.has_ended_processes(machine):
+            with self._store.edit() as changed:
+                faults.forget_ended_processes(changed)
+            machine = self.read()
+        return machine
+
+    def add_event_set(self) -> int:
+        """A new event set's number."""
+        with self._mutex:
+            self._event_sets_made += 1
+            self.event_sets[self._event_sets_made] = EventSet()
+            return self._event_sets_made
+
+    def remove_event_set(self, number: int) -> None:
+        """Frees an event set."""
+        with self._mutex:
+            self.event_sets.pop(number, None)
+
+    def init(self) -> None:
+        """One more user."""
+        with self._mutex:
+            self._users += 1
+            self.initialised_at = self.read()["revision"]
+
+    def shutdown(self) -> None:
+        """One user less."""
+        with self._mutex:
+            self._users -= 1
+
+    def _answer(self, called: Symbol, *arguments: Any) -> int:  # noqa: ANN401 -- whatever C passes
+        try:
+            if not (self._users or called.before_init):
+                return Code.UNINITIALIZED
+            gpu = handles.gpu_of(arguments[0]) if arguments and isinstance(arguments[0], int) else None
+            machine = self.read()
+            if machine["faults"]:
+                self._suffer(called.name, gpu)
+                machine = self.read()
+            if gpu is not None and gpu < len(machine["gpus"]) and machine["gpus"][gpu]["lost"]:
+                return Code.GPU_IS_LOST
+            answer = called.function(self, *arguments)
+        except Failure as failure:
+            return failure.code
+        except Exception:  # noqa: BLE001 -- ctypes would turn an exception into success
+            traceback.print_exc(file=sys.stderr)
+            return Code.UNKNOWN
+        return Code.SUCCESS if answer is None else answer
+
+    def _suffer(self, function: str, gpu: int | None) -> None:
+        while faults.hangs(self.read(), function, gpu):
+            time.sleep(_HANG_POLL_SECONDS)
+        if faults.may_fail(self.read(), function, gpu):
+            with self._store.edit() as machine:
+                faults.strike(machine, function, gpu)
+
+
+def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
+    """The library of the machine in this file, to be put into `pynvml.nvmlLib`.
+
+    `without` names symbols to leave out, as an old driver does. Raises SimulatorError where there is no machine.
+    """
+    from mig_agent.simulator import (  # noqa: PLC0415 -- they import this module
+        device_calls,  # noqa: F401 -- the functions register themselves on import
+        event_calls,  # noqa: F401 -- the same
+        mig_calls,  # noqa: F401 -- the same
+    )
+
+    store = Store(state_file)
+    unknown = set(without) - SYMBOLS.keys()
+    if unknown:
+        raise SimulatorError(f"cannot leave out what is not simulated: {', '.join(sorted(unknown))}")
+    store.read()
+    store.mend()
+    return Library(store, without)
