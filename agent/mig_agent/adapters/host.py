@@ -1,0 +1,237 @@
+"""The machine around the GPUs: its boot id, its processes, and the device nodes of MIG capabilities.
+
+Everything is read under a root, so that a mounted host (`/host`) or a simulated one can stand for `/`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.core.errors import DriverError, DriverErrorKind
+
+_CAPS_FOLDER = "dev/nvidia-caps"
+_CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
+_SHOWN_OF_CONTAINER_ID = 12
+_SHOWN_OF_COMMAND = 60
+_MODPROBE = "nvidia-modprobe"
+_MODPROBE_SECONDS = 10.0
+_NODE_MODE = 0o444
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessInfo:
+    """A process of this machine."""
+
+    pid: int
+    command: str
+    """The command line, words separated by blanks; the program's name in brackets where it has none."""
+    container: str
+    """Id of its container, 64 hexadecimal digits; empty outside of one."""
+    started: int
+    """Clock ticks from boot to its start: with the pid it names a process for good."""
+
+    def __str__(self) -> str:
+        """For messages: `python train.py (pid 4711, container 0123456789ab)`."""
+        command = self.command
+        if len(command) > _SHOWN_OF_COMMAND:
+            command = f"{command[:_SHOWN_OF_COMMAND]}..."
+        container = f", container {self.container[:_SHOWN_OF_CONTAINER_ID]}" if self.container else ""
+        return f"{command} (pid {self.pid}{container})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapsNode:
+    """The device node that opens one GPU instance or compute instance to a container."""
+
+    path: str
+    """As a container and a device list name it: `/dev/nvidia-caps/nvidia-cap12`."""
+    major: int
+    minor: int
+
+
+class Host:
+    """One machine, seen under a root."""
+
+    def __init__(self, root: Path = Path("/"), *, simulated: bool = False) -> None:
+        """`simulated` makes plain files of device nodes, which needs no privilege."""
+        self.root = root
+        self._simulated = simulated
+
+    def boot_id(self) -> str:
+        """Another one after every boot. Raises OSError."""
+        return (self.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+    # Processes
+
+    def process(self, pid: int) -> ProcessInfo | None:
+        """A process, or None where there is none with that pid (a zombie is none)."""
+        folder = self.root / "proc" / str(pid)
+        try:
+            fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            # Fields 3 (state) and 22 (start time) of proc_pid_stat(5); the program's name before them may hold blanks.
+            state, started = fields[0], int(fields[19])
+            if state in {"Z", "X"}:
+                return None
+            words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            command = b" ".join(words).decode(errors="replace").strip()
+            if not command:
+                command = f"[{(folder / 'comm').read_text(encoding='utf-8', errors='replace').strip()}]"
+        except (OSError, IndexError, ValueError):
+            return None
+        return ProcessInfo(pid=pid, command=command, container=self._container(folder), started=started)
+
+    def describe_process(self, pid: int) -> str:
+        """In words, also where it is gone or not to be seen from here: `pid 4711`."""
+        process = self.process(pid)
+        return f"pid {pid}" if process is None else str(process)
+
+    @staticmethod
+    def _container(folder: Path) -> str:
+        try:
+            found = _CONTAINER_ID.findall((folder / "cgroup").read_text(encoding="utf-8", errors="replace"))
+        except OSError:
+            return ""
+        # The innermost: a path names the pod or the outer container first.
+        return found[-1] if found else ""
+
+    def holders(self, gpu_minor: int, gpu_instance_id: int | None = None) -> tuple[ProcessInfo, ...]:
+        """The processes that have an instance's capability open (or, without an instance, the GPU itself).
+
+        They keep it in use though the driver lists no process on it. Only processes whose open files may be read are
+        seen: all of them needs root, and the host's pids.
+        """
+        if gpu_instance_id is None:
+            wanted = {f"/dev/nvidia{gpu_minor}"}
+        else:
+            prefix = f"gpu{gpu_minor}/gi{gpu_instance_id}/"
+            minors = {minor for name, minor in self._minors().items() if name.startswith(prefix)}
+            wanted = {f"/{_CAPS_FOLDER}/nvidia-cap{minor}" for minor in minors}
+        found = []
+        for pid in self._pids():
+            if wanted & set(self._open_files(pid)):
+                process = self.process(pid)
+                if process is not None:
+                    found.append(process)
+        return tuple(found)
+
+    def _pids(self) -> list[int]:
+        try:
+            names = [entry.name for entry in os.scandir(self.root / "proc")]
+        except OSError:
+            return []
+        return sorted(int(name) for name in names if name.isdigit())
+
+    def _open_files(self, pid: int) -> Iterator[str]:
+        try:
+            entries = list(os.scandir(self.root / "proc" / str(pid) / "fd"))
+        except OSError:
+            return
+        for entry in entries:
+            try:
+                target = os.readlink(entry.path)  # noqa: PTH115 -- a Path for each open file of the machine is waste
+            except OSError:
+                continue
+            yield target
+
+    # Capabilities
+
+    def caps_nodes(self, gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[CapsNode, CapsNode]:
+        """The nodes of a GPU instance and of its compute instance. Raises DriverError where the driver lists none."""
+        minors = self._minors()
+        prefix = f"gpu{gpu_minor}/gi{gpu_instance_id}/"
+        names = (f"{prefix}access", f"{prefix}ci{compute_instance_id}/access")
+        missing = [name for name in names if name not in minors]
+        if missing:
+            raise DriverError(
+                DriverErrorKind.NOT_FOUND, "mig-minors", detail=f"no minor number for {', '.join(missing)}"
+            )
+        major = self._caps_major()
+        gpu_instance, compute_instance = (
+            CapsNode(path=f"/{_CAPS_FOLDER}/nvidia-cap{minors[name]}", major=major, minor=minors[name])
+            for name in names
+        )
+        return gpu_instance, compute_instance
+
+    def make_caps_nodes(
+        self, gpu_minor: int, gpu_instance_id: int, compute_instance_id: int
+    ) -> tuple[CapsNode, CapsNode]:
+        """The same, after making the nodes that are not there: the driver does not.
+
+        `nvidia-modprobe` does where it is installed, else mknod. Raises DriverError, of kind NO_PERMISSION without
+        root.
+        """
+        nodes = self.caps_nodes(gpu_minor, gpu_instance_id, compute_instance_id)
+        instance = f"gpu{gpu_minor}/mig/gi{gpu_instance_id}"
+        for node, capability in zip(nodes, (instance, f"{instance}/ci{compute_instance_id}"), strict=True):
+            if not self._is_there(node):
+                CRASH_POINTS.reach("before-device-node")
+                self._make_node(node, f"/proc/driver/nvidia/capabilities/{capability}/access")
+                CRASH_POINTS.reach("after-device-node")
+        return nodes
+
+    def _minors(self) -> dict[str, int]:
+        """Minor numbers by capability: `gpu0/gi1/ci0/access`. Parsed and never computed: the kernel module decides."""
+        path = self.root / "proc/driver/nvidia-caps/mig-minors"
+        minors = {}
+        try:
+            for line in path.read_text(encoding="ascii").splitlines():
+                name, _, minor = line.partition(" ")
+                if minor.strip().isdigit():
+                    minors[name] = int(minor)
+        except FileNotFoundError:
+            return {}
+        return minors
+
+    def _caps_major(self) -> int:
+        devices = (self.root / "proc/devices").read_text(encoding="ascii", errors="replace")
+        for line in devices.splitlines():
+            number, _, name = line.strip().partition(" ")
+            if name == "nvidia-caps":
+                return int(number)
+        raise DriverError(DriverErrorKind.NOT_FOUND, "/proc/devices", detail="no major number for nvidia-caps")
+
+    def _is_there(self, node: CapsNode) -> bool:
+        try:
+            found = (self.root / node.path[1:]).stat()
+        except FileNotFoundError:
+            return False
+        return self._simulated or found.st_rdev == os.makedev(node.major, node.minor)
+
+    def _make_node(self, node: CapsNode, capability: str) -> None:
+        path = self.root / node.path[1:]
+        try:
+            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if self._simulated:
+                path.touch(mode=_NODE_MODE)
+                return
+            path.unlink(missing_ok=True)  # it has another device's number
+            if not (self._run_modprobe(capability) and self._is_there(node)):
+                os.mknod(path, _NODE_MODE | stat.S_IFCHR, os.makedev(node.major, node.minor))
+                path.chmod(_NODE_MODE)  # whatever the umask took away
+        except FileExistsError:
+            return  # somebody was faster
+        except OSError as error:
+            denied = isinstance(error, PermissionError)
+            kind = DriverErrorKind.NO_PERMISSION if denied else DriverErrorKind.UNKNOWN
+            raise DriverError(kind, f"mknod {node.path}", detail=error.strerror or str(error)) from error
+
+    def _run_modprobe(self, capability: str) -> bool:
+        # It knows only the machine that it runs on, not one mounted elsewhere.
+        program = shutil.which(_MODPROBE) if self.root == Path("/") else None
+        if program is None:
+            return False
+        try:
+            done = subprocess.run(  # noqa: S603 -- a fixed program and a path of our own making
+                [program, "-f", capability], check=False, capture_output=True, timeout=_MODPROBE_SECONDS
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        return done.returncode == 0

@@ -1,0 +1,241 @@
+"""What can be written into the ledger: values that know their own SQL. A record is a tuple of them, written whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mig_agent.core.event import Event
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
+
+Statement = tuple[str, tuple[str | int | float | None, ...]]
+
+_PUT_INSTANCE = (
+    "INSERT INTO instance (generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start,"
+    " size, state, gpu_instance_id, compute_instance_id, uuid, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
+    " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since"
+)
+_DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
+_PUT_LEASE = (
+    "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
+    " pid_started, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_PUT_DEVICE = "INSERT INTO lease_device (lease, position, generation, reused) VALUES (?, ?, ?, ?)"
+_RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
+_END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
+_FORGET_DEVICES = "DELETE FROM lease_device WHERE lease IN (SELECT id FROM lease WHERE ended_at < ?)"
+_FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
+_PUT_CORDON = (
+    "INSERT INTO cordon (gpu, reason, since) VALUES (?, ?, ?)"
+    " ON CONFLICT (gpu) DO UPDATE SET reason = excluded.reason, since = excluded.since"
+)
+_DROP_CORDON = "DELETE FROM cordon WHERE gpu = ?"
+_PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_ADD_EVENT = (
+    "INSERT INTO event (at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+_RECORDED_STATE = {InstanceState.CREATING: "creating", InstanceState.DESTROYING: "destroying"}
+
+
+@dataclass(frozen=True, slots=True)
+class PutInstance:
+    """An instance as it is now. Leased, idle and blocked are all `present`: the leases tell which are leased."""
+
+    instance: Instance
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        instance, slot = self.instance, self.instance.slot
+        profile, placement = slot.profile, slot.placement
+        yield (
+            _PUT_INSTANCE,
+            (
+                instance.generation,
+                slot.gpu,
+                profile.id,
+                profile.name,
+                profile.compute_slices,
+                profile.memory_slices,
+                profile.memory_mib,
+                placement.start,
+                placement.size,
+                _RECORDED_STATE.get(instance.state, "present"),
+                instance.gpu_instance_id,
+                instance.compute_instance_id,
+                instance.uuid,
+                instance.since,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DropInstance:
+    """An instance that is gone."""
+
+    generation: Generation
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_INSTANCE, (self.generation,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutLease:
+    """A new lease, with the digest of its request, and when its process started (clock ticks from boot)."""
+
+    lease: Lease
+    digest: str
+    pid_started: int | None = None
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        lease, holder = self.lease, self.lease.holder
+        yield (
+            _PUT_LEASE,
+            (
+                lease.id,
+                lease.request_id,
+                self.digest,
+                holder.tenant,
+                holder.name,
+                holder.uid,
+                holder.pid,
+                lease.created_at,
+                lease.expires_at,
+                lease.pid,
+                self.pid_started,
+                lease.hold,
+            ),
+        )
+        for position, (generation, reused) in enumerate(zip(lease.instances, lease.reused, strict=True)):
+            yield _PUT_DEVICE, (lease.id, position, generation, reused)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """Another deadline; None for none."""
+
+    lease: LeaseId
+    expires_at: float | None
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _RENEW_LEASE, (self.expires_at, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """The end of a lease. It stays known, so that a late retry of its request is told."""
+
+    lease: LeaseId
+    at: float
+    reason: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _END_LEASE, (self.at, self.reason, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLeases:
+    """Leases that ended before this moment are forgotten, with their requests."""
+
+    before: float
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _FORGET_DEVICES, (self.before,)
+        yield _FORGET_LEASES, (self.before,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutCordon:
+    """Nothing new is placed on a GPU."""
+
+    gpu: GpuUuid
+    reason: str
+    since: float
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_CORDON, (self.gpu, self.reason, self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class DropCordon:
+    """The GPU may be used again."""
+
+    gpu: GpuUuid
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_CORDON, (self.gpu,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutBootId:
+    """The boot that the recorded instances belong to."""
+
+    boot_id: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("boot_id", self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PutLastGeneration:
+    """The highest generation given so far, also to instances that are not recorded."""
+
+    generation: Generation
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("last_generation", str(self.generation))
+
+
+@dataclass(frozen=True, slots=True)
+class AddEvent:
+    """Something that happened."""
+
+    event: Event
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        event = self.event
+        yield (
+            _ADD_EVENT,
+            (
+                event.at,
+                event.revision,
+                event.kind.value,
+                event.words,
+                event.gpu,
+                event.gpu_index,
+                event.lease,
+                event.generation,
+                event.holder,
+                json.dumps(dict(event.data)) if event.data else "{}",
+            ),
+        )
+
+
+Change = (
+    PutInstance
+    | DropInstance
+    | PutLease
+    | RenewLease
+    | EndLease
+    | ForgetLeases
+    | PutCordon
+    | DropCordon
+    | PutBootId
+    | PutLastGeneration
+    | AddEvent
+)
+Record = tuple[Change, ...]
+"""Changes that are written all or none."""

@@ -1,0 +1,196 @@
+"""What is read from the ledger: at start all that stands, and the recent events."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import (
+    Generation,
+    GpuUuid,
+    Holder,
+    Instance,
+    InstanceState,
+    Lease,
+    LeaseId,
+    Placement,
+    Profile,
+    RequestId,
+    Slot,
+)
+
+_STATE = {
+    "creating": InstanceState.CREATING,
+    "present": InstanceState.IDLE,
+    "destroying": InstanceState.DESTROYING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLease:
+    """A lease with what was kept beside it."""
+
+    lease: Lease
+    digest: str
+    """Of the request that made it."""
+    pid_started: int | None = None
+    """When the process that it is bound to started, in clock ticks from boot: a pid alone can be another's by now."""
+    ended_at: float | None = None
+    """None while it stands."""
+    end_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordon:
+    """Why nothing new is placed on a GPU, and since when."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The ledger at start. Instances are leased, idle, creating or destroying."""
+
+    boot_id: str = ""
+    instances: tuple[Instance, ...] = ()
+    leases: tuple[RecordedLease, ...] = ()
+    """All that stand, and those that ended last."""
+    more_ended: bool = False
+    """Whether more ended leases are known than are listed here."""
+    cordons: Mapping[GpuUuid, Cordon] = field(default_factory=dict)
+    last_generation: int = 0
+    last_revision: int = 0
+
+
+def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
+    """Everything but the events, and of the leases that ended only so many. Raises sqlite3.Error."""
+    facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM fact"))
+    standing = tuple(_lease(connection, row) for row in connection.execute(_STANDING).fetchall())
+    ended = tuple(_lease(connection, row) for row in connection.execute(_ENDED, (most_ended + 1,)).fetchall())
+    held = {generation: each.lease.id for each in standing for generation in each.lease.instances}
+    instances = tuple(_instance(row, held) for row in connection.execute(_INSTANCES))
+    generations = [int(facts.get("last_generation", "0")), *(each.generation for each in instances), *held]
+    revision = connection.execute("SELECT max(revision) FROM event").fetchone()[0]
+    return Contents(
+        boot_id=facts.get("boot_id", ""),
+        instances=instances,
+        leases=(*standing, *ended[:most_ended][::-1]),
+        more_ended=len(ended) > most_ended,
+        cordons={
+            GpuUuid(gpu): Cordon(reason=reason, since=since)
+            for gpu, reason, since in connection.execute("SELECT gpu, reason, since FROM cordon")
+        },
+        last_generation=max(generations),
+        last_revision=revision or 0,
+    )
+
+
+_INSTANCES = (
+    "SELECT generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size, state,"
+    " gpu_instance_id, compute_instance_id, uuid, since FROM instance ORDER BY generation"
+)
+_LEASE_COLUMNS = (
+    "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
+    " ended_at, end_reason"
+)
+_STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
+_ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ?"  # noqa: S608 -- of constants
+_DEVICES = "SELECT generation, reused FROM lease_device WHERE lease = ? ORDER BY position"
+_EVENTS = (
+    "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
+    " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
+    " ORDER BY number DESC LIMIT ?) ORDER BY number"
+)
+
+
+def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
+    (generation, gpu, profile_id, name, compute, memory, mib, start, size, state, gi, ci, uuid, since) = row
+    placement = Placement(_int(start), _int(size))
+    # The record alone, without the GPU's layout, tells no engines and no other placements.
+    profile = Profile(
+        id=_int(profile_id),
+        name=str(name),
+        compute_slices=_int(compute),
+        memory_slices=_int(memory),
+        memory_mib=_int(mib),
+        placements=(placement,),
+    )
+    lease = held.get(Generation(_int(generation)))
+    return Instance(
+        slot=Slot(GpuUuid(str(gpu)), profile, placement),
+        generation=Generation(_int(generation)),
+        state=InstanceState.LEASED if lease is not None else _STATE[str(state)],
+        gpu_instance_id=None if gi is None else _int(gi),
+        compute_instance_id=None if ci is None else _int(ci),
+        uuid=str(uuid),
+        lease=lease,
+        since=_float(since),
+    )
+
+
+def _lease(connection: sqlite3.Connection, row: tuple[Any, ...]) -> RecordedLease:
+    name, request, digest, tenant, holder, uid, holder_pid, created, expires, pid, pid_started, hold, ended, reason = (
+        row
+    )
+    devices = connection.execute(_DEVICES, (name,)).fetchall()
+    lease = Lease(
+        id=LeaseId(name),
+        request_id=RequestId(request),
+        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid),
+        instances=tuple(Generation(generation) for generation, _ in devices),
+        created_at=created,
+        expires_at=expires,
+        pid=pid,
+        hold=bool(hold),
+        reused=tuple(bool(reused) for _, reused in devices),
+    )
+    return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
+
+
+def find_request(connection: sqlite3.Connection, request_id: str) -> RecordedLease | None:
+    """The lease that a request led to, standing or ended. Raises sqlite3.Error."""
+    row = connection.execute(_BY_REQUEST, (request_id,)).fetchone()
+    return None if row is None else _lease(connection, row)
+
+
+def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
+    """The latest events from a moment on, oldest first; of one GPU (index or UUID) or, with "", of all."""
+    return tuple(
+        Event(
+            kind=EventKind(kind),
+            at=at,
+            revision=revision,
+            words=words,
+            gpu=None if uuid is None else GpuUuid(uuid),
+            gpu_index=index,
+            lease=None if lease is None else LeaseId(lease),
+            generation=None if generation is None else Generation(generation),
+            holder=holder,
+            data=json.loads(data),
+        )
+        for at, revision, kind, words, uuid, index, lease, generation, holder, data in connection.execute(
+            _EVENTS, (since, gpu, gpu, gpu, limit)
+        )
+        if kind in _KINDS  # a newer version may have written kinds that this one does not know
+    )
+
+
+_KINDS = frozenset(kind.value for kind in EventKind)
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _float(value: object) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

@@ -1,0 +1,400 @@
+"""pynvml behind plain Python values: the only module that imports it.
+
+Every call goes through `_call`, which turns NVML's errors into DriverError and tells a listener how long it took. What
+C wants as buffers and structures is made and read here; handles leave this module as opaque objects. pynvml declares no
+argument types, so a structure passed by value would be accepted in silence: always `byref`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from ctypes import byref, c_uint
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NewType
+
+import pynvml
+
+from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.core.errors import DriverError, DriverErrorKind
+from mig_agent.core.model import Placement
+
+GpuHandle = NewType("GpuHandle", object)
+MigHandle = NewType("MigHandle", object)
+"""Stands for an index on its GPU and can become another instance: never kept over a change."""
+GpuInstanceHandle = NewType("GpuInstanceHandle", object)
+ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
+EventSetHandle = NewType("EventSetHandle", object)
+
+OnCall = Callable[[str, float, DriverErrorKind | None], None]
+"""Hears of every call: its NVML name, its duration in seconds, how it failed or None."""
+
+GPU_PROFILE_ENUMS = range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
+COMPUTE_PROFILE_ENUMS = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
+FULL_COMPUTE_PROFILE_ENUM = MappingProxyType(
+    {
+        1: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE,
+        2: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE,
+        3: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_3_SLICE,
+        4: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_4_SLICE,
+        6: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_6_SLICE,
+        7: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_7_SLICE,
+        8: pynvml.NVML_COMPUTE_INSTANCE_PROFILE_8_SLICE,
+    }
+)
+"""The compute-instance profile that fills a GPU instance, by the instance's compute slices.
+
+Chosen by enum and never by "the same number of slices": 1_SLICE_REV1 and 7_SLICE_NVL have the same number and make
+creation fail where the GPU lacks them.
+"""
+
+_KINDS = MappingProxyType(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED: DriverErrorKind.LIBRARY,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT: DriverErrorKind.INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_NOT_SUPPORTED: DriverErrorKind.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION: DriverErrorKind.NO_PERMISSION,
+        pynvml.NVML_ERROR_NOT_FOUND: DriverErrorKind.NOT_FOUND,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: DriverErrorKind.LIBRARY,
+        pynvml.NVML_ERROR_TIMEOUT: DriverErrorKind.TIMEOUT,
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: DriverErrorKind.LIBRARY,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: DriverErrorKind.NOT_SUPPORTED,
+        pynvml.NVML_ERROR_GPU_IS_LOST: DriverErrorKind.GPU_LOST,
+        pynvml.NVML_ERROR_RESET_REQUIRED: DriverErrorKind.RESET_REQUIRED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverErrorKind.LIBRARY,
+        pynvml.NVML_ERROR_IN_USE: DriverErrorKind.IN_USE,
+        pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: DriverErrorKind.INSUFFICIENT_RESOURCES,
+        # A structure newer than the driver.
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH: DriverErrorKind.NOT_SUPPORTED,
+    }
+)
+
+CHANGING = frozenset(
+    {
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceDestroy",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlComputeInstanceDestroy",
+        "nvmlDeviceSetMigMode",
+    }
+)
+"""The calls that change the hardware: before and after each the process can be made to crash (`crashpoints`)."""
+
+_LEAST_ROOM = 16
+"""Entries in a buffer whose length the driver is not told; no GPU has more instances."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileAnswer:
+    """What NVML tells of a profile of GPU instances; memory in MiB."""
+
+    id: int
+    name: str
+    """NVML's own string; empty from a driver that tells none."""
+    slices: int
+    memory_mib: int
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg: int
+    ofa: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceAnswer:
+    """What NVML tells of a GPU instance."""
+
+    id: int
+    profile_id: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAnswer:
+    """Bytes."""
+
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessAnswer:
+    """A process with a context on a device; bytes used, or None where the driver does not tell."""
+
+    pid: int
+    used: int | None
+
+
+class Nvml:
+    """NVML's calls on an initialised library. Blocking; safe in any thread.
+
+    All methods raise DriverError.
+    """
+
+    def __init__(self, library: object | None = None, *, on_call: OnCall | None = None) -> None:
+        self._on_call = on_call
+        if library is not None:
+            pynvml.nvmlLib = library
+        # Function pointers outlive a change of library.
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 -- pynvml has no public way
+        self._call("nvmlInitWithFlags", 0)
+
+    def shutdown(self) -> None:
+        """Ends the session that the constructor began."""
+        self._call("nvmlShutdown")
+
+    def _call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 -- pynvml is untyped
+        changes = name in CHANGING
+        if changes:
+            CRASH_POINTS.reach(f"before-{name}")
+        start = time.perf_counter()
+        kind: DriverErrorKind | None = None
+        try:
+            answer = getattr(pynvml, name)(*arguments)
+            if changes:
+                CRASH_POINTS.reach(f"after-{name}")
+            return answer  # noqa: TRY300 -- the errors below are those of the call alone
+        except pynvml.NVMLError as error:
+            kind = _KINDS.get(error.value, DriverErrorKind.UNKNOWN)
+            raise DriverError(kind, name, detail=str(error), gpu_index=gpu) from error
+        except pynvml.NVMLLibraryMismatchError as error:
+            kind = DriverErrorKind.NOT_SUPPORTED
+            raise DriverError(kind, name, detail="the driver is too old for this call", gpu_index=gpu) from error
+        finally:
+            if self._on_call is not None:
+                self._on_call(name, time.perf_counter() - start, kind)
+
+    # Machine and GPUs
+
+    def driver_version(self) -> str:
+        """`580.95.05`."""
+        return _text(self._call("nvmlSystemGetDriverVersion"))
+
+    def gpu_count(self) -> int:
+        """GPUs that the driver knows, lost ones included."""
+        return int(self._call("nvmlDeviceGetCount"))
+
+    def gpu(self, index: int) -> GpuHandle:
+        """The handle of a GPU; stays valid over changes of its MIG configuration."""
+        return GpuHandle(self._call("nvmlDeviceGetHandleByIndex", index, gpu=index))
+
+    def name(self, gpu: GpuHandle, index: int) -> str:
+        """The product name."""
+        return _text(self._call("nvmlDeviceGetName", gpu, gpu=index))
+
+    def uuid(self, device: GpuHandle | MigHandle, index: int) -> str:
+        """`GPU-...` or `MIG-...`."""
+        return _text(self._call("nvmlDeviceGetUUID", device, gpu=index))
+
+    def minor(self, gpu: GpuHandle, index: int) -> int:
+        """The N of /dev/nvidiaN; may change with the MIG mode."""
+        return int(self._call("nvmlDeviceGetMinorNumber", gpu, gpu=index))
+
+    def pci_bus_id(self, gpu: GpuHandle, index: int) -> str:
+        """`00000000:17:00.0`."""
+        return _text(self._call("nvmlDeviceGetPciInfo", gpu, gpu=index).busId)
+
+    def memory(self, device: GpuHandle | MigHandle, index: int) -> MemoryAnswer:
+        """Total and used."""
+        answer = self._call("nvmlDeviceGetMemoryInfo", device, gpu=index)
+        return MemoryAnswer(total=int(answer.total), used=int(answer.used))
+
+    def utilization_percent(self, gpu: GpuHandle, index: int) -> int:
+        """Of the multiprocessors; not supported in MIG mode."""
+        return int(self._call("nvmlDeviceGetUtilizationRates", gpu, gpu=index).gpu)
+
+    def field_value(self, gpu: GpuHandle, field: int, index: int) -> int | None:
+        """An integer field; None where this driver or GPU has none of that number."""
+        answer = self._call("nvmlDeviceGetFieldValues", gpu, [field], gpu=index)[0]
+        return int(answer.value.uiVal) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
+
+    def compute_processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
+        """Processes with a compute context on a device."""
+        return self._processes("nvmlDeviceGetComputeRunningProcesses", device, index)
+
+    def _processes(self, name: str, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
+        answers = self._call(name, device, gpu=index)
+        return tuple(
+            ProcessAnswer(pid=int(each.pid), used=None if each.usedGpuMemory is None else int(each.usedGpuMemory))
+            for each in answers
+        )
+
+    def processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
+        """Processes with a compute or graphics context on a device, or running there under MPS."""
+        found = {answer.pid: answer for answer in self.compute_processes(device, index)}
+        for name in ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
+            try:
+                answers = self._processes(name, device, index)
+            except DriverError as error:
+                if error.kind is not DriverErrorKind.NOT_SUPPORTED:
+                    raise
+                continue
+            for answer in answers:
+                found.setdefault(answer.pid, answer)
+        return tuple(found[pid] for pid in sorted(found))
+
+    # MIG mode
+
+    def mig_mode(self, gpu: GpuHandle, index: int) -> tuple[bool, bool]:
+        """Current and pending; NOT_SUPPORTED where the GPU has no MIG mode."""
+        current, pending = self._call("nvmlDeviceGetMigMode", gpu, gpu=index)
+        return bool(current), bool(pending)
+
+    def set_mig_mode(self, gpu: GpuHandle, index: int, *, on: bool) -> DriverErrorKind | None:
+        """Asks for the mode; what keeps it from taking effect, or None. pynvml returns that, it does not raise it."""
+        status = int(self._call("nvmlDeviceSetMigMode", gpu, int(on), gpu=index))
+        return None if status == pynvml.NVML_SUCCESS else _KINDS.get(status, DriverErrorKind.UNKNOWN)
+
+    # Profiles
+
+    def profile(self, gpu: GpuHandle, enum: int, index: int) -> ProfileAnswer:
+        """A profile by its enum (not id); NOT_SUPPORTED where the GPU has none, INVALID_ARGUMENT past the last enum."""
+        try:
+            answer = self._call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, enum, gpu=index)
+            name = _text(answer.name).removeprefix("MIG ")
+        except DriverError as error:
+            # An old driver has no second version; one that has it answers the same again for an absent profile.
+            if error.kind not in {DriverErrorKind.NOT_SUPPORTED, DriverErrorKind.INVALID_ARGUMENT}:
+                raise
+            answer = self._call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, enum, 1, gpu=index)
+            name = ""
+        return ProfileAnswer(
+            id=int(answer.id),
+            name=name,
+            slices=int(answer.sliceCount),
+            memory_mib=int(answer.memorySizeMB),
+            multiprocessors=int(answer.multiprocessorCount),
+            copy_engines=int(answer.copyEngineCount),
+            decoders=int(answer.decoderCount),
+            encoders=int(answer.encoderCount),
+            jpeg=int(answer.jpegCount),
+            ofa=int(answer.ofaCount),
+        )
+
+    def placements(self, gpu: GpuHandle, profile_id: int, index: int) -> tuple[Placement, ...]:
+        """All placements of a profile, whatever is occupied."""
+        count = c_uint()
+        self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, None, byref(count), gpu=index)
+        # The driver fills the buffer without being told its length: as many as it just counted, and never fewer than
+        # 16.
+        room = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _LEAST_ROOM))()
+        self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, room, byref(count), gpu=index)
+        return tuple(sorted(Placement(int(each.start), int(each.size)) for each in room[: count.value]))
+
+    # GPU instances
+
+    def create_gpu_instance(
+        self, gpu: GpuHandle, profile_id: int, placement: Placement, index: int
+    ) -> GpuInstanceHandle:
+        """Creates it exactly there."""
+        where = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+        name = "nvmlDeviceCreateGpuInstanceWithPlacement"
+        return GpuInstanceHandle(self._call(name, gpu, profile_id, byref(where), gpu=index))
+
+    def destroy_gpu_instance(self, instance: GpuInstanceHandle, index: int) -> None:
+        """IN_USE while compute instances or processes remain."""
+        self._call("nvmlGpuInstanceDestroy", instance, gpu=index)
+
+    def gpu_instance(self, gpu: GpuHandle, gpu_instance_id: int, index: int) -> GpuInstanceHandle:
+        """NOT_FOUND where there is none."""
+        return GpuInstanceHandle(self._call("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance_id, gpu=index))
+
+    def gpu_instances(self, gpu: GpuHandle, profile_id: int, most: int, index: int) -> tuple[GpuInstanceHandle, ...]:
+        """All of one profile; `most` is how many placements the profile has (NVML's instanceCount is wrong on A30)."""
+        count = c_uint()
+        room = (pynvml.c_nvmlGpuInstance_t * max(most, _LEAST_ROOM))()
+        self._call("nvmlDeviceGetGpuInstances", gpu, profile_id, room, byref(count), gpu=index)
+        return tuple(GpuInstanceHandle(each) for each in room[: count.value])
+
+    def gpu_instance_info(self, instance: GpuInstanceHandle, index: int) -> InstanceAnswer:
+        """Id, profile and placement. Only this tells the placement: ids follow different maps on different boards."""
+        answer = self._call("nvmlGpuInstanceGetInfo", instance, gpu=index)
+        placement = Placement(int(answer.placement.start), int(answer.placement.size))
+        return InstanceAnswer(id=int(answer.id), profile_id=int(answer.profileId), placement=placement)
+
+    # Compute instances
+
+    def compute_profile_id(self, instance: GpuInstanceHandle, enum: int, index: int) -> int:
+        """The id of a compute-instance profile by its enum; NOT_SUPPORTED where this instance has none."""
+        shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
+        name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+        # Version 1 has all that is needed and every driver knows it.
+        return int(self._call(name, instance, enum, shared, 1, gpu=index).id)
+
+    def create_compute_instance(
+        self, instance: GpuInstanceHandle, profile_id: int, index: int
+    ) -> ComputeInstanceHandle:
+        """Creates it; with the full profile there is only one place for it."""
+        name = "nvmlGpuInstanceCreateComputeInstance"
+        return ComputeInstanceHandle(self._call(name, instance, profile_id, gpu=index))
+
+    def destroy_compute_instance(self, compute: ComputeInstanceHandle, index: int) -> None:
+        """IN_USE while a process runs on it or holds it."""
+        self._call("nvmlComputeInstanceDestroy", compute, gpu=index)
+
+    def compute_instances(
+        self, instance: GpuInstanceHandle, profile_id: int, index: int
+    ) -> tuple[ComputeInstanceHandle, ...]:
+        """All of one profile."""
+        count = c_uint()
+        room = (pynvml.c_nvmlComputeInstance_t * _LEAST_ROOM)()
+        self._call("nvmlGpuInstanceGetComputeInstances", instance, profile_id, room, byref(count), gpu=index)
+        return tuple(ComputeInstanceHandle(each) for each in room[: count.value])
+
+    def compute_instance_id(self, compute: ComputeInstanceHandle, index: int) -> int:
+        """Its id, unique inside its GPU instance."""
+        return int(self._call("nvmlComputeInstanceGetInfo", compute, gpu=index).id)
+
+    # MIG devices
+
+    def mig_devices(self, gpu: GpuHandle, index: int) -> tuple[MigHandle, ...]:
+        """All MIG devices of a GPU; the indices have gaps."""
+        most = int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, gpu=index))
+        found = []
+        for number in range(most):
+            try:
+                found.append(MigHandle(self._call("nvmlDeviceGetMigDeviceHandleByIndex", gpu, number, gpu=index)))
+            except DriverError as error:
+                # A gap; which of the two codes it answers depends on the driver.
+                if error.kind not in {DriverErrorKind.NOT_FOUND, DriverErrorKind.INVALID_ARGUMENT}:
+                    raise
+        return tuple(found)
+
+    def mig_device(self, uuid: str, index: int) -> MigHandle:
+        """The MIG device with this UUID; NOT_FOUND where there is none."""
+        return MigHandle(self._call("nvmlDeviceGetHandleByUUID", uuid, gpu=index))
+
+    def mig_device_ids(self, device: MigHandle, index: int) -> tuple[int, int]:
+        """GPU-instance and compute-instance id."""
+        gpu_instance = int(self._call("nvmlDeviceGetGpuInstanceId", device, gpu=index))
+        return gpu_instance, int(self._call("nvmlDeviceGetComputeInstanceId", device, gpu=index))
+
+    # Events
+
+    def event_set(self) -> EventSetHandle:
+        """A new set, to be freed."""
+        return EventSetHandle(self._call("nvmlEventSetCreate"))
+
+    def register_mig_changes(self, gpu: GpuHandle, events: EventSetHandle, index: int) -> None:
+        """The set hears of changes of this GPU's MIG configuration; NOT_SUPPORTED where the driver does not tell."""
+        self._call("nvmlDeviceRegisterEvents", gpu, pynvml.nvmlEventMigConfigChange, events, gpu=index)
+
+    def wait_for_event(self, events: EventSetHandle, milliseconds: int) -> bool:
+        """Whether something happened in the time."""
+        try:
+            self._call("nvmlEventSetWait_v2", events, milliseconds)
+        except DriverError as error:
+            if error.kind is DriverErrorKind.TIMEOUT:
+                return False
+            raise
+        return True
+
+    def free_event_set(self, events: EventSetHandle) -> None:
+        """Gives the set back."""
+        self._call("nvmlEventSetFree", events)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,64 @@
+"""Whether a process lives, and being told when it ends. Of this machine, as this process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_POLL_SECONDS = 2.0
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks from boot; None where there is none (a zombie is none).
+
+    With the pid it names a process for good: pids are given again.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        # Fields 3 (state) and 22 (start time) of proc_pid_stat(5).
+        return None if fields[0] in {"Z", "X"} else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class ProcessWatch:
+    """Calls back once, on the event loop, when a process has ended; at once where it has ended already."""
+
+    def __init__(self, pid: int, started_at: int | None, on_end: Callable[[], None]) -> None:
+        self._pid = pid
+        self._started = started_at
+        self._on_end = on_end
+        self._loop = asyncio.get_running_loop()
+        self._descriptor: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        with contextlib.suppress(OSError):  # no such process, or a kernel without pidfd: looking tells which
+            self._descriptor = os.pidfd_open(pid)
+        if started_at is None or started(pid) != started_at:
+            self._timer = self._loop.call_later(0, self._ended)
+        elif self._descriptor is not None:
+            self._loop.add_reader(self._descriptor, self._ended)
+        else:
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._look)
+
+    def close(self) -> None:
+        """No longer calls back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            self._loop.remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _look(self) -> None:
+        if started(self._pid) != self._started:
+            self._ended()
+        else:
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._look)
+
+    def _ended(self) -> None:
+        self.close()
+        self._on_end()

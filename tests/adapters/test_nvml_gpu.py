@@ -1,0 +1,70 @@
+"""The NVML adapter on a real GPU, read-only: `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.nvml import Driver
+from mig_agent.core.errors import DriverError, DriverErrorKind
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver.open()
+
+
+def test_every_gpu_is_described(driver: Driver) -> None:
+    seen = driver.observe()
+    assert seen.gpus
+    assert dict(seen.failed) == {}
+    assert [gpu.index for gpu in seen.gpus] == list(range(len(seen.gpus)))
+    for gpu in seen.gpus:
+        assert gpu.uuid.startswith("GPU-")
+        assert gpu.model
+        assert gpu.memory_mib > 0
+        assert driver.observe_gpu(gpu.uuid).uuid == gpu.uuid
+        assert driver.pci_bus_id(gpu.uuid).count(":") == 2
+    assert driver.version
+
+
+def test_what_the_driver_lists_of_profiles_makes_sense(driver: Driver) -> None:
+    for gpu in driver.observe().gpus:
+        if gpu.layout is None:
+            assert not gpu.mode.current
+            continue
+        assert gpu.mode.capable
+        for profile in gpu.layout.profiles:
+            assert profile.name.startswith(f"{profile.compute_slices}g.")
+            assert 0 < profile.memory_mib <= gpu.memory_mib
+            assert {place.size for place in profile.placements} == {profile.memory_slices}
+        assert driver.mode_changes_without_reset(gpu.uuid) in {True, False, None}
+
+
+def test_usage_of_a_gpu_without_mig_mode(driver: Driver) -> None:
+    for gpu in driver.observe().gpus:
+        if gpu.mode.current:
+            continue
+        usage = driver.usage(gpu.uuid)
+        assert usage.memory_total_mib == gpu.memory_mib
+        assert usage.memory_used_mib is None or 0 <= usage.memory_used_mib <= gpu.memory_mib
+        assert all(process.pid > 0 for process in driver.processes(gpu.uuid))
+
+
+def test_looking_for_an_instance_where_mig_mode_is_off(driver: Driver) -> None:
+    for gpu in driver.observe().gpus:
+        if not gpu.mode.current:
+            with pytest.raises(DriverError) as refused:
+                driver.observe_instance(gpu.uuid, 1)
+            kinds = {DriverErrorKind.NOT_SUPPORTED, DriverErrorKind.NOT_FOUND, DriverErrorKind.INVALID_ARGUMENT}
+            assert refused.value.kind in kinds
+
+
+def test_the_machine_around_it() -> None:
+    host = Host()
+    assert host.boot_id()
+    assert host.process(os.getpid()) is not None
