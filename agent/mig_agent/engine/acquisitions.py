@@ -1,0 +1,231 @@
+"""From a request to a granted lease: served once, however often it is sent, tried a few times, and told why not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from mig_agent.adapters import processes
+from mig_agent.adapters.ledger_contents import RecordedLease
+from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import Lease, Request, RequestId, Slot
+from mig_agent.engine.answers import Device, Granted
+from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import Context
+from mig_agent.engine.journal import ledger_refusal
+from mig_agent.engine.memory import Memory, digest_of
+from mig_agent.engine.orders import Order
+from mig_agent.engine.removal import StepFailedError
+from mig_agent.engine.waiting import WaitingRoom, describe
+
+MOST_TRIES = 4
+"""Failures of the hardware that one request may meet."""
+MOST_BLOCKED = 32
+"""Instances that one request may find in use."""
+
+_CANCELLED = Refusal(reason=Reason.CANCELLED, message="cannot go on: the client has gone away")
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A request that is being served; several calls with the same id share it."""
+
+    order: Order
+    task: asyncio.Task[Lease | Refusal] | None = None
+    joined: int = 0
+    listeners: list[Callable[[int], None]] = field(default_factory=list)
+    place: int = 0
+    notes: tuple[str, ...] = ()
+    abandoned: bool = False
+
+    def told(self, place: int) -> None:
+        self.place = place
+        for listener in self.listeners:
+            listener(place)
+
+
+class Acquisitions:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, memory: Memory, room: WaitingRoom) -> None:
+        self._context = context
+        self._memory = memory
+        self._room = room
+        self._jobs: dict[RequestId, _Job] = {}
+
+    async def acquire(
+        self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None, *, hold: bool
+    ) -> Granted:
+        """A lease for the request. Raises RefusedError."""
+        self._context.refuse_when_closing()
+        began = time.perf_counter()
+        digest = digest_of(request, caller, hold=hold)
+        if not request.request_id:
+            request = replace(request, request_id=RequestId(uuid.uuid4().hex))
+        known = self._memory.of_request(request.request_id)
+        if known is not None:
+            return self._again(known, digest)
+        job = self._jobs.get(request.request_id)
+        if job is None:
+            job = self._begin(request, caller, digest, hold=hold)
+        elif job.order.digest != digest:
+            raise _reused(request.request_id)
+        outcome = await self._join(job, on_queued)
+        seconds = time.perf_counter() - began
+        if isinstance(outcome, Refusal):
+            self._refused(request, outcome, seconds)
+            raise RefusedError(outcome)
+        self._context.telemetry.acquired(seconds, "reused" if all(outcome.reused) else "created")
+        return self.granted(outcome, job.notes)
+
+    def granted(self, lease: Lease, notes: tuple[str, ...] = ()) -> Granted:
+        """A lease that stands, as its holder is told."""
+        state = self._context.state
+        devices = []
+        for generation, reused in zip(lease.instances, lease.reused, strict=True):
+            instance = state.instance(generation)
+            if instance is None:
+                continue  # on a GPU that is not managed any more
+            slot = instance.slot
+            whole = slot.profile.is_whole_gpu
+            devices.append(
+                Device(
+                    generation=generation,
+                    uuid=instance.uuid,
+                    gpu=slot.gpu,
+                    gpu_index=state.gpus[slot.gpu].index,
+                    profile=slot.profile.name,
+                    memory_mib=slot.profile.memory_mib,
+                    placement=None if whole else slot.placement,
+                    gpu_instance_id=instance.gpu_instance_id,
+                    compute_instance_id=instance.compute_instance_id,
+                    reused=reused,
+                )
+            )
+        return Granted(
+            lease=lease,
+            token=self._context.tokens.token(lease.id),
+            devices=tuple(devices),
+            notes=notes,
+            revision=state.revision,
+        )
+
+    def _again(self, known: RecordedLease, digest: str) -> Granted:
+        """The same answer as before."""
+        if known.digest != digest:
+            raise _reused(known.lease.request_id)
+        lease = self._context.state.leases.get(known.lease.id)
+        if lease is None:
+            raise refuse(
+                Reason.LEASE_ENDED,
+                f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
+                "ask with a new request id",
+            )
+        return self.granted(lease)
+
+    def _begin(self, request: Request, caller: Caller, digest: str, *, hold: bool) -> _Job:
+        pid_started = None
+        if request.pid is not None:
+            pid_started = processes.started(request.pid)
+            if pid_started is None:
+                raise refuse(
+                    Reason.INVALID_REQUEST,
+                    f"cannot bind a lease to process {request.pid}: there is no such process on this machine",
+                    "give the pid of a process that runs, as the agent's machine counts them",
+                )
+        # Who it is, the kernel knows better than the request.
+        holder = request.holder
+        if caller.uid is not None and holder.uid != caller.uid:
+            request = replace(request, holder=replace(holder, uid=caller.uid))
+
+        def go_on() -> None:
+            self._context.refuse_when_closing()
+            if job.abandoned:
+                raise RefusedError(_CANCELLED)
+
+        order = Order(request=request, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on)
+        job = self._jobs[request.request_id] = _Job(order)
+        job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
+        return job
+
+    async def _join(self, job: _Job, on_queued: Callable[[int], None] | None) -> Lease | Refusal:
+        if job.task is None:
+            raise RuntimeError("a job without a task")
+        job.joined += 1
+        if on_queued is not None:
+            job.listeners.append(on_queued)
+            if job.place:
+                on_queued(job.place)
+        try:
+            return await asyncio.shield(job.task)
+        finally:
+            job.joined -= 1
+            if on_queued is not None:
+                job.listeners.remove(on_queued)
+            if not job.joined and not job.task.done():
+                job.abandoned = True
+                self._room.leave(job.order.request.request_id, _CANCELLED)
+
+    async def _serve(self, job: _Job) -> Lease | Refusal:
+        order = job.order
+        failed: Refusal | None = None
+        exclude: frozenset[Slot] = frozenset()
+        tries = blocked = 0
+        try:
+            while True:
+                execution = await self._room.next(order, job.told, failed, exclude)
+                job.place = 0
+                job.notes = execution.plan.notes
+                try:
+                    return await execution.run()
+                except StepFailedError as failure:
+                    failed = _failure(order.request, failure)
+                    tries += failure.counts
+                    blocked += not failure.counts
+                    if failure.exclude is not None:
+                        exclude |= {failure.exclude}
+                    if tries >= MOST_TRIES or blocked >= MOST_BLOCKED:
+                        return failed
+        except RefusedError as error:
+            return error.refusal
+        except LedgerError as error:
+            return ledger_refusal(error).refusal
+        finally:
+            del self._jobs[order.request.request_id]
+
+    def _refused(self, request: Request, refusal: Refusal, seconds: float) -> None:
+        context = self._context
+        context.telemetry.acquired(seconds, refusal.reason.value)
+        holder = request.holder
+        context.journal.mention(
+            context.journal.event(
+                EventKind.REQUEST_REFUSED,
+                f"request of {holder} for {describe(request)} was refused: {refusal.message}",
+                holder=str(holder),
+                tenant=holder.tenant,
+                reason=refusal.reason.value,
+            )
+        )
+
+
+def _failure(request: Request, failure: StepFailedError) -> Refusal:
+    in_use = not failure.counts
+    return Refusal(
+        reason=Reason.IN_USE if in_use else Reason.DRIVER_FAILED,
+        message=f"cannot serve {describe(request)}: {failure.words}",
+        hint="end that process, or try again later"
+        if in_use
+        else "try again; `migctl events` tells what the driver did",
+    )
+
+
+def _reused(request: RequestId) -> RefusedError:
+    return refuse(
+        Reason.REQUEST_ID_REUSED,
+        f"cannot serve request {request}: the same id was used for another request",
+        "make a new random id for each request",
+    )

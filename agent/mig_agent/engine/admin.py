@@ -1,0 +1,279 @@
+"""What administrators do: cordon a GPU, destroy idle instances, switch MIG mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from mig_agent.adapters.ledger_changes import DropCordon, DropInstance, PutCordon, PutInstance
+from mig_agent.adapters.ledger_contents import Cordon
+from mig_agent.core.errors import Blocker, DriverError, DriverErrorKind, LedgerError, Reason, RefusedError, refuse
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import Gpu, Instance, InstanceState
+from mig_agent.core.observed import ModeChange
+from mig_agent.engine.answers import ModeAnswer
+from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import Context
+from mig_agent.engine.draft import Draft
+from mig_agent.engine.journal import ledger_refusal
+from mig_agent.engine.observer import Observer
+from mig_agent.engine.removal import Remover, StepFailedError
+from mig_agent.engine.state import GpuRecord
+
+
+class Admin:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, remover: Remover, observer: Observer) -> None:
+        self._context = context
+        self._remover = remover
+        self._observer = observer
+
+    async def cordon(self, name: str, reason: str, caller: Caller, *, on: bool) -> Gpu:
+        """Keeps new leases off a GPU, or allows them again. Raises RefusedError."""
+        context = self._context
+        record = context.gpu_named(name)
+        now = context.clock.now()
+        if on:
+            words = f"cordoned by {caller}" + (f": {reason}" if reason else "")
+            cordon = Cordon(reason=words, since=now)
+            change: PutCordon | DropCordon = PutCordon(record.uuid, words, now)
+            kind, told = EventKind.GPU_CORDONED, f"GPU {record.index} was {words}"
+        else:
+            cordon, change = None, DropCordon(record.uuid)
+            kind, told = EventKind.GPU_UNCORDONED, f"GPU {record.index} was uncordoned by {caller}"
+
+        def apply() -> None:
+            record.cordon = cordon
+            context.state.touch(record.uuid)
+
+        try:
+            await context.journal.write((change,), (context.journal.event(kind, told, gpu=record.uuid),), apply)
+        except LedgerError as error:
+            raise ledger_refusal(error, "cordon" if on else "uncordon") from error
+        context.freed()
+        return context.state.view.by_uuid[record.uuid]
+
+    async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
+        """Destroys the idle instances of some GPUs, or of all; those that were. Raises RefusedError."""
+        context = self._context
+        records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
+        why = f"reclaimed by {caller}"
+        results = await asyncio.gather(
+            *(self._destroy_idle(record, why, lambda _: True) for record in records), return_exceptions=True
+        )
+        destroyed: list[Instance] = []
+        for result in results:
+            if isinstance(result, LedgerError):
+                raise ledger_refusal(result, "reclaim") from result
+            if isinstance(result, BaseException):
+                raise result
+            destroyed += result
+        return tuple(destroyed)
+
+    async def destroy_overdue(self) -> None:
+        """Destroys what has been idle for longer than the limit, where there is one."""
+        limit = self._context.settings.idle_limit_seconds
+        if limit is None:
+            return
+        before = self._context.clock.now() - limit
+        for record in tuple(self._context.state.gpus.values()):
+            if any(each.state is InstanceState.IDLE and each.since <= before for each in record.instances.values()):
+                try:
+                    await self._destroy_idle(record, "idle for too long", lambda each: each.since <= before)
+                except LedgerError:
+                    return
+
+    async def _destroy_idle(self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool]) -> list[Instance]:
+        lane = self._context.lanes[record.uuid]
+        if lane.hung or record.lost:
+            return []
+        async with lane.lock:
+            return await self._destroy_idle_locked(record, why, chosen)
+
+    async def _destroy_idle_locked(
+        self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool]
+    ) -> list[Instance]:
+        context, state = self._context, self._context.state
+        now = context.clock.now()
+        going = [
+            replace(each, state=InstanceState.DESTROYING, since=now)
+            for each in record.instances.values()
+            if each.state is InstanceState.IDLE
+            and each.generation not in record.reserved
+            and not each.slot.profile.is_whole_gpu
+            and chosen(each)
+        ]
+        if not going:
+            return []
+        gone: list[Instance] = []
+        failed = False
+        state.reserve(going)
+        try:
+
+            def begun() -> None:
+                for each in going:
+                    state.put(each)
+
+            await context.journal.write(tuple(PutInstance(each) for each in going), (), begun)
+            for each in going:
+                try:
+                    await self._remover.destroy(each)
+                except StepFailedError:
+                    failed = True
+                    if context.lanes[record.uuid].hung:
+                        break
+                else:
+                    gone.append(each)
+        finally:
+            state.unreserve(going)
+            await self._record_gone(gone, why)
+            if failed:
+                await self._observer.check_locked(record.uuid)
+            context.freed()
+        return gone
+
+    async def _record_gone(self, gone: Iterable[Instance], why: str) -> None:
+        context = self._context
+        draft = Draft(context.journal)
+        for each in gone:
+            context.state.drop(each.generation)
+            draft.changes.append(DropInstance(each.generation))
+            draft.events.append(
+                context.journal.event(
+                    EventKind.INSTANCE_DESTROYED,
+                    f"destroyed idle {context.place(each)}: {why}",
+                    instance=each,
+                    reason="reclaimed",
+                )
+            )
+        if draft:
+            await draft.write()
+
+    # MIG mode
+
+    async def set_mig_mode(self, name: str, caller: Caller, *, enable: bool) -> ModeAnswer:
+        """Asks the driver for MIG mode on or off. Raises RefusedError, IN_USE while anything runs or is leased."""
+        context = self._context
+        record = context.gpu_named(name)
+        verb = "enable" if enable else "disable"
+        if not record.mode.capable:
+            raise refuse(
+                Reason.NOT_SUPPORTED, f"cannot {verb} MIG mode on GPU {record.index}: {record.layout.model} has none"
+            )
+        if record.lost or record.hung:
+            raise refuse(
+                Reason.GPU_UNAVAILABLE, f"cannot {verb} MIG mode on GPU {record.index}: {record.lost or record.hung}"
+            )
+        if record.mode.current is enable and record.mode.pending is enable:
+            words = f"MIG mode of GPU {record.index} is {'on' if enable else 'off'} already"
+            return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=record.mode, needs="", words=words)
+        self._refuse_when_used(record, verb)
+        record.switching = f"MIG mode is being switched by {caller}"
+        context.state.touch(record.uuid)
+        context.journal.publish()
+        try:
+            async with context.lanes[record.uuid].lock:
+                return await self._switch(record, verb, caller, enable=enable)
+        except DriverError as error:
+            raise _mode_refusal(record, verb, error) from error
+        except LedgerError as error:
+            raise ledger_refusal(error, f"{verb} MIG mode") from error
+        finally:
+            record.switching = ""
+            context.state.touch(record.uuid)
+            context.journal.publish()
+            context.freed()
+
+    async def _switch(self, record: GpuRecord, verb: str, caller: Caller, *, enable: bool) -> ModeAnswer:
+        context, driver = self._context, self._context.driver
+        lane = context.lanes[record.uuid]
+        self._refuse_when_used(record, verb)  # again: what was under way has ended by now
+        users = await self._users(record)
+        if users:
+            raise refuse(
+                Reason.IN_USE,
+                f"cannot {verb} MIG mode on GPU {record.index}: used by {', '.join(users)}",
+                "end those processes first",
+            )
+        await self._destroy_idle_locked(record, f"MIG mode is switched by {caller}", lambda _: True)
+        self._refuse_when_used(record, verb)
+        change = await lane.change(f"{verb} MIG mode", lambda: driver.set_mig_mode(record.uuid, on=enable))
+        await self._observer.check_locked(record.uuid)
+        needs, words = _outcome(record, change, enable=enable)
+        if change.problem is DriverErrorKind.IN_USE:
+            raise refuse(Reason.IN_USE, f"cannot {verb} MIG mode on GPU {record.index}: {words}", _IN_USE_HINT)
+        if change.problem is not None and not needs:
+            raise refuse(Reason.DRIVER_FAILED, f"cannot {verb} MIG mode on GPU {record.index}: {words}")
+        return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=change.mode, needs=needs, words=words)
+
+    def _refuse_when_used(self, record: GpuRecord, verb: str) -> None:
+        state = self._context.state
+        held = [
+            each
+            for each in (*record.instances.values(), *record.reserved.values())
+            if each.state is not InstanceState.IDLE
+        ]
+        if not held:
+            return
+        blockers = []
+        for each in held:
+            lease = None if each.lease is None else state.leases.get(each.lease)
+            blockers.append(
+                Blocker(
+                    gpu_index=record.index,
+                    what=str(each.slot),
+                    state=each.state.value,
+                    lease=each.lease or "",
+                    holder=str(lease.holder) if lease is not None else "",
+                )
+            )
+        raise refuse(
+            Reason.IN_USE,
+            f"cannot {verb} MIG mode on GPU {record.index}: {'; '.join(each.describe() for each in blockers)}",
+            f"cordon it with `migctl cordon --gpu {record.index}`, wait for its leases to end, and try again",
+            tuple(blockers),
+        )
+
+    async def _users(self, record: GpuRecord) -> tuple[str, ...]:
+        """Processes on the GPU, as NVML lists them, and those that hold instances open."""
+        host, driver, minor = self._context.host, self._context.driver, record.minor
+
+        def look() -> tuple[str, ...]:
+            observed = driver.observe_gpu(record.uuid)
+            pids = {*observed.processes, *(pid for each in observed.instances for pid in each.processes)}
+            found = {pid: host.describe_process(pid) for pid in sorted(pids)}
+            if minor is not None:
+                for each in observed.instances:
+                    found |= {process.pid: str(process) for process in host.holders(minor, each.gpu_instance_id)}
+            return tuple(found.values())
+
+        return await self._context.lanes[record.uuid].read("look who uses the GPU", look)
+
+
+_IN_USE_HINT = "stop what has the GPU open, such as dcgm-exporter or nvidia-persistenced, and try again"
+
+
+def _outcome(record: GpuRecord, change: ModeChange, *, enable: bool) -> tuple[Literal["", "reset", "reboot"], str]:
+    wanted = "on" if enable else "off"
+    if change.problem is None:
+        return "", f"MIG mode of GPU {record.index} is {wanted}"
+    if change.mode.pending is enable or change.problem is DriverErrorKind.RESET_REQUIRED:
+        return (
+            "reset",
+            f"MIG mode of GPU {record.index} goes {wanted} at its reset: `nvidia-smi --gpu-reset -i {record.index}`",
+        )
+    return "", f"the driver answers {change.problem}"
+
+
+def _mode_refusal(record: GpuRecord, verb: str, error: DriverError) -> RefusedError:
+    reason = {
+        DriverErrorKind.IN_USE: Reason.IN_USE,
+        DriverErrorKind.NOT_SUPPORTED: Reason.NOT_SUPPORTED,
+        DriverErrorKind.NO_PERMISSION: Reason.NOT_PERMITTED,
+        DriverErrorKind.RESET_REQUIRED: Reason.RESET_REQUIRED,
+    }.get(error.kind, Reason.DRIVER_FAILED)
+    hint = "the agent must run as root to switch MIG mode" if reason is Reason.NOT_PERMITTED else ""
+    return refuse(reason, f"cannot {verb} MIG mode on GPU {record.index}: {error}", hint)

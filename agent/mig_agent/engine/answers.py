@@ -1,0 +1,90 @@
+"""What the engine answers: granted leases with their devices, and a node at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mig_agent.core.model import (
+    Generation,
+    GpuUuid,
+    Lease,
+    LeaseId,
+    MigMode,
+    NodeView,
+    Placement,
+    RequestId,
+    Want,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of a lease."""
+
+    generation: Generation
+    uuid: str
+    """`MIG-...`; the GPU's own for a whole GPU."""
+    gpu: GpuUuid
+    gpu_index: int
+    profile: str
+    memory_mib: int
+    placement: Placement | None
+    """None for a whole GPU."""
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    reused: bool
+    """Whether an idle instance served, with no creation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """A lease for its holder; the token is for nobody else's eyes."""
+
+    lease: Lease
+    token: str
+    devices: tuple[Device, ...]
+    notes: tuple[str, ...] = ()
+    """For the person, such as a near miss."""
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """A request that waits."""
+
+    request_id: RequestId
+    holder: str
+    tenant: str
+    priority: int
+    position: int
+    """1 for the first."""
+    since: float
+    wants: tuple[Want, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The node as last published, and what is around it."""
+
+    view: NodeView
+    queue: tuple[Queued, ...]
+    started_at: float
+    driver_version: str
+    strict_fifo: bool
+    ledger_error: str = ""
+    """Why the ledger cannot be written now; empty when it can."""
+    unused: frozenset[LeaseId] = frozenset()
+    """Leases on whose instances no process has been seen for an hour."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeAnswer:
+    """How switching MIG mode went."""
+
+    gpu: GpuUuid
+    gpu_index: int
+    mode: MigMode
+    needs: Literal["", "reset", "reboot"]
+    """What it still takes to come into effect."""
+    words: str

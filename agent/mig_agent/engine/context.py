@@ -1,0 +1,119 @@
+"""What the parts of the engine share: made once by `start_manager`, handed to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.tokens import Tokens
+from mig_agent.core.catalog import Catalog
+from mig_agent.core.errors import Reason, refuse
+from mig_agent.core.model import Generation, GpuUuid, Instance
+from mig_agent.core.policy import Policy
+from mig_agent.engine.events import Events
+from mig_agent.engine.journal import Journal
+from mig_agent.engine.lanes import Lane
+from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.state import GpuRecord, State
+from mig_agent.engine.tasks import Tasks
+from mig_agent.engine.threads import CallThread
+
+
+class Telemetry(Protocol):
+    """Hears how long things take, in seconds; what happens is told by events."""
+
+    def planned(self, seconds: float) -> None:
+        """One run of the planner."""
+
+    def acquired(self, seconds: float, outcome: str) -> None:
+        """One request from its arrival to its answer: `reused`, `created`, or the reason of the refusal."""
+
+
+class NoTelemetry:
+    """For those who do not measure."""
+
+    def planned(self, seconds: float) -> None:
+        """Not kept."""
+
+    def acquired(self, seconds: float, outcome: str) -> None:
+        """Not kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """Belongs to the event loop."""
+
+    driver: Driver
+    host: Host
+    catalog: Catalog
+    clock: Clock
+    settings: EngineSettings
+    policy: Policy
+    tokens: Tokens
+    telemetry: Telemetry
+    state: State
+    events: Events
+    journal: Journal
+    tasks: Tasks
+    aside: CallThread
+    """For calls that belong to no GPU: reading events, looking at processes."""
+    lanes: dict[GpuUuid, Lane] = field(default_factory=dict)
+    never_made: set[Generation] = field(default_factory=set)
+    """Instances whose creation failed for certain: what stands in their place is somebody else's."""
+    closing: bool = False
+    freed: Callable[[], None] = lambda: None
+    """To be called when something was freed, so that a waiting request may start."""
+
+    def place(self, instance: Instance) -> str:
+        """An instance in messages: `1g.10gb on slices 0-1 of GPU 0`."""
+        index = self.state.gpus[instance.slot.gpu].index
+        return f"GPU {index}" if instance.slot.profile.is_whole_gpu else f"{instance.slot} of GPU {index}"
+
+    async def processes(self, instance: Instance) -> tuple[str, ...]:
+        """The processes on an instance, in words: `python train.py (pid 4711)`. Raises DriverError."""
+        gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+
+        def look() -> tuple[str, ...]:
+            return tuple(self.host.describe_process(each.pid) for each in self.driver.processes(gpu, gi))
+
+        return await self.lanes[gpu].read(f"look who is on {instance.slot}", look)
+
+    async def users(self, instance: Instance) -> tuple[str, ...]:
+        """The processes on an instance; where there are none, those that hold it open. Raises DriverError."""
+        gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+        minor = self.state.gpus[gpu].minor
+
+        def look() -> tuple[str, ...]:
+            pids = [process.pid for process in self.driver.processes(gpu, gi)]
+            if pids:
+                return tuple(self.host.describe_process(pid) for pid in pids)
+            if minor is None or gi is None:
+                return ()
+            return tuple(str(process) for process in self.host.holders(minor, gi))
+
+        return await self.lanes[gpu].read(f"look who uses {instance.slot}", look)
+
+    def gpu_named(self, name: str) -> GpuRecord:
+        """A managed GPU by index or UUID. Raises RefusedError."""
+        for record in self.state.gpus.values():
+            if name in {str(record.index), record.uuid}:
+                return record
+        there = ", ".join(str(record.index) for record in self.state.gpus.values()) or "none"
+        raise refuse(
+            Reason.UNKNOWN_GPU,
+            f"cannot find GPU {name}",
+            f"this agent manages {there} by index; a UUID, GPU-..., names one too",
+        )
+
+    def refuse_when_closing(self) -> None:
+        """Raises RefusedError when the agent is stopping."""
+        if self.closing:
+            raise refuse(
+                Reason.SHUTTING_DOWN,
+                "cannot serve new requests: the agent is shutting down",
+                "try again when it is back; leases stay",
+            )

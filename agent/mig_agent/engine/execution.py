@@ -1,0 +1,397 @@
+"""Carrying out one plan: look before a reuse, destroy, create, commit the lease. What fails is undone here."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+
+from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLease
+from mig_agent.adapters.ledger_contents import RecordedLease
+from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.observed import ObservedInstance
+from mig_agent.core.plan import CreateInstance, Plan, ReuseInstance
+from mig_agent.engine.blocks import Blocks
+from mig_agent.engine.context import Context
+from mig_agent.engine.draft import Draft
+from mig_agent.engine.lifetimes import Lifetimes
+from mig_agent.engine.memory import Memory
+from mig_agent.engine.observer import Observer
+from mig_agent.engine.orders import Order
+from mig_agent.engine.removal import Remover, StepFailedError
+
+
+@dataclass(slots=True, kw_only=True)
+class Executor:
+    """What all executions share."""
+
+    context: Context
+    memory: Memory
+    lifetimes: Lifetimes
+    blocks: Blocks
+    remover: Remover
+    observer: Observer
+
+    def begin(self, order: Order, plan: Plan) -> Execution:
+        """Takes what the plan counts on, at once, so that nothing else is planned with it."""
+        return Execution(self, order, plan)
+
+
+class Execution:
+    """One try to carry out a plan. Either `run` or `drop` ends it."""
+
+    def __init__(self, executor: Executor, order: Order, plan: Plan) -> None:
+        self._executor = executor
+        self._context = executor.context
+        self._order = order
+        self.plan = plan
+        now = self._context.clock.now()
+        self._reused: list[Instance] = []
+        self._creating: dict[GpuUuid, list[Instance]] = {}
+        self._victims: dict[GpuUuid, list[Instance]] = {}
+        self._devices: list[Instance] = []
+        """One for each device, in the request's order; replaced as they are made."""
+        for device in plan.devices:
+            serve = device.serve
+            if isinstance(serve, ReuseInstance):
+                self._reused.append(serve.instance)
+                self._devices.append(serve.instance)
+            else:
+                made = self._intended(serve, now)
+                self._creating.setdefault(device.gpu, []).append(made)
+                self._devices.append(made)
+            for victim in device.victims:
+                going = replace(victim.instance, state=InstanceState.DESTROYING, since=now)
+                self._victims.setdefault(device.gpu, []).append(going)
+        self._mine = [
+            *(replace(instance, state=InstanceState.LEASED) for instance in self._reused),
+            *(instance for created in self._creating.values() for instance in created),
+            *(instance for victims in self._victims.values() for instance in victims),
+        ]
+        self._context.state.reserve(self._mine)
+
+    def _intended(self, step: CreateInstance, now: float) -> Instance:
+        generation = self._context.state.next_generation()
+        return Instance(slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now)
+
+    def drop(self) -> None:
+        """Gives back what was taken. For an execution that was never run, or has ended."""
+        mine, self._mine = self._mine, []
+        if mine:
+            self._context.state.unreserve(mine)
+            self._context.freed()
+
+    async def run(self) -> Lease:
+        """The lease, committed. Raises StepFailedError, LedgerError, and what the order's `go_on` raises."""
+        try:
+            await self._look_at_reused()
+            if self._creating:
+                await self._reshape()
+                if self._reused:
+                    await self._look_at_reused()
+            self._order.go_on()
+            return await self._grant()
+        except BaseException:
+            self._keep_what_was_made(list(self._creating))
+            raise
+        finally:
+            self.drop()
+
+    # Before a reuse
+
+    async def _look_at_reused(self) -> None:
+        if len(self._reused) == 1:
+            await self._look_at(self._reused[0])
+        elif self._reused:
+            await _all(*(self._look_at(instance) for instance in self._reused))
+
+    async def _look_at(self, instance: Instance) -> None:
+        """Nothing may run on it: an instance with a process on it is never leased."""
+        driver, host = self._context.driver, self._context.host
+        gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
+        uuid = instance.uuid
+
+        def look() -> tuple[str, ...]:
+            found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
+            return tuple(host.describe_process(process.pid) for process in found)
+
+        what = f"look whether {instance.slot} is free"
+        try:
+            users = await self._context.lanes[gpu].read(what, look)
+        except DriverError as error:
+            self._give_back([instance])
+            await self._executor.observer.check(gpu)
+            raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
+        if users:
+            held = f"held by {', '.join(users)}"
+            self._executor.blocks.block(instance, held)
+            in_use = DriverError(DriverErrorKind.IN_USE, what, holders=users)
+            raise StepFailedError(in_use, f"cannot reuse {self._context.place(instance)}: it is {held}")
+
+    # Destroying and creating
+
+    async def _reshape(self) -> None:
+        gpus = list(self._creating)
+        if len(gpus) == 1:
+            await self._reshape_gpu(gpus[0])
+        else:
+            await _all(*(self._reshape_gpu(gpu) for gpu in gpus))
+
+    async def _reshape_gpu(self, gpu: GpuUuid) -> None:
+        async with self._context.lanes[gpu].lock:
+            self._order.go_on()
+            try:
+                await self._look_for_intruders(gpu)
+                await self._destroy_victims(gpu)
+                for instance in self._creating[gpu]:
+                    self._order.go_on()
+                    await self._create(instance)
+            except BaseException as failure:
+                if isinstance(failure, StepFailedError):
+                    self._tell_failure(gpu, failure)
+                self._keep_what_was_made([gpu])
+                # What was begun and did not come to its end is no longer ours: reading the GPU decides.
+                self._give_back(
+                    [each for each in self._mine if each.slot.gpu == gpu and each.state is not InstanceState.LEASED]
+                )
+                await self._executor.observer.check_locked(gpu)
+                raise
+
+    def _tell_failure(self, gpu: GpuUuid, failure: StepFailedError) -> None:
+        journal = self._context.journal
+        for instance in self._creating[gpu]:
+            if failure.exclude is None or failure.exclude == instance.slot:
+                words = f"could not create {self._context.place(instance)}: {failure.words}"
+                event = journal.event(
+                    EventKind.STEP_FAILED,
+                    words,
+                    instance=instance,
+                    call=failure.error.call,
+                    error=failure.error.kind.value,
+                )
+                journal.tell(event)
+
+    def _give_back(self, instances: list[Instance]) -> None:
+        self._context.state.unreserve(instances)
+        given = {each.generation for each in instances}
+        self._mine = [each for each in self._mine if each.generation not in given]
+
+    async def _look_for_intruders(self, gpu: GpuUuid) -> None:
+        """What stands where something is to be created must be ours, before the intention is recorded.
+
+        After a crash the intention alone tells that an instance there is ours, and may be removed.
+        """
+        driver, record = self._context.driver, self._context.state.gpus[gpu]
+        what = "look what stands on the GPU"
+        try:
+            standing = await self._context.lanes[gpu].read(what, lambda: driver.standing(gpu))
+        except DriverError as error:
+            raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
+        ours = {each.gpu_instance_id for each in record.instances.values()}
+        for instance in self._creating[gpu]:
+            for number, placement in standing.items():
+                if number not in ours and placement.mask & instance.slot.placement.mask:
+                    taken = DriverError(
+                        DriverErrorKind.INSUFFICIENT_RESOURCES,
+                        what,
+                        detail=f"GPU instance {number} of somebody else stands on slices {placement}",
+                        gpu_index=record.index,
+                    )
+                    words = f"cannot create {self._context.place(instance)}: {taken.detail}"
+                    raise StepFailedError(taken, words, instance.slot)
+
+    async def _destroy_victims(self, gpu: GpuUuid) -> None:
+        victims = self._victims.get(gpu, [])
+        state, journal = self._context.state, self._context.journal
+        if victims:
+
+            def going() -> None:
+                for victim in victims:
+                    state.put(victim)
+
+            await journal.write(tuple(PutInstance(victim) for victim in victims), (), going)
+        gone: list[Instance] = []
+        try:
+            for victim in victims:
+                await self._executor.remover.destroy(victim)
+                gone.append(victim)
+        finally:
+            intended = self._creating[gpu] if len(gone) == len(victims) else []
+            await self._record_gone(gone, intended)
+
+    async def _record_gone(self, gone: list[Instance], intended: list[Instance]) -> None:
+        """What was destroyed, and what will be created: before it is, so that a crash leaves nothing unknown."""
+        if not gone and not intended:
+            return
+        draft = Draft(self._context.journal)
+        state = self._context.state
+        for instance in gone:
+            draft.changes.append(DropInstance(instance.generation))
+            draft.events.append(
+                self._context.journal.event(
+                    EventKind.INSTANCE_DESTROYED,
+                    f"destroyed idle {self._context.place(instance)}: its slices were needed",
+                    instance=instance,
+                    reason="needed",
+                )
+            )
+        draft.changes += [PutInstance(instance) for instance in intended]
+
+        def apply() -> None:
+            for instance in gone:
+                state.drop(instance.generation)
+            for instance in intended:
+                state.put(instance)
+
+        draft.applied.append(apply)
+        try:
+            await draft.write()
+        except LedgerError:
+            for instance in gone:
+                state.drop(instance.generation)  # whatever the ledger says, the hardware is the truth about hardware
+            self._context.journal.publish()
+            raise
+
+    async def _create(self, instance: Instance) -> None:
+        slot = instance.slot
+        driver, host = self._context.driver, self._context.host
+        minor = self._context.state.gpus[slot.gpu].minor
+        never_made = self._context.never_made
+
+        def create() -> ObservedInstance:
+            try:
+                made = driver.create(slot)
+            except DriverError as error:
+                if not error.left_behind:
+                    never_made.add(instance.generation)
+                raise
+            if minor is not None:
+                try:
+                    host.make_caps_nodes(minor, made.gpu_instance_id, made.compute_instances[0])
+                except DriverError:
+                    driver.destroy(slot, made.gpu_instance_id)  # without its nodes nobody can use it
+                    raise
+            return made
+
+        try:
+            made = await self._context.lanes[slot.gpu].change(f"create {slot}", create)
+        except DriverError as error:
+            raise StepFailedError(error, f"cannot create {self._context.place(instance)}: {error}", slot) from error
+        there = replace(
+            instance,
+            gpu_instance_id=made.gpu_instance_id,
+            compute_instance_id=made.compute_instances[0],
+            uuid=made.uuid,
+        )
+        # Known by its id from now on, so that a reading of the GPU does not take it for somebody else's.
+        self._context.state.put(there)
+        self._context.state.reserve([there])
+        self._devices[self._devices.index(instance)] = there
+
+    # The end
+
+    async def _grant(self) -> Lease:
+        context, order = self._context, self._order
+        journal, state = context.journal, context.state
+        now = context.clock.now()
+        request = order.request
+        lease = Lease(
+            id=LeaseId(secrets.token_hex(8)),
+            request_id=request.request_id,
+            holder=request.holder,
+            instances=tuple(instance.generation for instance in self._devices),
+            created_at=now,
+            expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
+            pid=request.pid,
+            hold=order.hold,
+            reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
+        )
+        leased = [
+            replace(each, state=InstanceState.LEASED, lease=lease.id, since=now, reason="") for each in self._devices
+        ]
+        recorded = RecordedLease(lease=lease, digest=order.digest, pid_started=order.pid_started)
+        draft = Draft(journal)
+        for before, instance in zip(self._devices, leased, strict=True):
+            self._tell_of(draft, before, instance, lease)
+        draft.changes.append(PutLease(lease, order.digest, order.pid_started))
+        places = ", ".join(context.place(instance) for instance in leased)
+        draft.events.append(
+            journal.event(
+                EventKind.LEASE_GRANTED,
+                f"{lease.holder} got lease {lease.id}: {places}",
+                gpu=leased[0].slot.gpu,
+                lease=lease.id,
+                holder=str(lease.holder),
+                tenant=lease.holder.tenant,
+            )
+        )
+
+        def apply() -> None:
+            mine, self._mine = self._mine, []
+            state.unreserve(mine)
+            for instance in leased:
+                state.put(instance)
+                self._executor.blocks.succeeded(instance.generation)
+            state.put_lease(lease)
+            self._executor.memory.granted(recorded)
+            self._executor.lifetimes.begin(lease, order.pid_started, delivered=False)
+
+        draft.applied.append(apply)
+        await draft.write()
+        return lease
+
+    def _tell_of(self, draft: Draft, before: Instance, instance: Instance, lease: Lease) -> None:
+        made = before.state is InstanceState.CREATING
+        if made or self._context.state.is_unrecorded(instance.generation):
+            draft.changes.append(PutInstance(instance))
+        draft.events.append(
+            self._context.journal.event(
+                EventKind.INSTANCE_CREATED if made else EventKind.INSTANCE_REUSED,
+                f"{'created' if made else 'reused'} {self._context.place(instance)}",
+                instance=instance,
+                lease=lease.id,
+            )
+        )
+
+    def _keep_what_was_made(self, gpus: list[GpuUuid]) -> None:
+        """Instances that were created for a lease that does not come about stay, idle."""
+        context = self._context
+        made = [
+            replace(each, state=InstanceState.IDLE)
+            for each in self._devices
+            if each.state is InstanceState.CREATING and each.gpu_instance_id is not None and each.slot.gpu in gpus
+        ]
+        self._devices = [each for each in self._devices if each.generation not in {m.generation for m in made}]
+        if not made:
+            return
+        for instance in made:
+            context.state.put(instance)
+            context.state.note_unrecorded(instance.generation)
+        self._give_back(made)
+        draft = Draft(context.journal)
+        for instance in made:
+            draft.changes.append(PutInstance(instance))
+            draft.events.append(
+                context.journal.event(
+                    EventKind.INSTANCE_CREATED,
+                    f"created {context.place(instance)}, and nobody took it",
+                    instance=instance,
+                )
+            )
+
+        def apply() -> None:
+            for instance in made:
+                context.state.note_recorded(instance.generation)
+
+        draft.applied.append(apply)
+        draft.write()
+
+
+async def _all(*steps: Coroutine[None, None, None]) -> None:
+    """Waits for all of them, whatever becomes of the others; raises the first failure."""
+    for result in await asyncio.gather(*steps, return_exceptions=True):
+        if result is not None:
+            raise result

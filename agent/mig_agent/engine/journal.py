@@ -1,0 +1,175 @@
+"""Commits: a record goes to the ledger, and only when it is on the disk does it become true and is told.
+
+Records are committed in the order in which they are written, several at once where several wait. What a record changes
+in memory is applied on the event loop when its commit has succeeded, with nothing in between; whoever waits for it then
+goes on. A record that failed changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.ledger import Entry, Ledger
+from mig_agent.adapters.ledger_changes import AddEvent, Change, Record
+from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
+from mig_agent.engine.events import Events
+from mig_agent.engine.state import State
+
+
+class _Pending:
+    """A record on its way to the disk."""
+
+    __slots__ = ("always", "apply", "done", "events", "record", "revision")
+
+    def __init__(
+        self,
+        record: Record,
+        revision: int,
+        events: tuple[Event, ...],
+        apply: Callable[[], None] | None,
+        done: asyncio.Future[None],
+        *,
+        always: bool = False,
+    ) -> None:
+        self.always = always
+        self.record = record
+        self.revision = revision
+        self.events = events
+        self.apply = apply
+        self.done = done
+
+
+class Journal:
+    """The only way to change what everybody sees. Belongs to the event loop."""
+
+    def __init__(self, ledger: Ledger, state: State, events: Events, clock: Clock) -> None:
+        self._ledger = ledger
+        self._state = state
+        self._events = events
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._revision = state.revision
+        self.error = ""
+        """Why the last commit failed; empty when it succeeded."""
+        self.on_published: Callable[[], None] = lambda: None
+        """Called after each batch that changed something."""
+        ledger.start(self._settled)
+
+    def event(
+        self,
+        kind: EventKind,
+        words: str,
+        *,
+        gpu: GpuUuid | None = None,
+        lease: LeaseId | None = None,
+        generation: Generation | None = None,
+        holder: str = "",
+        instance: Instance | None = None,
+        **data: str | float | bool,
+    ) -> Event:
+        """An event of the record that is written next, now. `instance` gives its GPU, generation and slot."""
+        if instance is not None:
+            gpu, generation = instance.slot.gpu, instance.generation
+            placement = instance.slot.placement
+            data |= {"profile": instance.slot.profile.name, "start": placement.start, "size": placement.size}
+        return Event(
+            kind=kind,
+            at=self._clock.now(),
+            revision=self._revision + 1,
+            words=words,
+            gpu=gpu,
+            gpu_index=None if gpu is None or gpu not in self._state.gpus else self._state.gpus[gpu].index,
+            lease=lease,
+            generation=generation,
+            holder=holder,
+            data=data,
+        )
+
+    def write(
+        self, changes: Record, events: tuple[Event, ...] = (), apply: Callable[[], None] | None = None
+    ) -> asyncio.Future[None]:
+        """Commits changes and events as one record, applies and tells them. Fails with LedgerError.
+
+        Whoever does not wait for the future must not mind its failure.
+        """
+        self._revision += 1
+        done = self._loop.create_future()
+        record = (*changes, *(AddEvent(event) for event in events))
+        self._ledger.submit(_Pending(record, self._revision, events, apply, done))
+        return done
+
+    def tell(self, event: Event, *changes: Change) -> None:
+        """Tells an event in its turn, recorded (with changes of the ledger alone) if that is possible."""
+        self._in_turn((*changes, AddEvent(event)), (event,))
+
+    def mention(self, event: Event) -> None:
+        """Tells at once what changes nothing about the node: it gets no revision of its own and is not recorded."""
+        self._events.emit(replace(event, revision=self._state.revision))
+
+    def publish(self) -> None:
+        """What was changed in the state with no record, since it concerns only this run of the agent."""
+        self._in_turn((), ())
+
+    def _in_turn(self, record: Record, events: tuple[Event, ...]) -> None:
+        self._revision += 1
+        done = self._loop.create_future()
+        self._ledger.submit(_Pending(record, self._revision, events, None, done, always=True))
+
+    def _publish(self, revision: int, events: tuple[Event, ...]) -> None:
+        self._state.published(revision)
+        for event in events:
+            self._events.emit(event)
+        self.on_published()
+
+    def _settled(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
+        """In the ledger's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._settle, entries, error)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    def _settle(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
+        batch = cast("Sequence[_Pending]", entries)
+        if error is not None:
+            self._failed(batch, error)
+            return
+        recovered, self.error = self.error, ""
+        revision = self._state.revision
+        told: list[Event] = []
+        for pending in batch:
+            if pending.apply is not None:
+                pending.apply()
+            revision = pending.revision
+            told += pending.events
+            if not pending.done.done():
+                pending.done.set_result(None)
+        self._publish(revision, tuple(told))
+        if recovered:
+            self.tell(self.event(EventKind.LEDGER_RECOVERED, "the ledger can be written again"))
+
+    def _failed(self, batch: Sequence[_Pending], error: LedgerError) -> None:
+        first = not self.error
+        self.error = str(error)
+        for pending in reversed(batch):  # it comes newest first
+            if pending.always:
+                self._publish(pending.revision, pending.events)
+            if not pending.done.done():
+                pending.done.set_exception(error)
+                pending.done.exception()  # seen: not everybody waits for it
+        if first:
+            self.tell(self.event(EventKind.LEDGER_FAILED, f"{error}; no new leases until it is writable"))
+
+
+def ledger_refusal(error: LedgerError, what: str = "give a lease") -> RefusedError:
+    """A failed commit as the answer to a request; `what` completes "cannot ..."."""
+    return refuse(
+        Reason.LEDGER_FAILED,
+        f"cannot {what}, since it cannot be recorded: {error}",
+        "ask the administrator to make the ledger writable; leases that stand are not touched",
+    )

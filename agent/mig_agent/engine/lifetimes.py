@@ -1,0 +1,203 @@
+"""How leases end: released, at their deadline, with their process or stream, undelivered, or with their instances."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+from mig_agent.adapters.clock import Timer
+from mig_agent.adapters.ledger_changes import EndLease, RenewLease
+from mig_agent.adapters.processes import ProcessWatch
+from mig_agent.core.errors import LedgerError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import InstanceState, Lease, LeaseId
+from mig_agent.engine.context import Context
+from mig_agent.engine.draft import Draft
+from mig_agent.engine.memory import Memory
+
+RETRY_SECONDS = 5.0
+"""Until an end that could not be recorded is tried again."""
+
+
+class EndReason(StrEnum):
+    """Why a lease ended by this agent's doing. The words are in the ledger; never rename one.
+
+    What recovery finds (`core.recovery`) has its own: `reboot`, `instance-lost`.
+    """
+
+    RELEASED = "released"
+    EXPIRED = "expired"
+    PROCESS_ENDED = "process-ended"
+    STREAM_ENDED = "stream-ended"
+    UNDELIVERED = "undelivered"
+    GPU_LOST = "gpu-lost"
+
+
+_WORDS = {
+    EndReason.EXPIRED: "its time is over",
+    EndReason.PROCESS_ENDED: "its process has ended",
+    EndReason.STREAM_ENDED: "nobody held it any more",
+    EndReason.UNDELIVERED: "its answer could not be delivered and nobody asked again",
+    EndReason.GPU_LOST: "its GPU was lost",
+    "reboot": "the machine was rebooted",
+    "instance-lost": "its instance is gone",
+}
+
+
+@dataclass(slots=True)
+class _Watches:
+    """What may end one lease by itself."""
+
+    deadline: Timer | None = None
+    grace: Timer | None = None
+    process: ProcessWatch | None = None
+
+    def close(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+        if self.grace is not None:
+            self.grace.cancel()
+        if self.process is not None:
+            self.process.close()
+
+
+class Lifetimes:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, memory: Memory) -> None:
+        self._context = context
+        self._memory = memory
+        self._watches: dict[LeaseId, _Watches] = {}
+        self._ending: dict[LeaseId, asyncio.Future[None]] = {}
+
+    def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
+        """Watches over a lease that stands; one that is not known to be delivered has a time of grace."""
+        if delivered and lease.expires_at is None and lease.pid is None:
+            return
+        watches = self._watches[lease.id] = _Watches()
+        if not delivered:
+            watches.grace = self._later(
+                lease.id,
+                self._context.settings.grace_seconds,
+                EndReason.STREAM_ENDED if lease.hold else EndReason.UNDELIVERED,
+            )
+        if lease.expires_at is not None:
+            watches.deadline = self._deadline(lease.id, lease.expires_at)
+        if lease.pid is not None:
+            ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
+            watches.process = ProcessWatch(lease.pid, pid_started, ended)
+
+    def delivered(self, lease: LeaseId) -> None:
+        """Its holder has the answer, or is attached again."""
+        watches = self._watches.get(lease)
+        if watches is not None and watches.grace is not None:
+            watches.grace.cancel()
+            watches.grace = None
+
+    def detached(self, lease: LeaseId) -> None:
+        """Its stream has ended by our own doing: it stays a while, to be attached again."""
+        if lease not in self._context.state.leases:
+            return
+        watches = self._watches.setdefault(lease, _Watches())
+        if watches.grace is None:
+            watches.grace = self._later(lease, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
+
+    async def renew(self, lease: Lease, expires_at: float | None) -> Lease:
+        """Gives it another deadline. Raises LedgerError."""
+        state = self._context.state
+        words = "without a deadline" if expires_at is None else f"for {expires_at - self._context.clock.now():.0f} s"
+        event = self._context.journal.event(
+            EventKind.LEASE_RENEWED, f"lease {lease.id} of {lease.holder} goes on {words}", lease=lease.id
+        )
+        renewed = replace(lease, expires_at=expires_at)
+
+        def apply() -> None:
+            current = state.leases.get(lease.id)
+            if current is None:
+                return
+            state.put_lease(replace(current, expires_at=expires_at))
+            watches = self._watches.setdefault(lease.id, _Watches())
+            if watches.deadline is not None:
+                watches.deadline.cancel()
+            watches.deadline = None if expires_at is None else self._deadline(lease.id, expires_at)
+
+        await self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
+        return renewed
+
+    async def end(self, lease: LeaseId, reason: str, *, by: str = "") -> None:
+        """Ends a lease; nothing happens to one that has ended. Raises LedgerError, and then it stands."""
+        under_way = self._ending.get(lease)
+        if under_way is None:
+            draft = Draft(self._context.journal)
+            self.draft_end(draft, lease, reason, by=by)
+            if not draft:
+                return
+            under_way = self._ending[lease] = draft.write()
+            under_way.add_done_callback(lambda _: self._ending.pop(lease, None))
+        # Whoever waits for it may go away; the end comes all the same.
+        await asyncio.shield(under_way)
+
+    def draft_end(self, draft: Draft, lease: LeaseId, reason: str, *, by: str = "") -> None:
+        """Puts the end of a lease into a record: its instances are idle then."""
+        context = self._context
+        known = context.state.leases.get(lease)
+        if known is None or lease in draft.ended or lease in self._ending:
+            return
+        draft.ended.add(lease)
+        now = context.clock.now()
+        why = f"released by {by}" if by else _WORDS.get(reason, reason)
+        draft.changes.append(EndLease(lease, now, reason))
+        draft.events.append(
+            context.journal.event(
+                EventKind.LEASE_ENDED,
+                f"lease {lease} of {known.holder} ended: {why}",
+                gpu=next((each.slot.gpu for each in context.state.instances_of(lease)), None),
+                lease=lease,
+                holder=str(known.holder),
+                reason=reason,
+                tenant=known.holder.tenant,
+            )
+        )
+        draft.applied.append(partial(self._ended, lease, now, reason))
+
+    def close(self) -> None:
+        """No lease ends by itself any more."""
+        for watches in self._watches.values():
+            watches.close()
+        self._watches.clear()
+
+    def _ended(self, lease: LeaseId, at: float, reason: str) -> None:
+        state = self._context.state
+        for instance in tuple(state.instances_of(lease)):
+            if instance.lease == lease:
+                state.put(replace(instance, state=InstanceState.IDLE, lease=None, since=at))
+        state.drop_lease(lease)
+        self._memory.ended(lease, at, reason)
+        watches = self._watches.pop(lease, None)
+        if watches is not None:
+            watches.close()
+        self._context.freed()
+
+    def _deadline(self, lease: LeaseId, moment: float) -> Timer:
+        return self._later(lease, max(moment - self._context.clock.now(), 0.0), EndReason.EXPIRED)
+
+    def _later(self, lease: LeaseId, seconds: float, reason: EndReason) -> Timer:
+        return self._context.clock.call_later(seconds, partial(self._end_soon, lease, reason))
+
+    def _end_soon(self, lease: LeaseId, reason: EndReason) -> None:
+        if not self._context.closing:
+            self._context.tasks.spawn(f"end-{lease}", self._end_or_retry(lease, reason))
+
+    async def _end_or_retry(self, lease: LeaseId, reason: EndReason) -> None:
+        known = self._context.state.leases.get(lease)
+        if reason is EndReason.EXPIRED and known is not None:
+            left = (known.expires_at or math.inf) - self._context.clock.now()
+            if left > 0:
+                return  # it was renewed meanwhile
+        try:
+            await self.end(lease, reason)
+        except LedgerError:
+            self._context.clock.call_later(RETRY_SECONDS, partial(self._end_soon, lease, reason))

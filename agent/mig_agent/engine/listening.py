@@ -1,0 +1,50 @@
+"""Hearing of changes of the MIG configuration from the driver, so that they need not wait for the slow look."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+from mig_agent.adapters.nvml import Driver
+from mig_agent.core.errors import DriverError
+
+WAIT_SECONDS = 1.0
+"""One wait in the driver; it bounds how long the thread outlives the agent."""
+
+
+class Listening:
+    """A thread that waits in the driver. Calls back on the event loop that it was started on."""
+
+    def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
+        self._driver = driver
+        self._on_change = on_change
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begins to listen."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, name="driver-events", daemon=True).start()
+
+    def close(self) -> None:
+        """Stops at the next occasion; does not wait."""
+        self._closed = True
+
+    def _run(self) -> None:
+        with contextlib.suppress(DriverError):  # the slow look remains
+            listener = self._driver.listen()
+            if listener is None:
+                return
+            try:
+                while not self._closed:
+                    if listener.wait(WAIT_SECONDS) and not self._closed:
+                        self._tell()
+            finally:
+                listener.close()
+
+    def _tell(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._on_change)

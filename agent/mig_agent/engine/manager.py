@@ -1,0 +1,220 @@
+"""The face of the engine: the single writer of hardware and ledger, on one event loop."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.nvml import Driver
+from mig_agent.core.catalog import Catalog
+from mig_agent.core.errors import LedgerError, Reason, refuse
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Lease, LeaseId, Request
+from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.plan import Outcome
+from mig_agent.core.planner import plan
+from mig_agent.engine.answers import Granted, ModeAnswer, Snapshot
+from mig_agent.engine.callers import Caller, may_change
+from mig_agent.engine.context import Telemetry
+from mig_agent.engine.journal import ledger_refusal
+from mig_agent.engine.lifetimes import EndReason
+from mig_agent.engine.observer import unused
+from mig_agent.engine.parts import Parts
+from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.start import start
+from mig_agent.engine.usage import read_usage
+
+CLOSING_SECONDS = 5.0
+"""For the step under way when the agent stops; a driver that hangs does not get more."""
+
+
+class Manager:
+    """Every method belongs to the event loop; refusals are raised as RefusedError."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self.observers = parts.context.events.observers
+        """Called with each event, at once, on the event loop."""
+
+    # Leases
+
+    async def acquire(
+        self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None
+    ) -> Granted:
+        """Leases what is asked for. `on_queued` hears the request's place while it waits.
+
+        The same request id with the same request gets the same answer. Cancelling the call takes the request out of the
+        queue, or undoes what was begun; a lease that was committed by then lives on for its time of grace.
+        """
+        return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=False)
+
+    async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
+        """The same for a lease that lives as long as a stream; `hold_ended` tells of the stream's end."""
+        return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
+
+    def delivered(self, lease: LeaseId) -> None:
+        """The answer was handed to the transport; without this the lease ends after its time of grace."""
+        self._parts.lifetimes.delivered(lease)
+
+    async def hold_ended(self, lease: LeaseId, *, by_client: bool) -> None:
+        """The stream of a held lease has ended: if not by its client, it can be attached again for a while."""
+        if by_client and not self._context.closing:
+            try:
+                await self._parts.lifetimes.end(lease, EndReason.STREAM_ENDED, by="its client")
+            except LedgerError:
+                self._parts.lifetimes.detached(lease)
+        else:
+            self._parts.lifetimes.detached(lease)
+
+    async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
+        """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token."""
+        known = self._known(lease, token, caller)
+        if known is None:
+            return
+        try:
+            # Who has the token of a lease is its holder, whatever the transport knows.
+            by = str(caller) if caller.name or caller.admin else "its holder"
+            await self._parts.lifetimes.end(lease, EndReason.RELEASED, by=by)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"release lease {lease}") from error
+
+    async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
+        """Another deadline from now on, or with None no deadline; the lease with it."""
+        known = self._known(lease, token, caller)
+        if known is None:
+            raise refuse(Reason.LEASE_ENDED, f"cannot renew lease {lease}: it has ended", "ask for a new one")
+        expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
+        try:
+            return await self._parts.lifetimes.renew(known, expires_at)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"renew lease {lease}") from error
+
+    def _known(self, lease: LeaseId, token: str, caller: Caller) -> Lease | None:
+        """The lease, if the caller may change it; None for one that has ended."""
+        standing = self._context.state.leases.get(lease)
+        tokens = self._context.tokens
+        remembered = self._parts.memory.of_lease(lease)
+        if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
+            if standing is None and remembered is None and not tokens.matches(lease, token):
+                raise _unknown(lease)
+            return standing
+        if standing is None and remembered is None:
+            raise _unknown(lease)
+        raise refuse(
+            Reason.WRONG_TOKEN,
+            f"cannot touch lease {lease}: the token is not its token"
+            if token
+            else f"cannot touch lease {lease}: it takes its token",
+            "give the token that came with the lease: --token",
+        )
+
+    # Looking
+
+    def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
+        """How each request would be served now; nothing is changed and nothing is kept for anybody."""
+        view, now = self._context.state.working_view, self._context.clock.now()
+        return tuple(plan(view, request, self._context.policy, now) for request in requests)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The node as last published; never waits."""
+        context, parts = self._context, self._parts
+        view = context.state.view
+        leased = (each for each in view.instances.values() if each.state is InstanceState.LEASED)
+        idle_leases = unused(leased, parts.observer.last_process, context.clock.now())
+        return Snapshot(
+            view=view,
+            queue=parts.room.queued,
+            started_at=parts.started_at,
+            driver_version=context.driver.version,
+            strict_fifo=context.settings.strict_fifo,
+            ledger_error=context.journal.error,
+            unused=frozenset(each.lease for each in idle_leases if each.lease is not None),
+        )
+
+    def subscribe(self, after_revision: int | None = None) -> AsyncIterator[Event]:
+        """The events after a revision, or those to come; a reader that falls too far behind is refused."""
+        return aiter(self._context.events.subscribe(after_revision, self._context.state.revision))
+
+    async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
+        """The latest recorded events from a moment on, oldest first; of one GPU (index or UUID) or all."""
+        ledger = self._parts.ledger
+        try:
+            return await self._context.aside.run(lambda: ledger.events(since, gpu or "", limit))
+        except LedgerError as error:
+            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
+
+    async def usage(self) -> Mapping[Generation, InstanceUsage]:
+        """What is used on each instance."""
+        return await read_usage(self._context)
+
+    # Administration: who may call these is the transport's business
+
+    async def reclaim(self, gpus: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
+        """Destroys the idle instances of these GPUs, or of all; those that were."""
+        self._context.refuse_when_closing()
+        return await self._parts.admin.reclaim(gpus, caller)
+
+    async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
+        """Keeps new leases off a GPU, or allows them again."""
+        return await self._parts.admin.cordon(gpu, reason, caller, on=on)
+
+    async def set_mig_mode(self, gpu: str, enable: bool, caller: Caller) -> ModeAnswer:  # noqa: FBT001 -- as agreed
+        """Switches MIG mode, where nothing runs and nothing is leased."""
+        self._context.refuse_when_closing()
+        return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
+
+    async def close(self) -> None:
+        """Ends the agent: the step under way comes to its end, who waits is refused, leases stay."""
+        context, parts = self._context, self._parts
+        if context.closing:
+            return
+        context.closing = True
+        context.journal.tell(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
+        parts.room.close()
+        parts.lifetimes.close()
+        parts.blocks.close()
+        await parts.stop_background()
+        await context.tasks.end(CLOSING_SECONDS)
+        for lane in context.lanes.values():
+            lane.close()
+        await context.aside.run(parts.ledger.close)
+        context.aside.close()
+        context.events.end()
+
+
+def _unknown(lease: LeaseId) -> Exception:
+    return refuse(
+        Reason.UNKNOWN_LEASE, f"cannot find lease {lease}: it never was, or ended long ago", "see `migctl status`"
+    )
+
+
+async def start_manager(
+    *,
+    driver: Driver,
+    ledger: Ledger,
+    host: Host,
+    catalog: Catalog,
+    clock: Clock,
+    settings: EngineSettings,
+    telemetry: Telemetry | None = None,
+) -> Manager:
+    """A manager that has recovered and is ready to serve.
+
+    Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
+    where the settings name GPUs that are not there or the tokens' key cannot be used.
+    """
+    return Manager(
+        await start(
+            driver=driver,
+            ledger=ledger,
+            host=host,
+            catalog=catalog,
+            clock=clock,
+            settings=settings,
+            telemetry=telemetry,
+        )
+    )

@@ -1,0 +1,288 @@
+"""Comparing the ledger with the hardware and making them agree: at start, after failures, on events, and on a timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from mig_agent.adapters.ledger_changes import ForgetLeases, PutBootId
+from mig_agent.core.catalog import reconcile_layout
+from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import (
+    GpuUuid,
+    Instance,
+    InstanceState,
+    Layout,
+    whole_gpu_layout,
+)
+from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.recovery import (
+    NEVER_MADE,
+    EndLease,
+    FinishDestroy,
+    ForgetInstance,
+    Recorded,
+    RecordedInstance,
+    Repair,
+    reconcile,
+)
+from mig_agent.engine.blocks import Blocks
+from mig_agent.engine.context import Context
+from mig_agent.engine.draft import Draft
+from mig_agent.engine.lifetimes import EndReason, Lifetimes
+from mig_agent.engine.memory import Memory
+from mig_agent.engine.repairs import Repairs
+from mig_agent.engine.state import GpuRecord
+
+MOST_FAILED_READINGS = 3
+"""After so many in a row nothing is placed on the GPU until it can be read again."""
+_HOUR = 3600.0
+_GRAVE = (EndLease, FinishDestroy, ForgetInstance)
+
+
+class Observer:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        lifetimes: Lifetimes,
+        blocks: Blocks,
+        repairs: Repairs,
+        memory: Memory,
+        boot_id: str,
+    ) -> None:
+        self._context = context
+        self._lifetimes = lifetimes
+        self._blocks = blocks
+        self._repairs = repairs
+        self._memory = memory
+        self.boot_id = boot_id
+        """Of the boot that the records belong to."""
+        self._failed_readings: dict[GpuUuid, int] = {}
+        self._wake = asyncio.Event()
+        self.also: list[Callable[[], Awaitable[None]]] = []
+        """What is done after each look."""
+        self.last_process: dict[int, float] = {}
+        """When a process was last seen on an instance, by generation."""
+
+    # When to look
+
+    def hint(self) -> None:
+        """Something may have changed: look soon."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Looks at everything now and then, as long as it is not cancelled."""
+        while True:
+            timer = self._context.clock.call_later(self._context.settings.reread_seconds, self._wake.set)
+            await self._wake.wait()
+            timer.cancel()
+            self._wake.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Compares everything once."""
+        await self._look_at_boot_id()
+        await asyncio.gather(*(self.check(gpu) for gpu in tuple(self._context.lanes)))
+        await self._forget_old_leases()
+        for each in self.also:
+            await each()
+
+    async def check(self, gpu: GpuUuid) -> None:
+        """Reads a GPU and repairs what does not agree, when no step is under way on it."""
+        lane = self._context.lanes[gpu]
+        if lane.hung:
+            return
+        async with lane.lock:
+            await self.check_locked(gpu)
+
+    async def check_locked(self, gpu: GpuUuid) -> None:
+        """The same for those who hold the lock of the lane."""
+        if self._context.lanes[gpu].hung:
+            return  # what the call that has not come back will have done, nobody knows yet
+        record = self._context.state.gpus[gpu]
+        try:
+            await self._forget_never_made(record)
+            observed = await self._read(gpu)
+            self._failed_readings.pop(gpu, None)
+            if record.lost or record.unreadable:
+                record.lost = record.unreadable = ""
+                self._tell(EventKind.GPU_RECOVERED, record, f"GPU {record.index} answers again")
+            await self.compare(record, observed)
+        except DriverError as error:
+            await self.unread(gpu, error)
+        except LedgerError:
+            return  # nothing was changed; the next look finds it again
+
+    async def _read(self, gpu: GpuUuid) -> ObservedGpu:
+        driver = self._context.driver
+        return await self._context.lanes[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu))
+
+    async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
+        """Makes the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a second look."""
+        repairs = self._differences(record, observed)
+        if any(isinstance(each, _GRAVE) for each in repairs):
+            # Nobody loses a lease, or an instance, over one reading that may have been a bad one.
+            observed = await self._read(record.uuid)
+            repairs = self._differences(record, observed)
+        self.take_facts(record, observed)
+        await self._repairs.carry_out(record, repairs)
+        await self._repairs.have_whole(record)
+        self._look_at_processes(record, observed)
+        self._context.freed()
+
+    def _differences(self, record: GpuRecord, observed: ObservedGpu) -> tuple[Repair, ...]:
+        # What a plan counts on at this moment is none of this comparison's business.
+        held = {each.gpu_instance_id for each in record.reserved.values()} - {None}
+        free = tuple(each for each in observed.instances if each.gpu_instance_id not in held)
+        instances = tuple(each for each in record.instances.values() if each.generation not in record.reserved)
+        recorded = Recorded(boot_id=self.boot_id, instances=tuple(map(_recorded, instances)))
+        return reconcile(recorded, (replace(observed, instances=free),), self.boot_id_now())
+
+    async def _forget_never_made(self, record: GpuRecord) -> None:
+        never_made = self._context.never_made & record.instances.keys()
+        if never_made:
+            await self._repairs.carry_out(record, [ForgetInstance(each, NEVER_MADE) for each in never_made])
+            self._context.never_made -= never_made
+
+    def take_facts(self, record: GpuRecord, observed: ObservedGpu) -> None:
+        """Mode, layout and number of the device as they are now."""
+        changed = record.mode != observed.mode
+        record.mode, record.minor = observed.mode, observed.minor
+        if changed:
+            record.layout = self.layout_of(observed)
+            mode = "on" if observed.mode.current else "off"
+            pending = "" if observed.mode.current == observed.mode.pending else ", and changes at the next reset"
+            words = f"MIG mode of GPU {record.index} is {mode} now{pending}"
+            if not observed.mode.current and observed.mode.capable:
+                words += f"; `migctl mode enable --gpu {record.index}` turns it on"
+            self._tell(EventKind.GPU_MODE_CHANGED, record, words)
+
+    def layout_of(self, observed: ObservedGpu) -> Layout:
+        """What a GPU can be cut into now."""
+        if observed.mode.current:
+            from_file = self._context.catalog.layout(observed.model, observed.memory_mib)
+            layout, _ = reconcile_layout(observed.layout, from_file)
+            if layout is not None:
+                return layout
+        return whole_gpu_layout(observed.model, observed.memory_mib)
+
+    # When a GPU does not answer
+
+    def hung(self, gpu: GpuUuid, what: str) -> None:
+        """A call has not come back in time."""
+        record = self._context.state.gpus[gpu]
+        record.hung = f"the driver has not come back from: {what}; nothing is placed here until it does"
+        self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.hung}")
+
+    def answered(self, gpu: GpuUuid) -> None:
+        """All calls have come back after all."""
+        if not self._context.closing:
+            self._context.tasks.spawn(f"read-again-{gpu}", self._after_answer(gpu))
+
+    async def _after_answer(self, gpu: GpuUuid) -> None:
+        await self.check(gpu)
+        record = self._context.state.gpus[gpu]
+        if record.hung and not self._context.lanes[gpu].hung:
+            record.hung = ""
+            self._tell(EventKind.GPU_UNCORDONED, record, f"GPU {record.index} answers again and is used again")
+            self._context.freed()
+
+    async def unread(self, gpu: GpuUuid, error: DriverError) -> None:
+        """A reading has failed."""
+        record = self._context.state.gpus[gpu]
+        if error.kind is DriverErrorKind.TIMEOUT:
+            return  # the lane has told
+        if error.kind is not DriverErrorKind.GPU_LOST:
+            times = self._failed_readings[gpu] = self._failed_readings.get(gpu, 0) + 1
+            if times >= MOST_FAILED_READINGS and not record.unreadable:
+                record.unreadable = f"it cannot be read: {error}"
+                self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.unreadable}")
+            return
+        if not record.lost:
+            record.lost = f"the driver has lost it: {error.detail or error.kind}"
+            self._tell(EventKind.GPU_LOST, record, f"GPU {record.index} is lost: {record.lost}")
+        draft = Draft(self._context.journal)
+        for instance in record.instances.values():
+            if instance.lease is not None:
+                self._lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
+        if draft:
+            try:
+                await draft.write()
+            except LedgerError:
+                return  # the next look ends them
+
+    # What else is looked at
+
+    def _look_at_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
+        now = self._context.clock.now()
+        pids: dict[int | None, tuple[int, ...]] = {
+            each.gpu_instance_id: each.processes for each in observed.instances if each.processes
+        }
+        if not observed.mode.current and observed.processes:
+            pids[None] = observed.processes
+        for instance in tuple(record.instances.values()):
+            found = pids.get(instance.gpu_instance_id)
+            if not found:
+                continue
+            self.last_process[instance.generation] = now
+            if instance.state is InstanceState.IDLE and instance.generation not in record.reserved:
+                names = ", ".join(self._context.host.describe_process(pid) for pid in found)
+                self._blocks.block(instance, f"held by {names}")
+
+    def boot_id_now(self) -> str:
+        """The machine's, or where it cannot be read the one that is known."""
+        try:
+            return self._context.host.boot_id()
+        except OSError:
+            return self.boot_id
+
+    async def _look_at_boot_id(self) -> None:
+        """After a reboot (a simulated one leaves this process alive) nothing that is recorded exists any more."""
+        boot_id = self.boot_id_now()
+        if boot_id == self.boot_id:
+            return
+        for gpu in tuple(self._context.lanes):
+            await self.check(gpu)
+        await self.adopt_boot_id(boot_id)
+
+    async def adopt_boot_id(self, boot_id: str) -> None:
+        """The records belong to this boot from now on."""
+        try:
+            await self._context.journal.write((PutBootId(boot_id),))
+        except LedgerError:
+            return  # the next look tries again
+        self.boot_id = boot_id
+
+    async def _forget_old_leases(self) -> None:
+        now = self._context.clock.now()
+        before = now - self._context.settings.request_memory_hours * _HOUR
+        if self._memory.forget_before(before) and not self._context.journal.error:
+            self._context.journal.write((ForgetLeases(before),))
+
+    def _tell(self, kind: EventKind, record: GpuRecord, words: str) -> None:
+        self._context.state.touch(record.uuid)
+        self._context.journal.tell(self._context.journal.event(kind, words, gpu=record.uuid))
+
+
+def _recorded(instance: Instance) -> RecordedInstance:
+    return RecordedInstance(
+        generation=instance.generation,
+        gpu=instance.slot.gpu,
+        profile_id=instance.slot.profile.id,
+        placement=instance.slot.placement,
+        state=instance.state,
+        gpu_instance_id=instance.gpu_instance_id,
+        compute_instance_id=instance.compute_instance_id,
+        uuid=instance.uuid,
+        lease=instance.lease,
+    )
+
+
+def unused(leased: Iterable[Instance], last_process: dict[int, float], now: float) -> Iterable[Instance]:
+    """The leased instances on which no process has been seen for an hour."""
+    return (each for each in leased if now - max(each.since, last_process.get(each.generation, 0.0)) >= _HOUR)

@@ -1,0 +1,223 @@
+"""Carrying out what recovery found: the repairs of one GPU as one record, then what the hardware has to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+
+from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLastGeneration
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import (
+    Generation,
+    Instance,
+    InstanceState,
+    Placement,
+    Profile,
+    Slot,
+)
+from mig_agent.core.observed import ObservedInstance
+from mig_agent.core.recovery import (
+    AdoptForeign,
+    EndLease,
+    FinishDestroy,
+    ForgetForeign,
+    ForgetInstance,
+    MarkIdle,
+    MarkLeased,
+    Repair,
+    UpdateIds,
+)
+from mig_agent.engine.blocks import Blocks
+from mig_agent.engine.context import Context
+from mig_agent.engine.draft import Draft
+from mig_agent.engine.lifetimes import Lifetimes
+from mig_agent.engine.removal import Remover, StepFailedError
+from mig_agent.engine.state import GpuRecord
+
+
+class Repairs:
+    """Belongs to the event loop. Its methods are called under the lock of the GPU's lane."""
+
+    def __init__(self, context: Context, lifetimes: Lifetimes, blocks: Blocks, remover: Remover) -> None:
+        self._context = context
+        self._lifetimes = lifetimes
+        self._blocks = blocks
+        self._remover = remover
+
+    async def carry_out(self, record: GpuRecord, repairs: Iterable[Repair]) -> None:
+        """Commits the repairs and then destroys what is half there. Raises LedgerError, and nothing was done then."""
+        draft = Draft(self._context.journal)
+        left_over: list[FinishDestroy] = []
+        for repair in repairs:
+            if isinstance(repair, FinishDestroy):
+                left_over.append(repair)
+            else:
+                self._put_down(draft, record, repair)
+        if draft:
+            await draft.write()
+        for each in left_over:
+            await self._finish(record, each)
+
+    def _put_down(self, draft: Draft, record: GpuRecord, repair: Repair) -> None:
+        match repair:
+            case EndLease(lease, reason):
+                self._lifetimes.draft_end(draft, lease, reason)
+            case ForgetInstance(generation, reason):
+                self._forget(draft, generation, reason)
+            case ForgetForeign(generation):
+                self._forget(draft, generation, "")
+            case AdoptForeign(_, observed):
+                self._found(draft, record, observed)
+            case MarkIdle(generation):
+                self._change(draft, generation, InstanceState.IDLE)
+            case MarkLeased(generation, _):
+                self._change(draft, generation, InstanceState.LEASED)
+            case UpdateIds():
+                self._update(draft, repair)
+
+    async def have_whole(self, record: GpuRecord) -> None:
+        """A GPU without MIG mode is one instance, that is always there. Raises LedgerError."""
+        if record.mode.current or any(each.slot.profile.is_whole_gpu for each in record.instances.values()):
+            return
+        profile = record.layout.profiles[0]
+        whole = Instance(
+            slot=Slot(record.uuid, profile, profile.placements[0]),
+            generation=self._context.state.next_generation(),
+            state=InstanceState.IDLE,
+            uuid=record.uuid,
+            since=self._context.clock.now(),
+        )
+        await self._context.journal.write((PutInstance(whole),), (), partial(self._context.state.put, whole))
+
+    def _forget(self, draft: Draft, generation: int, reason: str) -> None:
+        state, journal = self._context.state, self._context.journal
+        instance = self._known(generation)
+        if instance is None:
+            return
+        draft.changes.append(DropInstance(instance.generation))
+        if instance.state not in {InstanceState.CREATING, InstanceState.DESTROYING}:
+            why = f" ({reason})" if reason else ""
+            draft.events.append(
+                journal.event(
+                    EventKind.INSTANCE_LOST,
+                    f"{self._context.place(instance)} is gone{why}",
+                    instance=instance,
+                    lease=instance.lease,
+                    reason=reason,
+                )
+            )
+
+        def apply() -> None:
+            state.drop(instance.generation)
+            self._blocks.forget(instance.generation)
+
+        draft.applied.append(apply)
+
+    def _found(self, draft: Draft, record: GpuRecord, observed: ObservedInstance) -> None:
+        context = self._context
+        complete = len(observed.compute_instances) == 1 and bool(observed.uuid)
+        profile = record.layout.by_id.get(observed.profile_id)
+        ours = context.settings.foreign == "adopt" and complete and profile is not None and not observed.processes
+        instance = Instance(
+            slot=Slot(record.uuid, profile or _unknown(observed), observed.placement),
+            generation=context.state.next_generation(),
+            state=InstanceState.IDLE if ours else InstanceState.FOREIGN,
+            gpu_instance_id=observed.gpu_instance_id,
+            compute_instance_id=observed.compute_instances[0] if observed.compute_instances else None,
+            uuid=observed.uuid,
+            since=context.clock.now(),
+        )
+        # A foreign instance is not recorded, but its number shall not be given again.
+        draft.changes.append(PutInstance(instance) if ours else PutLastGeneration(instance.generation))
+        words = "taken over" if ours else "made by somebody else, and left alone"
+        draft.events.append(
+            context.journal.event(
+                EventKind.INSTANCE_FOUND,
+                f"found {context.place(instance)}: {words}",
+                instance=instance,
+            )
+        )
+        draft.applied.append(partial(context.state.put, instance))
+
+    def _change(self, draft: Draft, generation: int, to: InstanceState) -> None:
+        def apply() -> None:
+            # As it is then: an end of its lease may stand before this in the same record.
+            instance = self._known(generation)
+            if instance is not None:
+                self._context.state.put(replace(instance, state=to, since=now, reason=""))
+
+        now = self._context.clock.now()
+        instance = self._known(generation)
+        if instance is not None:
+            draft.changes.append(PutInstance(replace(instance, state=to, since=now)))
+            draft.applied.append(apply)
+
+    def _update(self, draft: Draft, update: UpdateIds) -> None:
+        def changed(instance: Instance) -> Instance:
+            return replace(
+                instance,
+                gpu_instance_id=update.gpu_instance_id,
+                compute_instance_id=update.compute_instance_id,
+                uuid=update.uuid,
+            )
+
+        def apply() -> None:
+            instance = self._known(update.generation)
+            if instance is not None:
+                self._context.state.put(changed(instance))
+
+        instance = self._known(update.generation)
+        if instance is None:
+            return
+        if instance.state is not InstanceState.FOREIGN:
+            draft.changes.append(PutInstance(changed(instance)))
+        draft.applied.append(apply)
+
+    async def _finish(self, record: GpuRecord, left: FinishDestroy) -> None:
+        """Destroys what a crash or a failure left half made; what cannot go now is blocked."""
+        context = self._context
+        known = self._known(left.generation)
+        profile = record.layout.by_id.get(left.profile_id)
+        if profile is None:
+            return
+        instance = Instance(
+            slot=Slot(record.uuid, profile, left.placement),
+            generation=known.generation if known is not None else context.state.next_generation(),
+            state=InstanceState.DESTROYING,
+            gpu_instance_id=left.gpu_instance_id,
+            since=context.clock.now(),
+        )
+        context.state.put(instance)
+        try:
+            await self._remover.destroy(instance)
+        except StepFailedError as failed:
+            current = self._known(instance.generation)
+            if current is not None and current.state is not InstanceState.BLOCKED:
+                self._blocks.block(instance, f"what was left of it cannot be removed: {failed.error}")
+            return
+        event = context.journal.event(
+            EventKind.INSTANCE_DESTROYED,
+            f"removed {context.place(instance)}, which was only half made",
+            instance=instance,
+            reason="half-made",
+        )
+        await context.journal.write(
+            (DropInstance(instance.generation),), (event,), partial(context.state.drop, instance.generation)
+        )
+
+    def _known(self, generation: int) -> Instance | None:
+        return self._context.state.instance(Generation(generation))
+
+
+def _unknown(observed: ObservedInstance) -> Profile:
+    """Stands for a profile that the layout does not list."""
+    placement: Placement = observed.placement
+    return Profile(
+        id=observed.profile_id,
+        name=f"profile {observed.profile_id}",
+        compute_slices=0,
+        memory_slices=placement.size,
+        memory_mib=0,
+        placements=(placement,),
+    )

@@ -1,0 +1,262 @@
+"""The node as the engine knows it, at two depths.
+
+What is *put* here is committed, and is what everybody sees. What is *reserved* is laid over it while a plan is being
+carried out, and is seen by the planner alone, so that nothing is planned twice. Records never build on what is merely
+reserved: a failed commit needs nothing undone here but its own reservations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from mig_agent.adapters.ledger_contents import Cordon
+from mig_agent.core.model import (
+    Generation,
+    Gpu,
+    GpuState,
+    GpuUuid,
+    Instance,
+    Layout,
+    Lease,
+    LeaseId,
+    MigMode,
+    NodeView,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuRecord:
+    """What is known of one GPU beside its instances."""
+
+    index: int
+    uuid: GpuUuid
+    layout: Layout
+    mode: MigMode
+    minor: int | None = None
+    cordon: Cordon | None = None
+    """An administrator's, and recorded."""
+    hung: str = ""
+    """The driver's call that does not come back."""
+    unreadable: str = ""
+    """Why it cannot be read, again and again."""
+    switching: str = ""
+    """What is done to its mode at this moment."""
+    lost: str = ""
+    """Why the driver no longer answers for it."""
+    instances: dict[Generation, Instance] = field(default_factory=dict)
+    reserved: dict[Generation, Instance] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be placed on it now, found out by ourselves; empty when all is well."""
+        return self.switching or self.hung or self.unreadable
+
+    @property
+    def state(self) -> GpuState:
+        """What is done with it."""
+        if self.lost:
+            return GpuState.LOST
+        if self.cordon is not None or self.trouble:
+            return GpuState.CORDONED
+        return GpuState.READY if self.mode.current else GpuState.WHOLE
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready, in words."""
+        if self.lost or self.trouble:
+            return self.lost or self.trouble
+        if self.cordon is not None:
+            return self.cordon.reason
+        if self.mode.current:
+            return "" if self.mode.pending else "MIG mode goes off at the next reset"
+        if not self.mode.capable:
+            return "it has no MIG mode"
+        if self.mode.pending:
+            return "MIG mode comes on at the next reset"
+        return f"MIG mode is off; `migctl mode enable --gpu {self.index}` turns it on"
+
+
+class State:
+    """All of it. Belongs to the event loop."""
+
+    def __init__(self, node: str, revision: int, last_generation: int) -> None:
+        self._node = node
+        self.revision = revision
+        self.gpus: dict[GpuUuid, GpuRecord] = {}
+        self._leases: dict[LeaseId, Lease] = {}
+        self._gpu_of: dict[Generation, GpuUuid] = {}
+        self._unrecorded: set[Generation] = set()
+        self._last_generation = last_generation
+        self._published_gpus: dict[GpuUuid, Gpu] = {}
+        self._working_gpus: dict[GpuUuid, Gpu] = {}
+        self._published: NodeView | None = None
+        self._working: NodeView | None = None
+
+    # Looking
+
+    @property
+    def view(self) -> NodeView:
+        """What everybody sees."""
+        if self._published is None:
+            gpus = tuple(self._published_gpu(uuid) for uuid in self.gpus)
+            leases = MappingProxyType(dict(self._leases))
+            self._published = NodeView(node=self._node, revision=self.revision, gpus=gpus, leases=leases)
+        return self._published
+
+    @property
+    def working_view(self) -> NodeView:
+        """What the planner sees: with the reservations."""
+        if self._working is None:
+            gpus = tuple(self._working_gpu(uuid) for uuid in self.gpus)
+            # Not a copy: the planner looks at it at once, and only for the words of a refusal.
+            leases = MappingProxyType(self._leases)
+            self._working = NodeView(node=self._node, revision=self.revision, gpus=gpus, leases=leases)
+        return self._working
+
+    @property
+    def leases(self) -> MappingProxyType[LeaseId, Lease]:
+        """The leases that stand, as they are now."""
+        return MappingProxyType(self._leases)
+
+    def instance(self, generation: Generation) -> Instance | None:
+        """An instance as committed."""
+        uuid = self._gpu_of.get(generation)
+        return None if uuid is None else self.gpus[uuid].instances.get(generation)
+
+    def is_reserved(self, instance: Instance) -> bool:
+        """Whether a plan that is being carried out counts on it."""
+        return instance.generation in self.gpus[instance.slot.gpu].reserved
+
+    def instances_of(self, lease: LeaseId) -> Iterator[Instance]:
+        """The instances of a lease that are still there."""
+        known = self._leases.get(lease)
+        for generation in known.instances if known is not None else ():
+            instance = self.instance(generation)
+            if instance is not None:
+                yield instance
+
+    def is_unrecorded(self, generation: Generation) -> bool:
+        """Whether the ledger could not be told how this instance is now."""
+        return generation in self._unrecorded
+
+    # Changing
+
+    def note_unrecorded(self, generation: Generation) -> None:
+        """The ledger does not know yet how this instance is now."""
+        self._unrecorded.add(generation)
+
+    def note_recorded(self, generation: Generation) -> None:
+        """The ledger knows."""
+        self._unrecorded.discard(generation)
+
+    def next_generation(self) -> Generation:
+        """A number that no instance had before."""
+        self._last_generation += 1
+        return Generation(self._last_generation)
+
+    def add_gpu(self, record: GpuRecord) -> None:
+        """A GPU to be managed."""
+        self.gpus[record.uuid] = record
+        self.gpus = dict(sorted(self.gpus.items(), key=lambda item: item[1].index))
+        self.touch(record.uuid)
+
+    def touch(self, gpu: GpuUuid) -> None:
+        """The GPU's record was changed."""
+        self._published_gpus.pop(gpu, None)
+        self._working_gpus.pop(gpu, None)
+        self._published = self._working = None
+
+    def put(self, instance: Instance) -> None:
+        """An instance as it is now."""
+        gpu = instance.slot.gpu
+        self.gpus[gpu].instances[instance.generation] = instance
+        self._gpu_of[instance.generation] = gpu
+        self.touch(gpu)
+
+    def drop(self, generation: Generation) -> None:
+        """An instance that is gone."""
+        self._unrecorded.discard(generation)
+        gpu = self._gpu_of.pop(generation, None)
+        if gpu is not None:
+            self.gpus[gpu].instances.pop(generation, None)
+            self.gpus[gpu].reserved.pop(generation, None)
+            self.touch(gpu)
+
+    def put_lease(self, lease: Lease) -> None:
+        """A lease as it is now."""
+        self._leases[lease.id] = lease
+        self._published = self._working = None
+
+    def drop_lease(self, lease: LeaseId) -> None:
+        """A lease that has ended."""
+        self._leases.pop(lease, None)
+        self._published = self._working = None
+
+    def published(self, revision: int) -> None:
+        """Something was committed."""
+        self.revision = revision
+        self._published = self._working = None
+
+    def reserve(self, instances: Iterable[Instance]) -> None:
+        """Lays instances over what is committed, for the planner."""
+        for instance in instances:
+            gpu = instance.slot.gpu
+            self.gpus[gpu].reserved[instance.generation] = instance
+            self._working_gpus.pop(gpu, None)
+        self._working = None
+
+    def unreserve(self, instances: Iterable[Instance]) -> None:
+        """Takes them off again."""
+        for instance in instances:
+            gpu = instance.slot.gpu
+            if self.gpus[gpu].reserved.pop(instance.generation, None) is not None:
+                self._working_gpus.pop(gpu, None)
+        self._working = None
+
+    # Building views: only what changed is built anew
+
+    def _published_gpu(self, uuid: GpuUuid) -> Gpu:
+        found = self._published_gpus.get(uuid)
+        if found is None:
+            record = self.gpus[uuid]
+            # One object for both views where they are alike: what the planner computed of it serves both.
+            found = self._working_gpus.get(uuid) if not record.reserved else None
+            if found is None:
+                found = _frozen(record, record.instances.values())
+            self._published_gpus[uuid] = found
+        return found
+
+    def _working_gpu(self, uuid: GpuUuid) -> Gpu:
+        found = self._working_gpus.get(uuid)
+        if found is None:
+            record = self.gpus[uuid]
+            if record.reserved:
+                found = _frozen(record, (record.instances | record.reserved).values())
+            else:
+                found = self._published_gpu(uuid)
+            self._working_gpus[uuid] = found
+        return found
+
+
+def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:
+    return Gpu(
+        index=record.index,
+        uuid=record.uuid,
+        layout=record.layout,
+        mode=record.mode,
+        state=record.state,
+        reason=record.reason,
+        minor=record.minor,
+        instances=tuple(sorted(instances, key=_by_start)),
+    )
+
+
+def _by_start(instance: Instance) -> tuple[int, int]:
+    return (instance.slot.placement.start, instance.generation)
+
+
+def at_rest(instance: Instance) -> Instance:
+    """The same instance, held by nobody."""
+    return replace(instance, lease=None, reason="")

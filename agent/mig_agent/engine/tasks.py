@@ -1,0 +1,42 @@
+"""Long tasks on the event loop: created, named and guarded in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+_Answer = TypeVar("_Answer")
+
+_LOG = structlog.get_logger("mig_agent.engine")
+
+
+class Tasks:
+    """Keeps tasks alive as long as they run, and tells of those that fail."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, name: str, coroutine: Coroutine[object, object, _Answer]) -> asyncio.Task[_Answer]:
+        """Runs it in the background. It ought to deal with its own errors; others are logged."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _LOG.error("a background task failed", task=task.get_name(), exc_info=task.exception())
+
+    async def end(self, seconds: float) -> None:
+        """Gives what runs so long to come to its end, then cancels it."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=seconds)
+        left = tuple(self._running)
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=1.0)

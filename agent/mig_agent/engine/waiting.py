@@ -1,0 +1,263 @@
+"""Requests that wait for their turn: the queue of `core.queue` with its timers, and telling people their place."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mig_agent.adapters.clock import Timer
+from mig_agent.core import queue
+from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.event import EventKind
+from mig_agent.core.finding import NOTHING_RESERVED
+from mig_agent.core.model import GpuUuid, Request, RequestId, Slot
+from mig_agent.core.plan import Outcome, Plan
+from mig_agent.core.planner import plan
+from mig_agent.engine.answers import Queued
+from mig_agent.engine.context import Context
+from mig_agent.engine.execution import Execution, Executor
+from mig_agent.engine.orders import Order
+
+TELL_SECONDS = 1.0
+"""Between two rounds of telling people their places."""
+_MOST_TEXTS = 3
+_WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
+
+
+@dataclass(slots=True, eq=False)
+class Stay:
+    """One request in the queue."""
+
+    order: Order
+    on_place: Callable[[int], None]
+    started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    deadline: Timer | None = None
+    place: int = 0
+    """As last told; 0 before."""
+
+
+class WaitingRoom:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, executor: Executor) -> None:
+        self._context = context
+        self._executor = executor
+        self._queue = queue.Queue()
+        self._stays: dict[RequestId, Stay] = {}
+        self._pump_is_due = False
+        self._telling: Timer | None = None
+        context.freed = self.freed
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def queued(self) -> tuple[Queued, ...]:
+        """Everybody who waits, the next first."""
+        return tuple(
+            Queued(
+                request_id=each.request.request_id,
+                holder=each.request.holder.name,
+                tenant=each.request.holder.tenant,
+                priority=each.request.priority,
+                position=place,
+                since=each.since,
+                wants=each.request.wants,
+            )
+            for place, each in enumerate(self._queue.waiting, 1)
+        )
+
+    async def next(
+        self, order: Order, on_place: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
+    ) -> Execution:
+        """The request's turn, with what it needs taken for it; at once where it fits. Raises RefusedError.
+
+        `failed` is why an earlier try came to nothing, and `exclude` are the slots that it failed on.
+        """
+        request = order.request
+        outcome = self._plan(request, exclude=exclude)
+        if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
+            return self._executor.begin(order, outcome)
+        if isinstance(outcome, Refusal):
+            if failed is not None and isinstance(self._plan(request), Plan):
+                raise RefusedError(failed)  # only what has just failed would serve it
+            if not len(self._queue) and not _waits(request, outcome):
+                raise RefusedError(outcome)
+            if outcome.reason not in _WORTH_WAITING:
+                raise RefusedError(outcome)
+        return await self._stay(order, on_place)
+
+    def freed(self) -> None:
+        """Something may fit now."""
+        if len(self._queue) and not self._pump_is_due:
+            self._pump_is_due = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def leave(self, request: RequestId, refusal: Refusal) -> None:
+        """A request waits no more; harmless when it does not."""
+        stay = self._stays.pop(request, None)
+        if stay is None:
+            return
+        self._queue.remove(request)
+        if stay.deadline is not None:
+            stay.deadline.cancel()
+        if not stay.started.done():
+            stay.started.set_exception(RefusedError(refusal))
+        if stay.place:
+            self._mention(EventKind.REQUEST_LEFT, stay.order.request, f"left the queue: {refusal.message}")
+        self._places_changed()
+        self.freed()
+
+    def close(self) -> None:
+        """Everybody who waits is told that the agent stops."""
+        for request in tuple(self._stays):
+            self.leave(
+                request,
+                Refusal(
+                    reason=Reason.SHUTTING_DOWN,
+                    message="cannot wait on: the agent is shutting down",
+                    hint="ask again when it is back; leases stay",
+                ),
+            )
+        if self._telling is not None:
+            self._telling.cancel()
+
+    # Inside
+
+    def _plan(
+        self,
+        request: Request,
+        *,
+        exclude: frozenset[Slot] = frozenset(),
+        reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    ) -> Outcome:
+        context = self._context
+        began = time.perf_counter()
+        outcome = plan(
+            context.state.working_view,
+            request,
+            context.policy,
+            context.clock.now(),
+            reserved=reserved,
+            exclude=exclude,
+        )
+        context.telemetry.planned(time.perf_counter() - began)
+        return outcome
+
+    async def _stay(self, order: Order, on_place: Callable[[int], None]) -> Execution:
+        request = order.request
+        context = self._context
+        patient = bool(request.wait_seconds)
+        if patient and len(self._queue) >= context.settings.max_waiting:
+            raise refuse(
+                Reason.QUEUE_FULL,
+                f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
+                "try again later",
+            )
+        stay = Stay(order, on_place)
+        waiting = self._queue.add(request, context.clock.now())
+        self._stays[request.request_id] = stay
+        self._pump()
+        if stay.started.done():
+            return stay.started.result()
+        if not patient:
+            refusal = self._refusal_behind(waiting)
+            self.leave(request.request_id, refusal)
+            stay.started.exception()  # seen
+            raise RefusedError(refusal)
+        if request.wait_seconds is not None and request.wait_seconds < math.inf:
+            stay.deadline = context.clock.call_later(request.wait_seconds, lambda: self._waited_too_long(stay))
+        stay.place = self._queue.position(request.request_id) or 1
+        self._mention(EventKind.REQUEST_QUEUED, request, f"waits, at place {stay.place}")
+        on_place(stay.place)
+        return await stay.started
+
+    def _pump(self) -> None:
+        """Starts what fits, in the order of the queue."""
+        self._pump_is_due = False
+        context, settings = self._context, self._context.settings
+        while len(self._queue) and not context.closing:
+            began = time.perf_counter()
+            found = queue.next_to_start(
+                context.state.working_view,
+                self._queue.waiting,
+                context.policy,
+                context.clock.now(),
+                limit_seconds=settings.reservation_after_seconds,
+                strict_fifo=settings.strict_fifo,
+            )
+            context.telemetry.planned(time.perf_counter() - began)
+            if found is None:
+                return
+            waiting, its_plan = found
+            self._queue.remove(waiting.request.request_id)
+            stay = self._stays.pop(waiting.request.request_id)
+            if stay.deadline is not None:
+                stay.deadline.cancel()
+            stay.started.set_result(self._executor.begin(stay.order, its_plan))
+            self._places_changed()
+
+    def _refusal_behind(self, waiting: queue.Waiting) -> Refusal:
+        """Why somebody who does not wait is not served now."""
+        context, settings = self._context, self._context.settings
+        before = [each for each in self._queue.waiting if each.order < waiting.order]
+        kept = None
+        if not settings.strict_fifo:
+            kept = queue.reservation(
+                context.state.working_view, before, context.clock.now(), settings.reservation_after_seconds
+            )
+        outcome = self._plan(waiting.request, reserved=kept.gpus if kept is not None else NOTHING_RESERVED)
+        if isinstance(outcome, Refusal):
+            return outcome
+        return Refusal(
+            reason=Reason.NO_CAPACITY,
+            message=f"cannot serve {describe(waiting.request)} before the {len(before)} requests that wait for it",
+            hint="wait for your turn with --wait 10m",
+        )
+
+    def _waited_too_long(self, stay: Stay) -> None:
+        request = stay.order.request
+        outcome = self._plan(request)
+        why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
+        self.leave(
+            request.request_id,
+            Refusal(
+                reason=Reason.WAITED_TOO_LONG,
+                message=f"cannot serve {describe(request)} within {request.wait_seconds:g} s{why}",
+                hint="wait longer, or ask for less",
+                blockers=outcome.blockers if isinstance(outcome, Refusal) else (),
+            ),
+        )
+
+    def _places_changed(self) -> None:
+        if self._stays and self._telling is None:
+            self._telling = self._context.clock.call_later(TELL_SECONDS, self._tell_places)
+
+    def _tell_places(self) -> None:
+        self._telling = None
+        for place, waiting in enumerate(self._queue.waiting, 1):
+            stay = self._stays[waiting.request.request_id]
+            if stay.place and stay.place != place:
+                stay.place = place
+                stay.on_place(place)
+
+    def _mention(self, kind: EventKind, request: Request, words: str) -> None:
+        journal = self._context.journal
+        holder = request.holder
+        event = journal.event(
+            kind, f"request of {holder} for {describe(request)} {words}", holder=str(holder), tenant=holder.tenant
+        )
+        journal.mention(event)
+
+
+def describe(request: Request) -> str:
+    """What is asked for, in words: `2g.10gb`, `4G and 4G`."""
+    texts = [want.text or want.profile or "a device" for want in request.wants]
+    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+
+
+def _waits(request: Request, refusal: Refusal) -> bool:
+    return bool(request.wait_seconds) and refusal.reason in _WORTH_WAITING

@@ -1,0 +1,132 @@
+"""A ledger that cannot be written: nothing is given that is not recorded, and what stands stays."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import InstanceState
+from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
+
+
+@contextmanager
+def full_disk(node: Node) -> Iterator[None]:
+    """Commits fail as on a full disk."""
+    original = node.ledger._commit
+
+    def fails(batch: object) -> None:  # noqa: ARG001 -- as the ledger calls it
+        raise sqlite3.OperationalError("database or disk is full")
+
+    node.ledger._commit = fails  # type: ignore[method-assign] # what the disk would do
+    try:
+        yield
+    finally:
+        node.ledger._commit = original  # type: ignore[method-assign] # as a full disk would have it
+
+
+async def test_no_lease_is_given_that_is_not_recorded(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        idle = await node.acquire("1g.5gb")
+        await node.release(idle)
+        kept = await node.acquire("2g.10gb")
+        with full_disk(node):
+            for asked in ("1g.5gb", "3g.20gb"):
+                with pytest.raises(RefusedError) as refused:
+                    await node.acquire(asked)
+                assert refused.value.refusal.reason is Reason.LEDGER_FAILED
+                assert "disk is full" in refused.value.refusal.message
+            assert list(node.leases) == [kept.lease.id]
+            assert "disk is full" in node.manager.snapshot.ledger_error
+            assert node.simulator.machine()["gpus"][0]["instances"][2:] == []
+            assert node.kinds().count(EventKind.LEDGER_FAILED) == 1
+        assert (await node.acquire("1g.5gb")).devices[0].reused
+        assert node.manager.snapshot.ledger_error == ""
+        await node.quiet()
+        assert node.kinds().count(EventKind.LEDGER_RECOVERED) == 1
+
+
+async def test_a_release_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("1g.5gb")
+        with full_disk(node):
+            with pytest.raises(RefusedError) as refused:
+                await node.release(granted)
+            assert refused.value.refusal.reason is Reason.LEDGER_FAILED
+            with pytest.raises(RefusedError):
+                await node.manager.renew(granted.lease.id, granted.token, 5.0, ANYBODY)
+            with pytest.raises(RefusedError):
+                await node.manager.cordon("0", True, "", ADMIN)
+            assert granted.lease.id in node.leases
+        await node.release(granted)
+        assert not node.leases
+
+
+async def test_a_deadline_that_could_not_be_recorded_is_kept_later(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("1g.5gb", ttl_seconds=100.0)
+        with full_disk(node):
+            node.clock.advance(100)
+            await node.quiet()
+            assert len(node.leases) == 1
+        node.clock.advance(5)
+        await node.until(lambda: not node.leases)
+
+
+@pytest.mark.parametrize("commits", range(4))
+async def test_the_disk_fills_up_in_the_middle_of_a_request(tmp_path: Path, commits: int) -> None:
+    """Each commit of a request that destroys and creates fails in turn, then the agent is killed and comes back."""
+    node = await start(tmp_path, "a100-40gb")
+    await node.release(await node.acquire("1g.5gb"))
+    original = node.ledger._commit
+    left = [commits]
+
+    def fails_in_the_end(batch: object) -> None:
+        if left[0] == 0:
+            raise sqlite3.OperationalError("database or disk is full")
+        left[0] -= 1
+        original(batch)  # type: ignore[arg-type] # handed on as it came
+
+    node.ledger._commit = fails_in_the_end  # type: ignore[method-assign] # what the disk would do
+    if commits < 3:  # two intents and the lease
+        answered = None
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("7g.40gb")
+        assert refused.value.refusal.reason is Reason.LEDGER_FAILED
+    else:
+        answered = await node.acquire("7g.40gb")
+    await killed(node)
+    async with engine(tmp_path) as after:
+        there = after.simulator.machine()["gpus"][0]["instances"]
+        assert len(there) == len(after.instances())
+        assert list(after.leases) == ([answered.lease.id] if answered else [])
+        assert all(each.state in {InstanceState.IDLE, InstanceState.LEASED} for each in after.instances())
+
+
+async def test_what_was_made_while_the_ledger_failed_is_recorded_with_its_next_lease(tmp_path: Path) -> None:
+    node = await start(tmp_path, "a100-40gb")
+    original = node.ledger._commit
+    left = [1]  # the intent is recorded, the lease is not
+
+    def fails_in_the_end(batch: object) -> None:
+        if left[0] == 0:
+            raise sqlite3.OperationalError("database or disk is full")
+        left[0] -= 1
+        original(batch)  # type: ignore[arg-type] # handed on as it came
+
+    node.ledger._commit = fails_in_the_end  # type: ignore[method-assign] # what the disk would do
+    with pytest.raises(RefusedError):
+        await node.acquire("1g.5gb")
+    await node.until(lambda: node.instances(InstanceState.IDLE))
+    node.ledger._commit = original  # type: ignore[method-assign] # as a full disk would have it
+    granted = await node.acquire("1g.5gb")
+    assert granted.devices[0].reused
+    await killed(node)
+    async with engine(tmp_path) as after:
+        assert list(after.leases) == [granted.lease.id]
+        assert after.instances()[0].uuid == granted.devices[0].uuid

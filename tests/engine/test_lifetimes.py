@@ -1,0 +1,240 @@
+"""How leases end, and who may end them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import InstanceState, LeaseId
+from mig_agent.engine.callers import Caller
+from support.engine import ADMIN, ANYBODY, Node, engine
+
+
+async def ended(node: Node) -> str:
+    """Why the one lease that ended did."""
+    await node.until(lambda: node.told(EventKind.LEASE_ENDED))
+    event = node.told(EventKind.LEASE_ENDED)[0]
+    return str(event.data["reason"])
+
+
+async def waiting_process() -> asyncio.subprocess.Process:
+    """A process that lives until it gets a line."""
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
+
+
+async def test_a_lease_without_a_deadline_goes_on(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G")
+        node.clock.advance(30 * 24 * 3600)
+        await node.look()
+        assert granted.lease.id in node.leases
+
+
+async def test_a_lease_ends_at_its_deadline(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G", ttl_seconds=100.0)
+        assert granted.lease.expires_at == granted.lease.created_at + 100
+        node.clock.advance(99)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        node.clock.advance(1)
+        assert await ended(node) == "expired"
+        assert node.layout() == "6:1g.5gb=idle"
+
+
+async def test_a_renewed_lease_lives_longer(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G", ttl_seconds=100.0)
+        node.clock.advance(90)
+        renewed = await node.manager.renew(granted.lease.id, granted.token, 100.0, ANYBODY)
+        assert renewed.expires_at == node.clock.now() + 100
+        node.clock.advance(90)
+        await node.quiet()
+        assert node.leases[granted.lease.id].expires_at == renewed.expires_at
+        forever = await node.manager.renew(granted.lease.id, granted.token, None, ANYBODY)
+        assert forever.expires_at is None
+        node.clock.advance(1000)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+
+
+async def test_a_lease_ends_with_its_process(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        process = await waiting_process()
+        granted = await node.acquire("4G", pid=process.pid)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        await process.communicate(b"\n")
+        assert await ended(node) == "process-ended"
+
+
+async def test_a_lease_cannot_be_bound_to_a_process_that_is_not_there(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        process = await waiting_process()
+        await process.communicate(b"\n")
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("4G", pid=process.pid)
+        assert refused.value.refusal.reason is Reason.INVALID_REQUEST
+
+
+async def test_a_process_that_ended_while_the_agent_was_down_is_noticed(tmp_path: Path) -> None:
+    process = await waiting_process()
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("4G", pid=process.pid)
+    await process.communicate(b"\n")
+    async with engine(tmp_path) as node:
+        await node.until(lambda: not node.leases)
+
+
+async def test_a_lease_whose_answer_was_not_delivered_ends(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.manager.acquire(node.request("4G"), ANYBODY)
+        node.clock.advance(59)
+        await node.quiet()
+        assert len(node.leases) == 1
+        node.clock.advance(1)
+        assert await ended(node) == "undelivered"
+
+
+async def test_a_retry_saves_a_lease_that_was_not_delivered(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G")
+        first = await node.manager.acquire(request, ANYBODY)
+        node.clock.advance(59)
+        again = await node.manager.acquire(request, ANYBODY)
+        node.manager.delivered(again.lease.id)
+        node.clock.advance(3600)
+        await node.quiet()
+        assert list(node.leases) == [first.lease.id]
+
+
+# Held leases
+
+
+async def test_a_held_lease_ends_with_its_client(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.manager.hold(node.request("4G"), ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        assert node.leases[granted.lease.id].hold
+        await node.manager.hold_ended(granted.lease.id, by_client=True)
+        assert not node.leases
+        assert await ended(node) == "stream-ended"
+
+
+async def test_a_held_lease_outlives_a_stream_that_the_agent_ended(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G")
+        granted = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        await node.manager.hold_ended(granted.lease.id, by_client=False)
+        node.clock.advance(59)
+        again = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(again.lease.id)
+        assert again.lease.id == granted.lease.id
+        node.clock.advance(3600)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        await node.manager.hold_ended(granted.lease.id, by_client=False)
+        node.clock.advance(60)
+        assert await ended(node) == "stream-ended"
+
+
+async def test_a_held_lease_waits_a_minute_for_its_client_after_a_restart(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G")
+        granted = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        other = await node.manager.hold(node.request("4G"), ANYBODY)
+        node.manager.delivered(other.lease.id)
+    async with engine(tmp_path, clock=node.clock) as after:
+        again = await after.manager.hold(request, ANYBODY)
+        after.manager.delivered(again.lease.id)
+        assert again.lease.id == granted.lease.id
+        node.clock.advance(61)
+        await after.until(lambda: list(after.leases) == [granted.lease.id])
+
+
+# Who may
+
+
+async def test_only_the_token_releases(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted, other = await node.acquire("4G"), await node.acquire("4G")
+        for token in ("", "wrong", other.token, granted.token + "0"):
+            with pytest.raises(RefusedError) as refused:
+                await node.manager.release(granted.lease.id, token, ANYBODY)
+            assert refused.value.refusal.reason is Reason.WRONG_TOKEN
+        assert len(node.leases) == 2
+        await node.manager.release(granted.lease.id, granted.token, ANYBODY)
+        assert list(node.leases) == [other.lease.id]
+
+
+async def test_only_the_token_renews(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G")
+        with pytest.raises(RefusedError) as refused:
+            await node.manager.renew(granted.lease.id, "wrong", 10.0, ANYBODY)
+        assert refused.value.refusal.reason is Reason.WRONG_TOKEN
+
+
+async def test_an_administrator_needs_no_token(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G")
+        await node.manager.release(granted.lease.id, "", ADMIN)
+        assert not node.leases
+        assert "released by root" in node.told(EventKind.LEASE_ENDED)[0].words
+
+
+async def test_a_person_the_kernel_knows_releases_what_is_theirs(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.manager.acquire(node.request("4G"), Caller(uid=1000))
+        assert node.leases[granted.lease.id].holder.uid == 1000
+        with pytest.raises(RefusedError):
+            await node.manager.release(granted.lease.id, "", Caller(uid=1001))
+        await node.manager.release(granted.lease.id, "", Caller(uid=1000))
+        assert not node.leases
+
+
+async def test_releasing_again_is_no_error_for_who_has_the_token(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G")
+        await asyncio.gather(node.release(granted), node.release(granted))
+        await node.release(granted)
+        assert len(node.told(EventKind.LEASE_ENDED)) == 1
+        with pytest.raises(RefusedError) as refused:
+            await node.manager.release(granted.lease.id, "wrong", ANYBODY)
+        assert refused.value.refusal.reason is Reason.WRONG_TOKEN
+        with pytest.raises(RefusedError) as refused:
+            await node.manager.renew(granted.lease.id, granted.token, 5.0, ANYBODY)
+        assert refused.value.refusal.reason is Reason.LEASE_ENDED
+
+
+async def test_an_unknown_lease_is_said_to_be_unknown(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        for caller in (ANYBODY, ADMIN):
+            with pytest.raises(RefusedError) as refused:
+                await node.manager.release(LeaseId("nonsense"), "token", caller)
+            assert refused.value.refusal.reason is Reason.UNKNOWN_LEASE
+
+
+async def test_tokens_outlive_the_agent(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("4G")
+    async with engine(tmp_path) as after:
+        await after.manager.release(granted.lease.id, granted.token, ANYBODY)
+        assert after.instances()[0].state is InstanceState.IDLE
+
+
+async def test_a_lease_without_a_process_for_an_hour_shows_as_unused(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        used, unused = await node.acquire("4G"), await node.acquire("4G")
+        assert node.manager.snapshot.unused == frozenset()
+        node.simulator.occupy(node.where(used))
+        node.clock.advance(3600)
+        await node.look()
+        assert node.manager.snapshot.unused == {unused.lease.id}

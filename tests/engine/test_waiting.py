@@ -1,0 +1,213 @@
+"""Requests that wait: their order, their patience, and what they keep from others."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+
+import pytest
+
+from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import InstanceState
+from mig_agent.engine.answers import Granted
+from support.engine import ANYBODY, CREATE, Node, engine
+
+
+async def waits(node: Node, *wants: str, **fields: object) -> asyncio.Task[Granted]:
+    """A request that is in the queue when this returns."""
+    before = len(node.manager.snapshot.queue)
+    task = node.start(node.acquire(*wants, **{"wait_seconds": 600.0, **fields}))
+    await node.until(lambda: len(node.manager.snapshot.queue) > before or task.done())
+    return task
+
+
+async def test_a_request_waits_and_is_served_when_something_is_released(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        task = await waits(node, "7g.40gb")
+        queue = node.manager.snapshot.queue
+        assert [(each.position, each.holder, each.wants[0].text) for each in queue] == [(1, "alice", "7g.40gb")]
+        await node.release(first)
+        granted = await task
+        assert granted.devices[0].reused
+        assert node.manager.snapshot.queue == ()
+        assert EventKind.REQUEST_QUEUED in node.kinds()
+
+
+async def test_patience_ends_in_words(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("7g.40gb", name="bob")
+        task = await waits(node, "1g.5gb", wait_seconds=60.0)
+        node.clock.advance(59)
+        await asyncio.sleep(0)
+        assert not task.done()
+        node.clock.advance(1)
+        with pytest.raises(RefusedError) as refused:
+            await task
+        refusal = refused.value.refusal
+        assert refusal.reason is Reason.WAITED_TOO_LONG
+        assert refusal.message.startswith("cannot serve 1g.5gb within 60 s: ")
+        assert "bob" in refusal.message + str(refusal.blockers)
+        assert EventKind.REQUEST_LEFT in node.kinds()
+
+
+async def test_some_wait_as_long_as_it_takes(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        task = await waits(node, "1g.5gb", wait_seconds=math.inf)
+        node.clock.advance(30 * 24 * 3600)
+        assert not task.done()
+        await node.release(first)
+        await task
+
+
+async def test_what_can_never_be_served_does_not_wait(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        for asked, reason in (("48G", Reason.TOO_LARGE), ("9g.99gb", Reason.UNKNOWN_PROFILE)):
+            with pytest.raises(RefusedError) as refused:
+                await node.acquire(asked, wait_seconds=600.0)
+            assert refused.value.refusal.reason is reason
+
+
+async def test_a_client_that_goes_away_leaves_the_queue(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        gone = await waits(node, "7g.40gb")
+        stays = await waits(node, "3g.20gb")
+        gone.cancel()
+        await node.until(lambda: len(node.manager.snapshot.queue) == 1)
+        await node.release(first)
+        assert (await stays).devices[0].profile == "3g.20gb"
+        assert len(node.leases) == 1
+
+
+async def test_higher_priority_goes_first(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        low = await waits(node, "7g.40gb", name="low")
+        high = await waits(node, "7g.40gb", name="high", priority=5)
+        assert [each.holder for each in node.manager.snapshot.queue] == ["high", "low"]
+        await node.release(first)
+        served = await high
+        assert not low.done()
+        await node.release(served)
+        await low
+
+
+async def test_a_small_request_passes_a_large_one_that_waits(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("3g.20gb")
+        large = await waits(node, "7g.40gb")
+        assert (await node.acquire("1g.5gb")).devices[0].profile == "1g.5gb"
+        assert not large.done()
+
+
+async def test_with_strict_fifo_nobody_passes(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", strict_fifo=True) as node:
+        first = await node.acquire("3g.20gb")
+        large = await waits(node, "7g.40gb")
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("1g.5gb")
+        assert refused.value.refusal.reason is Reason.NO_CAPACITY
+        assert "wait" in refused.value.refusal.message
+        await node.release(first)
+        await large
+
+
+async def test_the_oldest_keeps_a_gpu_when_it_has_waited_long(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", reservation_after_seconds=100.0) as node:
+        first = await node.acquire("3g.20gb")
+        large = await waits(node, "7g.40gb", wait_seconds=6000.0)
+        node.clock.advance(101)
+        with pytest.raises(RefusedError):
+            await node.acquire("1g.5gb")
+        behind = await waits(node, "1g.5gb")
+        assert not behind.done()
+        await node.release(first)
+        served = await large
+        assert not behind.done()
+        await node.release(served)
+        assert (await behind).devices[0].profile == "1g.5gb"
+
+
+async def test_the_place_in_the_queue_is_told(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        ahead = await waits(node, "7g.40gb")
+        places: list[int] = []
+        request = node.request("7g.40gb", wait_seconds=600.0)
+        task = node.start(node.manager.acquire(request, ANYBODY, places.append))
+        await node.until(lambda: places)
+        assert places == [2]
+        ahead.cancel()
+        await node.until(lambda: len(node.manager.snapshot.queue) == 1)
+        node.clock.advance(1)
+        assert places == [2, 1]
+        await node.release(first)
+        await task
+
+
+async def test_the_queue_has_a_limit(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", max_waiting=2) as node:
+        await node.acquire("7g.40gb")
+        tasks = [await waits(node, "7g.40gb") for _ in range(2)]
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("7g.40gb", wait_seconds=600.0)
+        assert refused.value.refusal.reason is Reason.QUEUE_FULL
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_retry_of_a_waiting_request_waits_in_the_same_place(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        request = node.request("7g.40gb", wait_seconds=600.0)
+        one = node.start(node.manager.acquire(request, ANYBODY))
+        await node.until(lambda: node.manager.snapshot.queue)
+        places: list[int] = []
+        two = node.start(node.manager.acquire(request, ANYBODY, places.append))
+        await node.until(lambda: places)
+        assert len(node.manager.snapshot.queue) == 1
+        one.cancel()
+        await node.release(first)
+        assert (await two).lease.request_id == request.request_id
+
+
+async def test_waiting_requests_start_when_a_gpu_is_uncordoned(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.manager.cordon("0", True, "", ANYBODY)
+        task = await waits(node, "7g.40gb")
+        assert not task.done()
+        await node.manager.cordon("0", False, "", ANYBODY)
+        await task
+
+
+async def test_two_requests_never_get_one_instance(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        await node.release(first)
+        tasks = [node.start(node.acquire("7g.40gb", wait_seconds=600.0)) for _ in range(5)]
+        for _ in range(5):
+            done, _pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            assert len(node.instances(InstanceState.LEASED)) == 1
+            for task in done:
+                tasks.remove(task)
+                await node.release(await task)
+        assert node.creations() == 1
+
+
+async def test_somebody_who_goes_away_in_the_middle_does_not_hold_up_those_behind(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        one = await waits(node, "3g.20gb", name="one")
+        two = await waits(node, "7g.40gb", name="two")
+        node.simulator.hang(CREATE)
+        await node.release(first)
+        await node.until(lambda: node.instances(InstanceState.CREATING))
+        one.cancel()
+        await asyncio.wait([one])
+        node.simulator.clear()
+        assert (await two).devices[0].profile == "7g.40gb"
+        assert len(node.instances()) == 1

@@ -1,0 +1,223 @@
+"""The real manager over the real adapter, the real pynvml and simulated GPUs, with a clock that is turned by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mig_agent.adapters import profiles
+from mig_agent.adapters.clock import VirtualClock
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.nvml import Driver
+from mig_agent.core.catalog import Catalog
+from mig_agent.core.errors import LedgerError
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
+from mig_agent.core.requests import memory_want, profile_want
+from mig_agent.engine.answers import Granted
+from mig_agent.engine.callers import Caller
+from mig_agent.engine.manager import Manager, start_manager
+from mig_agent.engine.settings import EngineSettings
+from mig_agent.simulator import STATE_FILE, Simulator, open_library
+from support.simulated import machine
+
+PATIENCE_SECONDS = 30.0
+ANYBODY = Caller(name="somebody")
+ADMIN = Caller(name="root", uid=0, admin=True)
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance"
+DESTROY = "nvmlGpuInstanceDestroy"
+DESTROY_COMPUTE = "nvmlComputeInstanceDestroy"
+
+_Answer = TypeVar("_Answer")
+_CATALOG: Catalog = profiles.load()
+
+
+@dataclass
+class Node:
+    """One running engine and the machine below it."""
+
+    manager: Manager
+    simulator: Simulator
+    clock: VirtualClock
+    ledger: Ledger
+    host: Host
+    driver: Driver
+    settings: EngineSettings
+    happened: list[Event] = field(default_factory=list)
+
+    # Asking
+
+    def request(self, *wants: str | Want, name: str = "alice", **fields: Any) -> Request:
+        """A request for devices: a profile's name, a quantity of memory, or a Want."""
+        holder = fields.pop("holder", Holder(name=name, tenant=fields.pop("tenant", "")))
+        return Request(
+            wants=tuple(_want(each) for each in wants),
+            request_id=RequestId(fields.pop("request_id", uuid.uuid4().hex)),
+            holder=holder,
+            **fields,
+        )
+
+    async def acquire(self, *wants: str | Want, **fields: Any) -> Granted:
+        """A granted lease, its answer delivered."""
+        granted = await self.manager.acquire(self.request(*wants, **fields), ANYBODY)
+        self.manager.delivered(granted.lease.id)
+        return granted
+
+    async def release(self, granted: Granted) -> None:
+        """Ends a lease as its holder does."""
+        await self.manager.release(granted.lease.id, granted.token, ANYBODY)
+
+    def start(self, coroutine: Coroutine[Any, Any, _Answer]) -> asyncio.Task[_Answer]:
+        """Something that goes on beside the test."""
+        return asyncio.get_running_loop().create_task(coroutine)
+
+    # Looking
+
+    def gpu(self, index: int = 0) -> Gpu:
+        return next(gpu for gpu in self.manager.snapshot.view.gpus if gpu.index == index)
+
+    def instances(self, state: InstanceState | None = None, *, gpu: int | None = None) -> list[Instance]:
+        view = self.manager.snapshot.view
+        return [
+            instance
+            for each in view.gpus
+            if gpu is None or each.index == gpu
+            for instance in each.instances
+            if state is None or instance.state is state
+        ]
+
+    @property
+    def leases(self) -> dict[LeaseId, Lease]:
+        return dict(self.manager.snapshot.view.leases)
+
+    def layout(self, gpu: int = 0) -> str:
+        """A GPU's instances in short: `0:1g.5gb=leased 4:3g.20gb=idle`."""
+        return " ".join(
+            f"{each.slot.placement.start}:{each.slot.profile.name}={each.state}" for each in self.gpu(gpu).instances
+        )
+
+    def where(self, granted: Granted, device: int = 0) -> str:
+        """The device of a lease as the simulator's hand names it: `0/13`."""
+        found = granted.devices[device]
+        return f"{found.gpu_index}/{found.gpu_instance_id}"
+
+    def creations(self) -> int:
+        return self.simulator.calls(CREATE)
+
+    def kinds(self) -> list[EventKind]:
+        return [event.kind for event in self.happened]
+
+    def told(self, kind: EventKind) -> list[Event]:
+        return [event for event in self.happened if event.kind is kind]
+
+    # Waiting
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Returns when the condition holds; fails after a generous time."""
+        deadline = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline, "it did not come about"
+            await asyncio.sleep(0.002)
+
+    async def stuck(self, gpu: int = 0, *, reader: bool = False) -> None:
+        """Returns when a call of the driver is under way on a GPU: one that hangs by an injected fault."""
+        lane = self.manager._context.lanes[self.gpu(gpu).uuid]
+        track = lane._reader if reader else lane._worker
+        await self.until(lambda: any(call.begun for call in track._waiting))
+
+    async def look(self) -> None:
+        """Compares ledger and hardware now."""
+        await self.manager._parts.observer.look()
+
+    async def quiet(self) -> None:
+        """Returns when no task of the engine is under way and everything is on the disk, or has failed to get there."""
+        context = self.manager._context
+        while context.tasks._running:
+            await asyncio.wait(tuple(context.tasks._running), timeout=PATIENCE_SECONDS)
+        with contextlib.suppress(LedgerError):
+            await context.journal.write(())
+
+
+def _want(text: str | Want) -> Want:
+    if isinstance(text, Want):
+        return text
+    return profile_want(text) if "g." in text else memory_want(text)
+
+
+def settings(**changes: Any) -> EngineSettings:
+    """As configured, but that nothing is looked at by itself: tests say when."""
+    return EngineSettings(**{"node": "node-1", "listen_to_driver": False, "reread_seconds": 1e9, **changes})
+
+
+async def start(
+    folder: Path,
+    there: str = "",
+    /,
+    *,
+    clock: VirtualClock | None = None,
+    mig_mode: bool = True,
+    driver_version: str = "580.95.05",
+    **changes: Any,
+) -> Node:
+    """Starts an engine over these GPUs; without any over the machine that is in the folder already."""
+    simulator = (
+        machine(folder, there, mig_mode=mig_mode, driver_version=driver_version)
+        if there
+        else Simulator(folder / STATE_FILE)
+    )
+    host = Host(simulator.host_root, simulated=True)
+    clock = clock or VirtualClock()
+    driver = Driver.open(open_library(simulator.state_file))
+    ledger = Ledger.open(folder / LEDGER_FILE)
+    chosen = settings(**changes)
+    manager = await start_manager(
+        driver=driver, ledger=ledger, host=host, catalog=_CATALOG, clock=clock, settings=chosen
+    )
+    node = Node(
+        manager=manager,
+        simulator=simulator,
+        clock=clock,
+        ledger=ledger,
+        host=host,
+        driver=driver,
+        settings=chosen,
+    )
+    manager.observers.append(node.happened.append)
+    return node
+
+
+@contextlib.asynccontextmanager
+async def engine(folder: Path, there: str = "", /, **changes: Any) -> AsyncIterator[Node]:
+    """An engine that is closed at the end."""
+    node = await start(folder, there, **changes)
+    try:
+        yield node
+    finally:
+        await node.manager.close()
+
+
+async def killed(node: Node) -> None:
+    """Ends an engine as a SIGKILL would: what was handed to the ledger is on the disk, and nothing comes after it.
+
+    A call that the driver has begun comes to its end, as it does in the kernel.
+    """
+    context, parts = node.manager._context, node.manager._parts
+    await asyncio.to_thread(node.ledger.close)
+    parts.lifetimes.close()
+    parts.blocks.close()
+    await parts.stop_background()
+    while context.tasks._running:
+        for task in tuple(context.tasks._running):
+            task.cancel()
+        await asyncio.sleep(0)
+    await node.until(lambda: not any(lane._worker._out or lane._reader._out for lane in context.lanes.values()))
+    for lane in context.lanes.values():
+        lane.close()
+    context.aside.close()
