@@ -1,0 +1,255 @@
+"""The gRPC service `migagent.v1.PartitionManager`: only translation between messages and the manager."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from mig_agent import __version__
+from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import LeaseId
+from mig_agent.core.requests import parse_gpu
+from mig_agent.engine.callers import Caller
+from mig_agent.engine.manager import Manager
+from mig_agent.frontends import messages
+from mig_agent.frontends.callers import caller_of, require_admin
+from mig_agent.frontends.handlers import Context, abort
+from mig_agent.frontends.requests import request_from
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+MOST_EVENTS = 1000
+"""In one answer of Events."""
+MOST_PLANS = 256
+"""Requests in one call of Plan."""
+
+_STOPPING = Refusal(
+    reason=Reason.SHUTTING_DOWN,
+    message="cannot go on: the agent is shutting down",
+    hint="try again when it is back; leases stay",
+)
+
+
+class PartitionManagerServicer:
+    """The methods of the service. One instance serves one socket: the users' or the administrators'."""
+
+    def __init__(self, manager: Manager, *, admin: bool) -> None:
+        self._manager = manager
+        self._admin = admin
+        self._stopping = False
+        self._streams: set[asyncio.Task[object]] = set()
+        self._held: dict[LeaseId, set[asyncio.Future[Event]]] = {}
+        manager.observers.append(self._observe)
+
+    def stop(self) -> None:
+        """Ends all Hold and Watch streams as the agent's doing, so that held leases stay to be attached to again."""
+        self._stopping = True
+        for stream in self._streams:
+            stream.cancel()
+
+    async def acquire(self, message: pb.AcquireRequest, context: Context) -> None:
+        """Takes devices; streams the place in the queue, then the lease."""
+        request = request_from(message.request, self._caller(context))
+        reports = _QueueReports(context, lambda queued: pb.AcquireResponse(queued=queued))
+        with reports.cancelled_at_end():
+            granted = await self._manager.acquire(request, self._caller(context), reports.report)
+            await reports.written()
+        await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
+        self._manager.delivered(granted.lease.id)
+
+    async def hold(self, message: pb.HoldRequest, context: Context) -> None:
+        """Takes devices and keeps them as long as the stream lives."""
+        request = request_from(message.request, self._caller(context))
+        reports = _QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
+        with reports.cancelled_at_end():
+            granted = await self._manager.hold(request, self._caller(context), reports.report)
+        lease = granted.lease.id
+        ended = self._end_of(lease)
+        try:
+            await reports.written()
+            await context.write(pb.HoldResponse(granted=messages.granted(granted)))
+            self._manager.delivered(lease)
+            # From here on `stop` may cancel: a write that is cancelled under way would leave the stream open.
+            with self._long_stream():
+                event = await ended
+        except (asyncio.CancelledError, grpc.aio.InternalError, RefusedError):
+            by_client = not self._stopping
+            # A client that was cut off may be back on another stream before the end of this one is noticed.
+            if len(self._held[lease]) == 1:
+                await asyncio.shield(self._manager.hold_ended(lease, by_client=by_client))
+            if by_client:
+                raise asyncio.CancelledError from None
+            await abort(context, _STOPPING)
+        else:
+            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.words}")
+        finally:
+            self._held[lease].discard(ended)
+            if not self._held[lease]:
+                del self._held[lease]
+
+    async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
+        """Ends a lease."""
+        caller = self._caller(context)
+        if not message.token:
+            require_admin(caller, f"release lease {message.lease} without its token")
+        await self._manager.release(LeaseId(message.lease), message.token, caller)
+        return pb.ReleaseResponse()
+
+    async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
+        """Gives a lease a new deadline, or none."""
+        caller = self._caller(context)
+        if not message.token:
+            require_admin(caller, f"renew lease {message.lease} without its token")
+        ttl = message.ttl_seconds if message.HasField("ttl_seconds") else None
+        if ttl is not None and not 0 < ttl < math.inf:
+            raise UsageError(f"cannot lease for {ttl:g} seconds", "give a number of seconds above 0, or none at all")
+        lease = await self._manager.renew(LeaseId(message.lease), message.token, ttl, caller)
+        return pb.RenewResponse(
+            lease=messages.lease(lease, messages.leased_devices(lease, self._manager.snapshot.view))
+        )
+
+    async def plan(self, message: pb.PlanRequest, context: Context) -> pb.PlanResponse:
+        """How each request would be served now."""
+        if len(message.requests) > MOST_PLANS:
+            raise UsageError(
+                f"cannot plan {len(message.requests)} requests at once: at most {MOST_PLANS}", "send them in parts"
+            )
+        caller = self._caller(context)
+        requests = [request_from(each, caller) for each in message.requests]
+        view = self._manager.snapshot.view
+        outcomes = self._manager.plan(requests)
+        return pb.PlanResponse(outcomes=[messages.outcome(each, view) for each in outcomes], revision=view.revision)
+
+    async def status(self, _message: pb.StatusRequest, _context: Context) -> pb.StatusResponse:
+        """The node as it was last published; waits for nothing."""
+        return messages.status(self._manager.snapshot, __version__)
+
+    async def watch(self, message: pb.WatchRequest, context: Context) -> None:
+        """What happens, as it happens."""
+        after = message.after_revision if message.HasField("after_revision") else self._manager.snapshot.view.revision
+        events = self._manager.subscribe(after)
+        try:
+            with self._long_stream():
+                await context.write(pb.WatchResponse(revision=after))
+                async for event in events:
+                    await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        await abort(context, _STOPPING)
+
+    async def profiles(self, _message: pb.ProfilesRequest, _context: Context) -> pb.ProfilesResponse:
+        """What the GPUs can be cut into."""
+        view = self._manager.snapshot.view
+        return pb.ProfilesResponse(models=messages.models(view), revision=view.revision)
+
+    async def events(self, message: pb.EventsRequest, _context: Context) -> pb.EventsResponse:
+        """What happened, oldest first."""
+        since = message.since if message.HasField("since") else 0.0
+        if math.isnan(since):
+            raise UsageError("cannot list events since a moment that is not a number")
+        gpu = parse_gpu(message.gpu) if message.gpu else None
+        limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
+        events = await self._manager.events(since, gpu, limit)
+        return pb.EventsResponse(events=[messages.event(each) for each in events])
+
+    async def usage(self, _message: pb.UsageRequest, _context: Context) -> pb.UsageResponse:
+        """What is used on each instance."""
+        readings = await self._manager.usage()
+        return pb.UsageResponse(instances=messages.usage(readings), at=time.time())
+
+    async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:
+        """Destroys the idle instances."""
+        caller = self._caller(context)
+        require_admin(caller, "reclaim idle instances")
+        gpus = tuple(parse_gpu(each) for each in message.gpus)
+        destroyed = await self._manager.reclaim(gpus, caller)
+        view = self._manager.snapshot.view
+        return pb.ReclaimResponse(
+            destroyed=[messages.instance(each, view.by_uuid[each.slot.gpu].index, view.leases) for each in destroyed]
+        )
+
+    async def cordon(self, message: pb.CordonRequest, context: Context) -> pb.CordonResponse:
+        """Keeps new leases off a GPU, or allows them again."""
+        caller = self._caller(context)
+        require_admin(caller, f"{'uncordon' if message.uncordon else 'cordon'} a GPU")
+        gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, message.reason, caller)
+        return pb.CordonResponse(gpu=messages.gpu(gpu, self._manager.snapshot.view.leases))
+
+    async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
+        """Switches a GPU's MIG mode."""
+        caller = self._caller(context)
+        require_admin(caller, "switch MIG mode")
+        if message.mode not in {pb.MIG_MODE_TARGET_ENABLED, pb.MIG_MODE_TARGET_DISABLED}:
+            raise UsageError("cannot switch MIG mode without being told on or off")
+        enable = message.mode == pb.MIG_MODE_TARGET_ENABLED
+        return messages.mode_change(await self._manager.set_mig_mode(parse_gpu(message.gpu), enable, caller))
+
+    def _caller(self, context: Context) -> Caller:
+        return caller_of(context, admin=self._admin)
+
+    @contextmanager
+    def _long_stream(self) -> Iterator[None]:
+        """While a stream is open that only `stop` or the client ends."""
+        task = asyncio.current_task()
+        if task is None or self._stopping:
+            raise RefusedError(_STOPPING)
+        self._streams.add(task)
+        try:
+            yield
+        finally:
+            self._streams.discard(task)
+
+    def _end_of(self, lease: LeaseId) -> asyncio.Future[Event]:
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._held.setdefault(lease, set()).add(future)
+        return future
+
+    def _observe(self, event: Event) -> None:
+        """A held lease that ends by another's doing ends its stream."""
+        if event.kind is EventKind.LEASE_ENDED and event.lease is not None:
+            for future in self._held.get(event.lease, ()):
+                if not future.done():
+                    future.set_result(event)
+
+
+class _QueueReports:
+    """Writes a request's place in the queue, the latest only, while the request waits."""
+
+    def __init__(self, context: Context, wrap: Callable[[pb.Queued], pb.AcquireResponse | pb.HoldResponse]) -> None:
+        self._context = context
+        self._wrap = wrap
+        self._latest = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def report(self, position: int) -> None:
+        """Called by the manager, on the event loop, whenever the place changes."""
+        self._latest = position
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._write())
+
+    async def written(self) -> None:
+        """Returns when no report is under way any more."""
+        if self._task is not None:
+            await self._task
+
+    @contextmanager
+    def cancelled_at_end(self) -> Iterator[None]:
+        """Leaves no report under way behind when the request fails."""
+        try:
+            yield
+        except BaseException:
+            if self._task is not None:
+                self._task.cancel()
+            raise
+
+    async def _write(self) -> None:
+        position = 0
+        while position != self._latest:
+            position = self._latest
+            await self._context.write(self._wrap(pb.Queued(position=position)))

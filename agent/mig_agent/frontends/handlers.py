@@ -1,0 +1,106 @@
+"""What every method of the API has in common: refusals become statuses, and nothing else escapes as a traceback.
+
+The handlers are made here from the service's own descriptor, rather than by the generated servicer, so that a message
+that cannot even be read is answered in words like any other mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
+from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+Context = grpc.aio.ServicerContext[Any, Any]
+"""The types of messages differ by method; each handler knows its own."""
+Handler = Callable[[Any, Context], Awaitable[Message | None]]
+"""A unary method returns its answer; a streaming one writes them to the context and returns None."""
+
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
+
+_log = structlog.get_logger(__name__)
+
+
+class _Unreadable:
+    """Stands for a request whose bytes are no message of its method."""
+
+
+def method_handlers(servicer: object) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
+    """A handler for each method of the service, from the coroutine of the same name in snake_case.
+
+    Raises AttributeError when the servicer lacks one.
+    """
+    handlers = {}
+    for method in SERVICE.methods:
+        call = _guarded(getattr(servicer, _snake_case(method.name)), method.name)
+        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        handlers[method.name] = make(
+            call,
+            request_deserializer=_reader(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return handlers
+
+
+async def abort(context: Context, refusal: Refusal) -> None:
+    """Ends the call with the status of the refusal and its details."""
+    await context.abort(
+        STATUS[refusal.reason],
+        shortened(refusal.message, LONGEST_WORDS),
+        trailing_metadata=((TRAILER, trailer_of(refusal)),),
+    )
+
+
+def _guarded(call: Handler, name: str) -> Handler:
+    async def guarded(message: object, context: Context) -> Message | None:
+        try:
+            if not isinstance(message, _Unreadable):
+                return await call(message, context)
+            await abort(context, _unreadable(name))
+        except RefusedError as error:
+            await abort(context, error.refusal)
+        except UsageError as error:
+            await abort(context, Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint))
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except grpc.aio.InternalError:  # the caller went away while it was written to
+            raise asyncio.CancelledError from None
+        except Exception:  # noqa: BLE001 -- the caller is told in words, the log gets the traceback
+            _log.exception("a call of the API failed unexpectedly", method=name)
+            await context.abort(
+                grpc.StatusCode.INTERNAL,
+                f"cannot complete {name}: the agent failed in a way that it did not expect; its log tells more",
+            )
+        raise AssertionError("abort returns never")
+
+    return guarded
+
+
+def _unreadable(method: str) -> Refusal:
+    return Refusal(
+        reason=Reason.INVALID_REQUEST,
+        message=f"cannot read the message of {method}: it is not what the API defines",
+        hint="make it from proto/migagent/v1/partition_manager.proto",
+    )
+
+
+def _reader(message: type[Message]) -> Callable[[bytes], object]:
+    def read(serialised: bytes) -> object:
+        try:
+            return message.FromString(serialised)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _snake_case(name: str) -> str:
+    return "".join("_" + each.lower() if each.isupper() else each for each in name).lstrip("_")

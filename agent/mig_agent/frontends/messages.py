@@ -1,0 +1,331 @@
+"""From the core to the wire: what the agent answers, as messages of the API. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mig_agent.adapters.grpcerrors import detail_of
+from mig_agent.core.errors import Refusal
+from mig_agent.core.event import Event
+from mig_agent.core.model import (
+    Generation,
+    Gpu,
+    GpuState,
+    Holder,
+    Instance,
+    InstanceState,
+    Layout,
+    Lease,
+    LeaseId,
+    MigMode,
+    NodeView,
+    Placement,
+    Profile,
+    Slot,
+)
+from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
+from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+_INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
+_MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
+_GPU_STATES = {state: pb.GpuState.Value(f"GPU_STATE_{state.name}") for state in GpuState}
+
+
+def granted(answer: Granted) -> pb.Granted:
+    """An answered request: the lease, its token, and the environment that a process needs."""
+    devices = [device(each) for each in answer.devices]
+    return pb.Granted(
+        lease=lease(answer.lease, devices),
+        token=answer.token,
+        env=environment([each.uuid for each in answer.devices]),
+        notes=answer.notes,
+        revision=answer.revision,
+    )
+
+
+def environment(uuids: Iterable[str]) -> dict[str, str]:
+    """What a process needs in its environment: for CUDA, and for NVIDIA's container runtime."""
+    visible = ",".join(uuids)
+    return {"CUDA_VISIBLE_DEVICES": visible, "NVIDIA_VISIBLE_DEVICES": visible}
+
+
+def device(each: Device) -> pb.Device:
+    """One device of a lease, as it was granted."""
+    return pb.Device(
+        uuid=each.uuid,
+        gpu=each.gpu,
+        gpu_index=each.gpu_index,
+        profile=each.profile,
+        memory_mib=each.memory_mib,
+        placement=placement(each.placement) if each.placement is not None else None,
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        reused=each.reused,
+        generation=each.generation,
+    )
+
+
+def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
+    """A lease's devices as the node has them now; one that was lost has nothing but its generation."""
+    return [
+        _leased_device(generation, view, reused=each.reused[index] if index < len(each.reused) else False)
+        for index, generation in enumerate(each.instances)
+    ]
+
+
+def lease(each: Lease, devices: Iterable[pb.Device], *, unused: bool = False) -> pb.Lease:
+    """A lease with its devices."""
+    return pb.Lease(
+        id=each.id,
+        request_id=each.request_id,
+        holder=holder(each.holder),
+        devices=devices,
+        created_at=each.created_at,
+        expires_at=each.expires_at,
+        pid=each.pid,
+        hold=each.hold,
+        unused=unused,
+    )
+
+
+def holder(each: Holder) -> pb.Holder:
+    """Who holds or asks."""
+    return pb.Holder(tenant=each.tenant, name=each.name)
+
+
+def placement(each: Placement) -> pb.Placement:
+    """A window on a GPU's slices."""
+    return pb.Placement(start=each.start, size=each.size)
+
+
+def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
+    """A GPU with its instances. `leases` tells who holds them."""
+    return pb.Gpu(
+        index=each.index,
+        uuid=each.uuid,
+        model=each.layout.model,
+        mig=mig_mode(each.mode),
+        state=_GPU_STATES[each.state],
+        reason=each.reason,
+        memory_slices=each.layout.memory_slices,
+        memory_mib=each.layout.memory_mib,
+        instances=[instance(one, each.index, leases) for one in each.instances],
+    )
+
+
+def mig_mode(each: MigMode) -> pb.MigMode:
+    """MIG mode now and after a reset."""
+    return pb.MigMode(capable=each.capable, current=each.current, pending=each.pending)
+
+
+def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) -> pb.Instance:
+    """An instance, and who holds it."""
+    held = leases.get(each.lease) if each.lease is not None else None
+    return pb.Instance(
+        uuid=each.uuid,
+        generation=each.generation,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=_placement_of(each.slot),
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        state=_INSTANCE_STATES[each.state],
+        lease=each.lease or "",
+        holder=str(held.holder) if held else "",
+        tenant=held.holder.tenant if held else "",
+        since=each.since,
+        reason=each.reason,
+        gpu=each.slot.gpu,
+        gpu_index=gpu_index,
+    )
+
+
+def queued(each: Queued) -> pb.QueuedRequest:
+    """A request that waits."""
+    wants = ", ".join(want.text or "a device" for want in each.wants)
+    return pb.QueuedRequest(
+        request_id=each.request_id,
+        holder=pb.Holder(tenant=each.tenant, name=each.holder),
+        priority=each.priority,
+        position=each.position,
+        since=each.since,
+        wants=wants if len(each.wants) == 1 else f"{len(each.wants)} devices: {wants}",
+    )
+
+
+def mode_change(each: ModeAnswer) -> pb.SetMigModeResponse:
+    """How a switch of MIG mode went."""
+    return pb.SetMigModeResponse(gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], words=each.words)
+
+
+def event(each: Event) -> pb.Event:
+    """Something that happened."""
+    return pb.Event(
+        kind=each.kind.value,
+        at=each.at,
+        revision=each.revision,
+        words=each.words,
+        gpu=each.gpu or "",
+        gpu_index=each.gpu_index,
+        lease=each.lease or "",
+        generation=each.generation,
+        holder=each.holder,
+        data={name: _fact(value) for name, value in each.data.items()},
+    )
+
+
+def outcome(each: Outcome, view: NodeView) -> pb.PlanOutcome:
+    """What a dry run answers for one request."""
+    if isinstance(each, Refusal):
+        return pb.PlanOutcome(refusal=detail_of(each))
+    return pb.PlanOutcome(plan=_plan(each, view))
+
+
+def status(snapshot: Snapshot, version: str) -> pb.StatusResponse:
+    """The node as it was last published."""
+    view = snapshot.view
+    return pb.StatusResponse(
+        node=view.node,
+        revision=view.revision,
+        gpus=[gpu(each, view.leases) for each in view.gpus],
+        leases=[
+            lease(each, leased_devices(each, view), unused=each.id in snapshot.unused) for each in view.leases.values()
+        ],
+        queue=[queued(each) for each in snapshot.queue],
+        started_at=snapshot.started_at,
+        ledger_error=snapshot.ledger_error,
+        version=version,
+        driver_version=snapshot.driver_version,
+        strict_fifo=snapshot.strict_fifo,
+    )
+
+
+def models(view: NodeView) -> list[pb.GpuModel]:
+    """What the node's GPUs can be cut into, each layout once; a GPU that is handed out whole has one profile."""
+    gpus_by_layout: dict[Layout, list[int]] = {}
+    for each in view.gpus:
+        gpus_by_layout.setdefault(each.layout, []).append(each.index)
+    return [
+        pb.GpuModel(
+            model=layout.model,
+            memory_slices=layout.memory_slices,
+            memory_mib=layout.memory_mib,
+            profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
+            gpus=indices,
+        )
+        for layout, indices in gpus_by_layout.items()
+    ]
+
+
+def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage]:
+    """What is used on each instance; what the driver does not tell is left out."""
+    return [
+        pb.InstanceUsage(
+            generation=generation,
+            memory_used_mib=each.memory_used_mib,
+            memory_total_mib=each.memory_total_mib,
+            utilization_percent=each.utilization_percent,
+            processes=pb.ProcessList(pids=each.processes) if each.processes is not None else None,
+        )
+        for generation, each in sorted(readings.items())
+    ]
+
+
+def _leased_device(generation: Generation, view: NodeView, *, reused: bool) -> pb.Device:
+    each = view.instances.get(generation)
+    if each is None:
+        return pb.Device(generation=generation, reused=reused)
+    return pb.Device(
+        uuid=each.uuid,
+        gpu=each.slot.gpu,
+        gpu_index=view.by_uuid[each.slot.gpu].index,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=_placement_of(each.slot),
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        reused=reused,
+        generation=generation,
+    )
+
+
+def _placement_of(slot: Slot) -> pb.Placement | None:
+    return None if slot.profile.is_whole_gpu else placement(slot.placement)
+
+
+def _plan(each: Plan, view: NodeView) -> pb.PlannedRequest:
+    return pb.PlannedRequest(
+        devices=[_planned_device(one, view) for one in each.devices],
+        steps=[_step(one, view) for one in each.steps],
+        score=each.score,
+        notes=each.notes,
+    )
+
+
+def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
+    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
+    return pb.PlannedDevice(
+        gpu=each.gpu,
+        gpu_index=view.by_uuid[each.gpu].index,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=_placement_of(each.slot),
+        reused=reused is not None,
+        uuid=reused.uuid if reused else "",
+    )
+
+
+def _step(each: Step, view: NodeView) -> pb.Step:
+    if isinstance(each, CreateInstance):
+        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
+    else:
+        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
+        slot, uuid = each.instance.slot, each.instance.uuid
+    return pb.Step(
+        kind=kind,
+        gpu=slot.gpu,
+        gpu_index=view.by_uuid[slot.gpu].index,
+        profile=slot.profile.name,
+        placement=_placement_of(slot),
+        uuid=uuid,
+        words=each.describe(),
+    )
+
+
+def _profile(each: Profile) -> pb.Profile:
+    engines = each.engines
+    return pb.Profile(
+        id=each.id,
+        name=each.name,
+        compute_slices=each.compute_slices,
+        memory_slices=each.memory_slices,
+        memory_mib=each.memory_mib,
+        placements=[placement(one) for one in each.placements],
+        engines=pb.Engines(
+            multiprocessors=engines.multiprocessors,
+            copy=engines.copy,
+            decoders=engines.decoders,
+            encoders=engines.encoders,
+            jpeg=engines.jpeg,
+            ofa=engines.ofa,
+        ),
+        attributes=sorted(each.attributes),
+    )
+
+
+def _smallest_first(each: Profile) -> tuple[int, int, bool, str]:
+    return (each.memory_mib, each.compute_slices, bool(each.attributes), each.name)
+
+
+def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not a switch
+    match value:
+        case bool():
+            return pb.Fact(flag=value)
+        case int():
+            return pb.Fact(integer=value)
+        case float():
+            return pb.Fact(number=value)
+        case str():
+            return pb.Fact(text=value)

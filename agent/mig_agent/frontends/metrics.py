@@ -1,0 +1,202 @@
+"""Metrics for Prometheus: counters that listen to what happens, and gauges read from the last published node.
+
+Nothing here asks the manager or the driver anything, so a scrape never waits for them, and it may come on any thread:
+a snapshot is frozen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from mig_agent import __version__
+from mig_agent.core.errors import DriverErrorKind
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
+from mig_agent.engine.answers import Snapshot
+
+GRANTED = frozenset({"reused", "created"})
+"""Outcomes of a request that are no refusal."""
+
+_PLAN_BUCKETS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
+_CALL_BUCKETS = (5e-6, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
+_ACQUIRE_BUCKETS = (0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0)
+
+
+class Metrics:
+    """Everything that is measured, in a registry of its own. It is the engine's Telemetry and an observer of events."""
+
+    def __init__(self) -> None:
+        # A moment of creation for every counter doubles the series; it is the library's switch, for the process.
+        disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one no types
+        self.registry = CollectorRegistry()
+        """What the HTTP server serves."""
+        self._gauges = _NodeGauges()
+        self.registry.register(self._gauges)
+        self._requests = Counter(
+            "mig_agent_requests",
+            "Requests by outcome (granted or refused) and, for refused ones, the reason.",
+            ("outcome", "reason"),
+            registry=self.registry,
+        )
+        self._acquire = Histogram(
+            "mig_agent_acquire_seconds",
+            "From the arrival of a request to its lease, waiting included.",
+            ("served_by",),
+            buckets=_ACQUIRE_BUCKETS,
+            registry=self.registry,
+        )
+        self._plan = Histogram(
+            "mig_agent_plan_seconds", "One run of the planner.", buckets=_PLAN_BUCKETS, registry=self.registry
+        )
+        self._calls = Histogram(
+            "mig_agent_nvml_call_seconds",
+            "One call of the driver.",
+            ("call",),
+            buckets=_CALL_BUCKETS,
+            registry=self.registry,
+        )
+        self._call_errors = Counter(
+            "mig_agent_nvml_call_errors", "Calls of the driver that failed.", ("call", "error"), registry=self.registry
+        )
+        self._events = Counter("mig_agent_events", "What happened, by kind.", ("kind",), registry=self.registry)
+        self._reused = Counter(
+            "mig_agent_creations_avoided", "Devices served by an idle instance.", registry=self.registry
+        )
+        self._created = Counter("mig_agent_instances_created", "Instances created.", registry=self.registry)
+        self._destroyed = Counter("mig_agent_instances_destroyed", "Instances destroyed.", registry=self.registry)
+        self._counted = {
+            EventKind.INSTANCE_REUSED: self._reused,
+            EventKind.INSTANCE_CREATED: self._created,
+            EventKind.INSTANCE_DESTROYED: self._destroyed,
+        }
+
+    def watch(self, snapshot: Callable[[], Snapshot]) -> None:
+        """From now on the gauges show the node that this tells of."""
+        self._gauges.snapshot = snapshot
+
+    def observe(self, event: Event) -> None:
+        """Counts an event."""
+        self._events.labels(event.kind.value).inc()
+        counter = self._counted.get(event.kind)
+        if counter is not None:
+            counter.inc()
+
+    def planned(self, seconds: float) -> None:
+        """One run of the planner."""
+        self._plan.observe(seconds)
+
+    def acquired(self, seconds: float, outcome: str) -> None:
+        """One request, from its arrival to its answer: `reused`, `created`, or the reason of the refusal."""
+        if outcome in GRANTED:
+            self._requests.labels("granted", "").inc()
+            self._acquire.labels(outcome).observe(seconds)
+        else:
+            self._requests.labels("refused", outcome).inc()
+
+    def nvml_call(self, call: str, seconds: float, error: DriverErrorKind | None) -> None:
+        """One call of the driver; on the thread that made it."""
+        self._calls.labels(call).observe(seconds)
+        if error is not None:
+            self._call_errors.labels(call, error.value).inc()
+
+
+class _NodeGauges(Collector):
+    """The node as last published."""
+
+    def __init__(self) -> None:
+        self.snapshot: Callable[[], Snapshot] | None = None
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: the names are known without collecting."""
+        yield from ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        info = GaugeMetricFamily("mig_agent_info", "Always 1.", labels=("version", "node"))
+        if self.snapshot is None:
+            info.add_metric((__version__, ""), 1)
+            yield info
+            return
+        snapshot = self.snapshot()
+        info.add_metric((__version__, snapshot.view.node), 1)
+        yield info
+        yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", snapshot.view.revision)
+        yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", snapshot.started_at)
+        yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", len(snapshot.queue))
+        yield GaugeMetricFamily(
+            "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if snapshot.ledger_error else 1
+        )
+        yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(snapshot.view.leases))
+        yield GaugeMetricFamily("mig_agent_leases_unused", "Leases with no process for an hour.", len(snapshot.unused))
+        yield _gpus(snapshot.view)
+        yield _instances(snapshot.view)
+        yield _slices(snapshot.view)
+        yield _lease_instances(snapshot.view)
+
+
+def _gpus(view: NodeView) -> Metric:
+    family = GaugeMetricFamily("mig_agent_gpus", "GPUs by state.", labels=("state",))
+    tally = Tally(each.state for each in view.gpus)
+    for state in GpuState:
+        family.add_metric((state.value,), tally[state])
+    return family
+
+
+def _instances(view: NodeView) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_instances", "Instances by GPU, profile and state.", labels=("gpu_uuid", "profile", "state")
+    )
+    tally = Tally((gpu.uuid, each.slot.profile.name, each.state) for gpu in view.gpus for each in gpu.instances)
+    for (uuid, profile, state), number in sorted(tally.items()):
+        family.add_metric((uuid, profile, state.value), number)
+    return family
+
+
+def _slices(view: NodeView) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_memory_slices", "Memory slices by GPU and state.", labels=("gpu_uuid", "state")
+    )
+    for gpu in view.gpus:
+        for state, number in _slices_of(gpu).items():
+            family.add_metric((gpu.uuid, state), number)
+    return family
+
+
+def _slices_of(gpu: Gpu) -> dict[str, int]:
+    """All states are there, so that a graph falls to zero rather than stops."""
+    sizes = dict.fromkeys((*(state.value for state in InstanceState), "free"), 0)
+    taken = 0
+    for each in gpu.instances:
+        sizes[each.state.value] += each.slot.placement.size
+        taken |= each.slot.placement.mask
+    sizes["free"] = gpu.layout.memory_slices - taken.bit_count()
+    return sizes
+
+
+def _lease_instances(view: NodeView) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_lease_instance",
+        "Always 1: which instance is held by which lease, for joining with metrics of the GPU itself.",
+        labels=("lease", "holder", "tenant", "gpu_uuid", "gpu_instance_id", "profile", "uuid"),
+    )
+    for lease in view.leases.values():
+        for generation in lease.instances:
+            each = view.instances.get(generation)
+            if each is not None:
+                gi = "" if each.gpu_instance_id is None else str(each.gpu_instance_id)
+                labels = (
+                    lease.id,
+                    str(lease.holder),
+                    lease.holder.tenant,
+                    each.slot.gpu,
+                    gi,
+                    each.slot.profile.name,
+                    each.uuid,
+                )
+                family.add_metric(labels, 1)
+    return family

@@ -1,0 +1,58 @@
+"""From the wire to the core: requests as gRPC callers send them. What cannot be meant raises UsageError."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import assert_never
+
+from mig_agent.core import requests
+from mig_agent.core.errors import UsageError
+from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.engine.callers import Caller
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+
+def request_from(message: pb.Request, caller: Caller) -> Request:
+    """The request that a message asks for. Raises UsageError for what cannot be meant."""
+    request = Request(
+        wants=tuple(want_from(each) for each in message.wants),
+        request_id=RequestId(message.request_id or uuid.uuid4().hex),
+        holder=Holder(
+            tenant=message.holder.tenant,
+            name=message.holder.name or caller.name,
+            uid=caller.uid,
+            pid=message.pid if message.HasField("pid") else caller.pid,
+        ),
+        gpus=tuple(requests.parse_gpu(each) for each in message.gpus),
+        priority=message.priority,
+        wait_seconds=message.wait_seconds if message.HasField("wait_seconds") else None,
+        ttl_seconds=message.ttl_seconds if message.HasField("ttl_seconds") else None,
+        pid=message.pid if message.HasField("pid") else None,
+        if_revision=message.if_revision if message.HasField("if_revision") else None,
+    )
+    requests.validate(request)
+    return request
+
+
+def want_from(message: pb.Want) -> Want:
+    """One device that a message asks for. Raises UsageError for what cannot be meant."""
+    compute = message.min_compute_slices or 1
+    attributes = frozenset(requests.parse_attribute(each) for each in message.attributes)
+    kind = message.WhichOneof("what")
+    match kind:
+        case "memory":
+            want = requests.memory_want(message.memory, min_compute_slices=compute, attributes=attributes)
+        case "memory_bytes":
+            want = Want(memory_bytes=message.memory_bytes, text=f"{message.memory_bytes} bytes")
+        case "profile":
+            want = requests.profile_want(message.profile)
+        case "gpu_fraction":
+            want = Want(fraction=message.gpu_fraction, text=f"{message.gpu_fraction:g} of a GPU")
+        case "whole_gpu" if message.whole_gpu:
+            want = requests.whole_gpu_want()
+        case "whole_gpu" | None:
+            raise UsageError("cannot serve a device with nothing asked for", "ask for memory, a profile or a whole GPU")
+        case _:
+            assert_never(kind)
+    return replace(want, min_compute_slices=compute, attributes=attributes, text=message.text or want.text)

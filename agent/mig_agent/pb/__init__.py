@@ -1,0 +1,1 @@
+"""Generated from `proto/` by `hack/proto.sh`; never edited by hand."""

@@ -1,0 +1,486 @@
+"""The API over real sockets: what a caller in any language sees."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import pytest
+
+from mig_agent.core.model import InstanceState
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from support.service import TIMEOUT, Service, ask, detail_of, service
+
+_Message = TypeVar("_Message")
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Service]:
+    async with service(tmp_path, "a100-40gb:1,h100-80gb:1") as running:
+        yield running
+
+
+async def first(call: AsyncIterable[_Message]) -> _Message:
+    """The next message of a stream."""
+    return await asyncio.wait_for(anext(aiter(call)), TIMEOUT)
+
+
+async def fill(served: Service) -> pb.Granted:
+    """Takes the whole of GPU 0."""
+    return await served.acquire(profile="7g.40gb")
+
+
+# ---------------------------------------------------------------- Acquire and Release
+
+
+async def test_acquire_answers_with_all_that_a_process_needs(served: Service) -> None:
+    granted = await served.acquire(memory="4G", gpus=["0"])
+    (device,) = granted.lease.devices
+    (there,) = served.node.instances(InstanceState.LEASED)
+    assert device.uuid == there.uuid
+    assert (device.profile, device.memory_mib, device.gpu_index) == ("1g.5gb", 4864, 0)
+    assert device.gpu == served.node.gpu(0).uuid
+    assert device.HasField("placement")
+    assert device.gpu_instance_id == there.gpu_instance_id
+    assert device.generation == there.generation
+    assert not device.reused
+    assert dict(granted.env) == {"CUDA_VISIBLE_DEVICES": device.uuid, "NVIDIA_VISIBLE_DEVICES": device.uuid}
+    assert granted.token
+    assert granted.lease.holder == pb.Holder(name="alice", tenant="team-a")
+    assert not granted.lease.HasField("expires_at")
+    assert granted.revision == served.node.manager.snapshot.view.revision
+
+
+async def test_several_devices_are_one_lease(served: Service) -> None:
+    granted = await served.acquire(memory="4G", profile="2g.20gb")
+    assert [each.profile for each in granted.lease.devices] == ["1g.5gb", "2g.20gb"]
+    assert granted.env["CUDA_VISIBLE_DEVICES"] == ",".join(each.uuid for each in granted.lease.devices)
+
+
+async def test_a_released_instance_is_given_again(served: Service) -> None:
+    granted = await served.acquire(memory="4G", gpus=["0"])
+    await served.users.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token), timeout=TIMEOUT)
+    again = await served.acquire(memory="4G", gpus=["0"])
+    assert again.lease.devices[0].uuid == granted.lease.devices[0].uuid
+    assert again.lease.devices[0].reused
+    assert served.node.creations() == 1
+
+
+async def test_the_same_request_id_gives_the_same_answer(served: Service) -> None:
+    granted = await served.acquire(memory="4G", request_id="one")
+    again = await served.acquire(memory="4G", request_id="one")
+    assert (again.lease.id, again.token) == (granted.lease.id, granted.token)
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.acquire(memory="9G", request_id="one")
+    assert refused.value.code() is grpc.StatusCode.ALREADY_EXISTS
+    assert detail_of(refused.value).reason == "request-id-reused"
+
+
+async def test_without_a_request_id_every_call_is_another_request(served: Service) -> None:
+    leases = {(await served.acquire(memory="4G")).lease.id for _ in range(3)}
+    assert len(leases) == 3
+
+
+async def test_a_refusal_says_why_what_blocks_and_whether_to_try_again(served: Service) -> None:
+    await fill(served)
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.acquire(profile="1g.5gb", gpus=["0"])
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    detail = detail_of(refused.value)
+    assert detail.reason == "no-capacity"
+    assert detail.message.startswith("cannot ")
+    assert refused.value.details() == detail.message
+    assert detail.retryable
+    assert "alice" in {each.holder for each in detail.blockers}
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (pb.Request(), "invalid-request"),
+        (pb.Request(wants=[pb.Want()]), "invalid-request"),
+        (pb.Request(wants=[pb.Want(memory="4")]), "invalid-request"),
+        (pb.Request(wants=[pb.Want(whole_gpu=False)]), "invalid-request"),
+        (pb.Request(wants=[pb.Want(gpu_fraction=float("nan"))]), "invalid-request"),
+        (ask(memory="4G", wait_seconds=-1), "invalid-request"),
+        (ask(memory="4G", ttl_seconds=float("inf")), "invalid-request"),
+        (ask(memory="4G", gpus=["0.5"]), "invalid-request"),
+        (ask(memory="900G"), "too-large"),
+        (ask(profile="9g.99gb"), "unknown-profile"),
+        (ask(memory="4G", gpus=["7"]), "unknown-gpu"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_for_good(served: Service, request_: pb.Request, reason: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        async for _ in served.users.Acquire(pb.AcquireRequest(request=request_), timeout=TIMEOUT):
+            pass
+    detail = detail_of(refused.value)
+    assert detail.reason == reason
+    assert not detail.retryable
+    assert not served.node.leases
+
+
+async def test_release_takes_the_right_token(served: Service) -> None:
+    granted = await served.acquire(memory="4G")
+    wrong = granted.token[::-1]
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.users.Release(pb.ReleaseRequest(lease=granted.lease.id, token=wrong), timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert detail_of(refused.value).reason == "wrong-token"
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.users.Release(pb.ReleaseRequest(lease=granted.lease.id), timeout=TIMEOUT)
+    assert detail_of(refused.value).reason == "not-permitted"
+    assert granted.lease.id in served.node.leases
+    right = pb.ReleaseRequest(lease=granted.lease.id, token=granted.token)
+    await served.users.Release(right, timeout=TIMEOUT)
+    await served.users.Release(right, timeout=TIMEOUT)  # once more is no error
+    assert not served.node.leases
+
+
+async def test_an_administrator_needs_no_token(served: Service) -> None:
+    granted = await served.acquire(memory="4G")
+    await served.admins.Release(pb.ReleaseRequest(lease=granted.lease.id), timeout=TIMEOUT)
+    assert not served.node.leases
+
+
+async def test_renew_sets_and_takes_away_a_deadline(served: Service) -> None:
+    granted = await served.acquire(memory="4G", ttl_seconds=60)
+    now = served.node.clock.now()
+    assert granted.lease.expires_at == pytest.approx(now + 60)
+    request = pb.RenewRequest(lease=granted.lease.id, token=granted.token, ttl_seconds=600)
+    renewed = (await served.users.Renew(request, timeout=TIMEOUT)).lease
+    assert renewed.expires_at == pytest.approx(now + 600)
+    assert renewed.devices[0].uuid == granted.lease.devices[0].uuid
+    request.ClearField("ttl_seconds")
+    assert not (await served.users.Renew(request, timeout=TIMEOUT)).lease.HasField("expires_at")
+    for bad in (float("nan"), float("inf"), -1.0, 0.0):
+        request.ttl_seconds = bad
+        with pytest.raises(grpc.RpcError) as refused:
+            await served.users.Renew(request, timeout=TIMEOUT)
+        assert detail_of(refused.value).reason == "invalid-request"
+
+
+# ---------------------------------------------------------------- waiting
+
+
+async def test_a_waiting_caller_hears_its_place_and_then_gets_its_lease(served: Service) -> None:
+    held = await fill(served)
+    calls = [
+        served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=600)), timeout=TIMEOUT)
+        for _ in range(2)
+    ]
+    places = [await first(call) for call in calls]
+    assert sorted(each.queued.position for each in places) == [1, 2]
+    status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
+    assert [each.position for each in status.queue] == [1, 2]
+    assert {each.wants for each in status.queue} == {"7g.40gb"}
+    assert {each.holder.name for each in status.queue} == {"alice"}
+
+    await served.users.Release(pb.ReleaseRequest(lease=held.lease.id, token=held.token), timeout=TIMEOUT)
+    order = [place.queued.position for place in places]
+    served_first, served_second = calls[order.index(1)], calls[order.index(2)]
+    answers = [answer async for answer in served_first]
+    assert answers[-1].HasField("granted")
+    served.node.clock.advance(2)  # places are told once a second
+    assert (await first(served_second)).queued.position == 1
+    granted = answers[-1].granted
+    await served.users.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token), timeout=TIMEOUT)
+    assert [answer.WhichOneof("update") async for answer in served_second] == ["granted"]
+
+
+async def test_a_caller_that_goes_away_leaves_the_queue(served: Service) -> None:
+    await fill(served)
+    request = pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=float("inf")))
+    call = served.users.Acquire(request, timeout=TIMEOUT)
+    await first(call)
+    assert len(served.node.manager.snapshot.queue) == 1
+    call.cancel()
+    await served.node.until(lambda: not served.node.manager.snapshot.queue)
+
+
+async def test_a_caller_that_waits_too_long_is_told(served: Service) -> None:
+    await fill(served)
+    call = served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=5)), timeout=TIMEOUT)
+    await first(call)
+    served.node.clock.advance(6)
+    with pytest.raises(grpc.RpcError) as refused:
+        async for _ in call:
+            pass
+    assert refused.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert detail_of(refused.value).reason == "waited-too-long"
+
+
+async def test_who_waits_is_told_when_the_agent_stops(served: Service) -> None:
+    await fill(served)
+    call = served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=60)), timeout=TIMEOUT)
+    await first(call)
+    await served.node.manager.close()
+    with pytest.raises(grpc.RpcError) as refused:
+        async for _ in call:
+            pass
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert detail_of(refused.value).reason == "shutting-down"
+
+
+# ---------------------------------------------------------------- Hold
+
+
+async def test_a_held_lease_lives_as_long_as_its_stream(served: Service) -> None:
+    call = served.users.Hold(pb.HoldRequest(request=ask(memory="4G")))
+    granted = (await first(call)).granted
+    assert granted.lease.hold
+    assert granted.lease.id in served.node.leases
+    served.node.clock.advance(100_000)
+    assert granted.lease.id in served.node.leases
+    call.cancel()
+    await served.node.until(lambda: not served.node.leases)
+    assert len(served.node.instances(InstanceState.IDLE)) == 1
+
+
+async def test_a_hold_that_the_agent_ends_stays_to_be_attached_again(served: Service) -> None:
+    request = pb.HoldRequest(request=ask(memory="4G", request_id="held"))
+    call = served.users.Hold(request)
+    granted = (await first(call)).granted
+    for servicer in served.servicers:
+        servicer.stop()
+    with pytest.raises(grpc.RpcError) as ended:
+        await first(call)
+    assert detail_of(ended.value).reason == "shutting-down"
+    assert granted.lease.id in served.node.leases
+    served.node.clock.advance(61)
+    await served.node.until(lambda: not served.node.leases)
+
+
+async def test_attaching_again_keeps_the_lease_when_the_first_stream_ends_late(served: Service) -> None:
+    """A client that was cut off is back before the agent notices that its first stream is dead."""
+    request = pb.HoldRequest(request=ask(memory="4G", request_id="held"))
+    calls = [served.users.Hold(request) for _ in range(2)]
+    leases = {(await first(call)).granted.lease.id for call in calls}
+    assert len(leases) == 1
+    calls[0].cancel()
+    released = await served.acquire(memory="4G")  # by now the end of the first stream has been dealt with
+    assert leases < set(served.node.leases)
+    calls[1].cancel()
+    await served.node.until(lambda: set(served.node.leases) == {released.lease.id})
+
+
+async def test_a_hold_ends_when_somebody_else_ends_its_lease(served: Service) -> None:
+    call = served.users.Hold(pb.HoldRequest(request=ask(memory="4G")))
+    granted = (await first(call)).granted
+    await served.admins.Release(pb.ReleaseRequest(lease=granted.lease.id), timeout=TIMEOUT)
+    with pytest.raises(grpc.RpcError) as ended:
+        await first(call)
+    detail = detail_of(ended.value)
+    assert detail.reason == "lease-ended"
+    assert granted.lease.id in detail.message
+
+
+async def test_a_hold_can_wait(served: Service) -> None:
+    held = await fill(served)
+    call = served.users.Hold(pb.HoldRequest(request=ask(profile="7g.40gb", wait_seconds=60)))
+    assert (await first(call)).queued.position == 1
+    await served.users.Release(pb.ReleaseRequest(lease=held.lease.id, token=held.token), timeout=TIMEOUT)
+    assert (await first(call)).HasField("granted")
+    call.cancel()
+    await served.node.until(lambda: not served.node.leases)
+
+
+# ---------------------------------------------------------------- looking
+
+
+async def test_plan_says_what_would_be_done_and_changes_nothing(served: Service) -> None:
+    idle = await served.acquire(profile="1g.5gb")
+    await served.users.Release(pb.ReleaseRequest(lease=idle.lease.id, token=idle.token), timeout=TIMEOUT)
+    before = served.node.layout()
+    requests = [ask(profile="1g.5gb"), ask(profile="7g.40gb"), ask(profile="9g.99gb"), ask(memory="9G", gpus=["1"])]
+    answer = await served.users.Plan(pb.PlanRequest(requests=requests), timeout=TIMEOUT)
+    reuse, large, unknown, other = answer.outcomes
+    assert [each.kind for each in reuse.plan.steps] == [pb.STEP_KIND_REUSE]
+    assert reuse.plan.devices[0].uuid == idle.lease.devices[0].uuid
+    assert reuse.plan.devices[0].reused
+    assert [each.kind for each in large.plan.steps] == [pb.STEP_KIND_DESTROY, pb.STEP_KIND_CREATE]
+    assert large.plan.steps[0].uuid == idle.lease.devices[0].uuid
+    assert large.plan.devices[0].placement == pb.Placement(start=0, size=8)
+    assert large.plan.score > reuse.plan.score
+    assert unknown.refusal.reason == "unknown-profile"
+    assert other.plan.devices[0].gpu_index == 1
+    assert answer.revision == served.node.manager.snapshot.view.revision
+    assert served.node.layout() == before
+
+
+async def test_acquire_can_insist_on_the_revision_of_a_plan(served: Service) -> None:
+    plan = await served.users.Plan(pb.PlanRequest(requests=[ask(memory="4G")]), timeout=TIMEOUT)
+    await served.acquire(memory="4G")
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.acquire(memory="4G", if_revision=plan.revision)
+    assert refused.value.code() is grpc.StatusCode.ABORTED
+    assert detail_of(refused.value).reason == "revision-changed"
+
+
+async def test_status_shows_instances_with_who_holds_them(served: Service) -> None:
+    granted = await served.acquire(memory="4G", gpus=["0"])
+    served.node.simulator.create_foreign(1, "1g.10gb")
+    await served.node.look()
+    status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
+    assert status.node == "node-1"
+    assert [each.index for each in status.gpus] == [0, 1]
+    (leased,) = status.gpus[0].instances
+    assert (leased.state, leased.lease, leased.holder, leased.tenant) == (
+        pb.INSTANCE_STATE_LEASED,
+        granted.lease.id,
+        "alice",
+        "team-a",
+    )
+    assert leased.uuid == granted.lease.devices[0].uuid
+    (foreign,) = status.gpus[1].instances
+    assert (foreign.state, foreign.lease) == (pb.INSTANCE_STATE_FOREIGN, "")
+    assert status.gpus[0].mig == pb.MigMode(capable=True, current=True, pending=True)
+    assert status.gpus[0].state == pb.GPU_STATE_READY
+    assert [each.id for each in status.leases] == [granted.lease.id]
+    assert status.leases[0].devices[0].uuid == granted.lease.devices[0].uuid
+
+
+async def test_profiles_are_listed_by_model_smallest_first(served: Service) -> None:
+    answer = await served.users.Profiles(pb.ProfilesRequest(), timeout=TIMEOUT)
+    assert [list(each.gpus) for each in answer.models] == [[0], [1]]
+    for model in answer.models:
+        memory = [each.memory_mib for each in model.profiles]
+        assert memory == sorted(memory)
+    names = {each.name: each for each in answer.models[0].profiles}
+    assert [each.start for each in names["3g.20gb"].placements] == [0, 4]
+    assert list(names["1g.5gb+me"].attributes) == ["+me"]
+
+
+async def test_watch_tells_what_happens_and_resumes(served: Service) -> None:
+    call = served.users.Watch(pb.WatchRequest())
+    messages = aiter(call)
+    opened = await first(messages)
+    assert not opened.HasField("event")
+    granted = await served.acquire(memory="4G", gpus=["1"])
+    seen: list[pb.WatchResponse] = []
+    while not seen or seen[-1].event.kind != "lease-granted":
+        seen.append(await first(messages))
+    event = seen[-1].event
+    assert (event.lease, event.gpu_index, event.holder) == (granted.lease.id, 1, "alice")
+    assert event.words
+    assert seen[-1].revision > opened.revision
+    call.cancel()
+
+    resumed = aiter(served.users.Watch(pb.WatchRequest(after_revision=opened.revision)))
+    assert (await first(resumed)).revision == opened.revision
+    again = [await first(resumed) for _ in seen]
+    assert [each.event for each in again] == [each.event for each in seen]
+
+
+async def test_watch_from_a_revision_that_is_not_known_is_refused(served: Service) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await anext(aiter(served.users.Watch(pb.WatchRequest(after_revision=1))))
+    assert refused.value.code() is grpc.StatusCode.ABORTED
+    assert detail_of(refused.value).reason == "revision-changed"
+
+
+async def test_watch_ends_in_words_when_the_agent_stops(served: Service) -> None:
+    messages = aiter(served.users.Watch(pb.WatchRequest()))
+    await first(messages)
+    for servicer in served.servicers:
+        servicer.stop()
+    with pytest.raises(grpc.RpcError) as ended:
+        await first(messages)
+    assert detail_of(ended.value).reason == "shutting-down"
+
+
+async def test_events_are_kept(served: Service) -> None:
+    began = served.node.clock.now()
+    await served.acquire(memory="4G", gpus=["0"])
+    await served.acquire(memory="4G", gpus=["1"])
+    await served.node.quiet()
+    answer = await served.users.Events(pb.EventsRequest(since=began), timeout=TIMEOUT)
+    assert [each.kind for each in answer.events].count("lease-granted") == 2
+    only = await served.users.Events(pb.EventsRequest(since=began, gpu="1"), timeout=TIMEOUT)
+    assert {each.gpu_index for each in only.events} == {1}
+    last = await served.users.Events(pb.EventsRequest(since=began, limit=1), timeout=TIMEOUT)
+    assert [each.words for each in last.events] == [answer.events[-1].words]
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.users.Events(pb.EventsRequest(since=float("nan")), timeout=TIMEOUT)
+    assert detail_of(refused.value).reason == "invalid-request"
+
+
+async def test_usage_tells_what_the_driver_tells_and_leaves_out_the_rest(served: Service) -> None:
+    granted = await served.acquire(memory="4G", gpus=["0"])
+    device = granted.lease.devices[0]
+    served.node.simulator.occupy(f"0/{device.gpu_instance_id}", used_mib=1000)
+    answer = await served.users.Usage(pb.UsageRequest(), timeout=TIMEOUT)
+    (used,) = answer.instances
+    assert used.generation == device.generation
+    assert used.memory_used_mib >= 1000
+    assert used.memory_total_mib == device.memory_mib
+    assert not used.HasField("utilization_percent"), "the driver does not tell it under MIG"
+    assert len(used.processes.pids) == 1
+
+
+# ---------------------------------------------------------------- administration
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Reclaim", pb.ReclaimRequest()),
+        ("Cordon", pb.CordonRequest(gpu="0")),
+        ("Cordon", pb.CordonRequest(gpu="0", uncordon=True)),
+        ("SetMigMode", pb.SetMigModeRequest(gpu="0", mode=pb.MIG_MODE_TARGET_DISABLED)),
+        ("Release", pb.ReleaseRequest(lease="x")),
+        ("Renew", pb.RenewRequest(lease="x")),
+    ],
+)
+async def test_what_is_for_administrators_is_refused_on_the_users_socket(
+    served: Service, method: str, request_: object
+) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await getattr(served.users, method)(request_, timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    detail = detail_of(refused.value)
+    assert detail.reason == "not-permitted"
+    assert "sudo" in detail.hint
+
+
+async def test_reclaim_destroys_what_is_idle_and_says_what(served: Service) -> None:
+    kept = await served.acquire(memory="4G", gpus=["0"])
+    idle = await served.acquire(memory="4G", gpus=["1"])
+    await served.users.Release(pb.ReleaseRequest(lease=idle.lease.id, token=idle.token), timeout=TIMEOUT)
+    answer = await served.admins.Reclaim(pb.ReclaimRequest(), timeout=TIMEOUT)
+    (destroyed,) = answer.destroyed
+    assert (destroyed.uuid, destroyed.gpu_index) == (idle.lease.devices[0].uuid, 1)
+    assert {each.uuid for each in served.node.instances()} == {kept.lease.devices[0].uuid}
+
+
+async def test_cordon_keeps_leases_off_a_gpu_until_uncordon(served: Service) -> None:
+    answer = await served.admins.Cordon(pb.CordonRequest(gpu="0", reason="a fan is broken"), timeout=TIMEOUT)
+    assert answer.gpu.state == pb.GPU_STATE_CORDONED
+    assert "a fan is broken" in answer.gpu.reason
+    with pytest.raises(grpc.RpcError):
+        await served.acquire(memory="4G", gpus=["0"])
+    answer = await served.admins.Cordon(pb.CordonRequest(gpu="0", uncordon=True), timeout=TIMEOUT)
+    assert answer.gpu.state == pb.GPU_STATE_READY
+    await served.acquire(memory="4G", gpus=["0"])
+
+
+async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.admins.SetMigMode(pb.SetMigModeRequest(gpu="1"), timeout=TIMEOUT)
+    assert detail_of(refused.value).reason == "invalid-request"
+    answer = await served.admins.SetMigMode(
+        pb.SetMigModeRequest(gpu="1", mode=pb.MIG_MODE_TARGET_DISABLED), timeout=TIMEOUT
+    )
+    assert not answer.mig.current
+    assert answer.gpu == served.node.gpu(1).uuid
+    assert answer.words
+
+
+async def test_nobody_may_call_without_a_gpu_named(served: Service) -> None:
+    for request in (pb.CordonRequest(), pb.CordonRequest(gpu="0.5")):
+        with pytest.raises(grpc.RpcError) as refused:
+            await served.admins.Cordon(request, timeout=TIMEOUT)
+        assert detail_of(refused.value).reason == "invalid-request"
