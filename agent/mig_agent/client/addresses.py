@@ -1,0 +1,125 @@
+"""Where the agent is: an address as people write it, or the environment's, or the default socket."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mig_agent.client.errors import NoAgent
+from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
+
+DEFAULT_ADDRESS = "unix:///run/mig-agent/mig-agent.sock"
+ADDRESS_VARIABLE = "MIG_AGENT_ADDRESS"
+ADMIN_SOCKET = "admin.sock"
+"""The administrators' socket stands beside the users' one under this name."""
+
+_TCP = re.compile(
+    r"(?:(?:dns|ipv4|ipv6|tcp):(?://[^/]*/|///?)?)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
+)
+_MOST_PORT = 65535
+_LONGEST_SOCKET_PATH = 107
+"""Bytes that `sun_path` has room for, its end aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A place to connect to: a Unix socket, or host and port."""
+
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    @property
+    def target(self) -> str:
+        """As gRPC takes it."""
+        return f"unix:{self.path}" if self.path is not None else f"dns:///{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        """As people write it."""
+        return f"unix://{self.path}" if self.path is not None else f"{self.host}:{self.port}"
+
+    @property
+    def for_admin(self) -> Address:
+        """The administrators' socket beside this one where it may be opened; otherwise this one itself."""
+        if self.path is None or self.path.name == ADMIN_SOCKET:
+            return self
+        beside = self.path.with_name(ADMIN_SOCKET)
+        return Address(beside) if os.access(beside, os.R_OK | os.W_OK) else self
+
+
+def resolve(address: str | None = None, environment: Mapping[str, str] = os.environ) -> Address:
+    """The agent's address: this one, else the environment's MIG_AGENT_ADDRESS, else the default. Raises UsageError."""
+    return parse_address(address or environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
+
+
+def parse_address(text: str) -> Address:
+    """`unix:///run/x.sock`, `unix:x.sock`, `/run/x.sock` or `host:port`. Raises UsageError."""
+    stripped = text.strip()
+    if stripped.startswith("unix:"):
+        return _unix(stripped.removeprefix("unix:"), stripped)
+    if stripped.startswith(("/", "./", "../")):
+        return _unix(stripped, stripped)
+    match = _TCP.fullmatch(stripped)
+    if match is None or not 0 < int(match["port"]) <= _MOST_PORT:
+        raise UsageError(
+            f"cannot take {shown(stripped)} as the agent's address",
+            f"write {DEFAULT_ADDRESS}, the path of a socket, or host:port",
+        )
+    return Address(host=match["host"], port=int(match["port"]))
+
+
+def diagnose(address: Address) -> NoAgent | None:
+    """Why the socket of an address does not answer, in words; None when somebody does, or when it is no Unix socket."""
+    if address.path is None:
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.settimeout(1)
+            probe.connect(str(address.path))
+        except OSError as error:
+            why, hint = _why(error, address.path)
+            return NoAgent(f"cannot reach the agent at {address}: {why}", hint)
+    return None
+
+
+def _why(error: OSError, path: Path) -> tuple[str, str]:
+    """What a failed connection means, and what would help."""
+    elsewhere = f"start it with `mig-agent serve`, or say where it is with --address or {ADDRESS_VARIABLE}"
+    match error:
+        case TimeoutError():
+            return "it does not take connections", "look at its log; it may hang"
+        case FileNotFoundError():
+            return "there is no such socket", elsewhere
+        case ConnectionRefusedError():
+            return ("nobody listens there" if path.is_socket() else "that is not a socket"), elsewhere
+        case PermissionError():
+            return "permission denied", f"it belongs to {_owner(path)}: become a member of that group, or use sudo"
+        case _:
+            return error.strerror or str(error), elsewhere
+
+
+def _unix(path: str, whole: str) -> Address:
+    if path.startswith("//"):
+        path = path.removeprefix("//")
+        if not path.startswith("/"):
+            raise UsageError(f"cannot take {shown(whole)} as the agent's address", f"write unix:///{shown(path)}")
+    if not path or "\0" in path:
+        raise UsageError("cannot take an address without a path", f"write it as in {DEFAULT_ADDRESS}")
+    if len(os.fsencode(path)) > _LONGEST_SOCKET_PATH:
+        raise UsageError(
+            f"cannot use the socket {shown(path)}: its path is longer than {_LONGEST_SOCKET_PATH} bytes",
+            "use a shorter path, or a symbolic link to its folder",
+        )
+    return Address(Path(path))
+
+
+def _owner(path: Path) -> str:
+    try:
+        return f"{path.owner()}:{path.group()}"
+    except (OSError, KeyError):
+        return "somebody else"

@@ -1,0 +1,251 @@
+"""What the agent answers, as frozen values with types.
+
+Memory is MiB, placements are memory slices, moments are seconds since the Unix epoch. None: not known or not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mig_agent.core.errors import Blocker
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A window on a GPU's memory-slice axis."""
+
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device of a lease. `placement` and both ids are None for a whole GPU."""
+
+    uuid: str
+    gpu: str
+    gpu_index: int
+    profile: str
+    memory_mib: int
+    placement: Placement | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    reused: bool
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether this is a MIG device, rather than a whole GPU."""
+        return self.placement is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A lease as it was given to this caller."""
+
+    id: str
+    token: str
+    devices: tuple[Device, ...]
+    env: Mapping[str, str]
+    expires_at: float | None
+    request_id: str
+    notes: tuple[str, ...] = ()
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseInfo:
+    """A lease as everybody may see it."""
+
+    id: str
+    holder: str
+    tenant: str
+    devices: tuple[Device, ...]
+    created_at: float
+    expires_at: float | None
+    pid: int | None
+    hold: bool
+    unused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """An instance on a GPU. `state` is leased, idle, foreign, blocked, creating or destroying."""
+
+    uuid: str
+    generation: int
+    profile: str
+    memory_mib: int
+    placement: Placement | None
+    gpu_instance_id: int | None
+    compute_instance_id: int | None
+    state: str
+    lease: str
+    holder: str
+    tenant: str
+    since: float
+    reason: str
+    gpu: str
+    gpu_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigMode:
+    """MIG mode now, and after the GPU's next reset."""
+
+    capable: bool
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU. `state` is ready, whole, cordoned or lost, and `reason` says why it is not ready."""
+
+    index: int
+    uuid: str
+    model: str
+    mig: MigMode
+    state: str
+    reason: str
+    memory_slices: int
+    memory_mib: int
+    instances: tuple[Instance, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A request in the queue; position 1 is the next one."""
+
+    request_id: str
+    holder: str
+    tenant: str
+    priority: int
+    position: int
+    since: float
+    wants: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The node at one revision."""
+
+    node: str
+    revision: int
+    gpus: tuple[Gpu, ...]
+    leases: tuple[LeaseInfo, ...]
+    queue: tuple[Waiting, ...]
+    started_at: float
+    ledger_error: str
+    version: str
+    driver_version: str
+    strict_fifo: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A kind of instance that a GPU model offers."""
+
+    id: int
+    name: str
+    compute_slices: int
+    memory_slices: int
+    memory_mib: int
+    placements: tuple[Placement, ...]
+    attributes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuModel:
+    """What the node's GPUs of one model can be cut into, the smallest first."""
+
+    model: str
+    gpus: tuple[int, ...]
+    memory_slices: int
+    memory_mib: int
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that would be done: `kind` is reuse, destroy or create."""
+
+    kind: str
+    gpu: str
+    gpu_index: int
+    profile: str
+    placement: Placement | None
+    uuid: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDevice:
+    """How one wanted device would be served; `uuid` only when an idle instance is reused."""
+
+    gpu: str
+    gpu_index: int
+    profile: str
+    memory_mib: int
+    placement: Placement | None
+    reused: bool
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How a request would be served. A lower score is better, and scores compare between nodes."""
+
+    devices: tuple[PlannedDevice, ...]
+    steps: tuple[Step, ...]
+    score: float
+    notes: tuple[str, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPlan:
+    """Why a request would be refused."""
+
+    reason: str
+    message: str
+    hint: str
+    retryable: bool
+    blockers: tuple[Blocker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened: `kind` for programs, `words` for people."""
+
+    kind: str
+    at: float
+    revision: int
+    words: str
+    gpu: str = ""
+    gpu_index: int | None = None
+    lease: str = ""
+    generation: int | None = None
+    holder: str = ""
+    data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What is used on one instance; None is what the driver does not tell."""
+
+    generation: int
+    memory_used_mib: int | None
+    memory_total_mib: int | None
+    utilization_percent: int | None
+    processes: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeChange:
+    """How a switch of MIG mode went: `needs` is "", reset or reboot."""
+
+    gpu: str
+    mig: MigMode
+    needs: str
+    words: str

@@ -1,0 +1,86 @@
+"""Connections to the agent: plain over a Unix socket, mutual TLS over TCP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from mig_agent.client.addresses import Address
+from mig_agent.core.errors import UsageError
+
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    # Clients in one process do not share each other's back-off after a failed connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # Not the pause between two tries but the time for one: a busy machine needs more than a moment to answer.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.enable_retries", 0),
+    # An agent that hangs, or a host that is gone without a word, is noticed while a call waits for it.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM: who may sign the agent's certificate, and the client's own certificate and key."""
+
+    ca: Path
+    cert: Path
+    key: Path
+    server_name: str = ""
+    """The name in the agent's certificate, where it is not the address's host."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Tls | None:
+        """From MIG_AGENT_TLS_CA, _CERT and _KEY, and _SERVER_NAME; None when none of them is set. Raises UsageError."""
+        return cls.of(
+            ca=environment.get("MIG_AGENT_TLS_CA", ""),
+            cert=environment.get("MIG_AGENT_TLS_CERT", ""),
+            key=environment.get("MIG_AGENT_TLS_KEY", ""),
+            server_name=environment.get("MIG_AGENT_TLS_SERVER_NAME", ""),
+        )
+
+    @classmethod
+    def of(cls, *, ca: str, cert: str, key: str, server_name: str = "") -> Tls | None:
+        """All three files, or none of them; empty texts count as not given. Raises UsageError."""
+        given = {"ca": ca, "cert": cert, "key": key}
+        missing = [name for name, value in given.items() if not value]
+        if len(missing) == len(given):
+            return None
+        if missing:
+            raise UsageError(
+                f"cannot use TLS without the file for {' and '.join(missing)}",
+                "give all of --tls-ca, --tls-cert and --tls-key",
+            )
+        return cls(ca=Path(ca), cert=Path(cert), key=Path(key), server_name=server_name)
+
+
+def open_channel(address: Address, tls: Tls | None) -> grpc.Channel:
+    """A channel that connects when it is first used. Raises UsageError where TLS is missing or cannot be read."""
+    if address.path is not None:
+        return grpc.insecure_channel(address.target, options=_OPTIONS)
+    if tls is None:
+        raise UsageError(
+            f"cannot connect to {address} without TLS: over TCP the agent answers only clients that it can know",
+            "give --tls-ca, --tls-cert and --tls-key, or use the Unix socket",
+        )
+    credentials = grpc.ssl_channel_credentials(
+        root_certificates=_read(tls.ca), private_key=_read(tls.key), certificate_chain=_read(tls.cert)
+    )
+    name = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
+    return grpc.secure_channel(address.target, credentials, options=(*_OPTIONS, *name))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}", "TLS needs its three files") from error

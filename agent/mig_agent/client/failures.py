@@ -1,0 +1,60 @@
+"""From a failed call to an error in words: refusals by their typed details, the rest by what the connection tells."""
+
+from __future__ import annotations
+
+import grpc
+
+from mig_agent.client.addresses import Address, diagnose
+from mig_agent.client.errors import ClientError, NoAgent, Refused
+from mig_agent.client.reading import blockers
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+TRAILER = "migagent-refusal-bin"
+"""The key of trailing metadata that a refusal's typed details travel under; the same as in the API's description."""
+
+_NEVER_CONNECTED = "failed to connect to all addresses"
+
+
+class Dropped(NoAgent):
+    """The connection broke after it had stood, or may have: the call may have been carried out, or not."""
+
+
+class TooSlow(NoAgent):
+    """The agent took the call and did not answer in time; asking again would only wait as long again."""
+
+
+def failure_of(error: grpc.RpcError, address: Address) -> ClientError:
+    """What a failed call means."""
+    refused = _refusal(error)
+    if refused is not None:
+        return refused
+    details = error.details() or ""
+    match error.code():
+        case grpc.StatusCode.UNAVAILABLE if _NEVER_CONNECTED in details:
+            return diagnose(address) or NoAgent(f"cannot reach the agent at {address}: {_last_error(details)}")
+        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+            return Dropped(f"cannot reach the agent at {address}: the connection broke", "it may be back soon")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TooSlow(f"cannot get an answer from the agent at {address} in time", "look at its log; it may hang")
+        case code:
+            words = details if details.startswith("cannot ") else f"cannot go on: {details or code}"
+            old = code is grpc.StatusCode.UNIMPLEMENTED
+            return ClientError(words, "the agent may be of another version" if old else "")
+
+
+def _refusal(error: grpc.RpcError) -> Refused | None:
+    for each in error.trailing_metadata() or ():
+        if each.key == TRAILER and isinstance(each.value, bytes):
+            detail = pb.RefusalDetail.FromString(each.value)
+            return Refused(
+                reason=detail.reason,
+                message=detail.message,
+                hint=detail.hint,
+                retryable=detail.retryable,
+                blockers=blockers(detail.blockers),
+            )
+    return None
+
+
+def _last_error(details: str) -> str:
+    return details.rpartition("last error: ")[2] or details

@@ -1,0 +1,100 @@
+"""A lease in the hand of the one who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from mig_agent.client.answers import Device, Grant
+
+if TYPE_CHECKING:
+    from mig_agent.client.client import Client
+    from mig_agent.client.errors import ClientError
+    from mig_agent.client.holding import Holding
+
+
+class Lease:
+    """Devices that are yours until `release`, or the end of the `with` block.
+
+    >>> with Client().lease(gpu_memory="4G") as lease:      # doctest: +SKIP
+    ...     subprocess.run(command, env=os.environ | lease.env)
+    """
+
+    def __init__(self, client: Client, grant: Grant, holding: Holding | None = None) -> None:
+        self._client = client
+        self._grant = grant
+        self._holding = holding
+        self._released = False
+
+    @property
+    def grant(self) -> Grant:
+        """The agent's answer as a frozen value."""
+        return self._grant
+
+    @property
+    def id(self) -> str:
+        """The lease's id, as `migctl release` takes it."""
+        return self._grant.id
+
+    @property
+    def token(self) -> str:
+        """What releasing and renewing ask for. A secret."""
+        return self._grant.token
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """In the order in which they were asked for."""
+        return self._grant.devices
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process needs in its environment: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES."""
+        return dict(self._grant.env)
+
+    @property
+    def expires_at(self) -> float | None:
+        """Seconds since the epoch; None: no deadline."""
+        return self._grant.expires_at
+
+    @property
+    def lost(self) -> ClientError | None:
+        """Why the lease ended without being released, as far as this process was told; None while it stands."""
+        return self._holding.lost if self._holding is not None else None
+
+    def renew(self, ttl: str | float | None) -> None:
+        """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
+        info = self._client.renew(self.id, self.token, ttl=ttl)
+        self._grant = replace(self._grant, expires_at=info.expires_at)
+
+    def release(self) -> None:
+        """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            if self._holding is not None:
+                self._holding.stop_attaching()
+            if self.lost is None:
+                self._client.release(self.id, self.token)
+        finally:
+            if self._holding is not None:
+                self._holding.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"Lease({self.id!r}, {[each.uuid for each in self.devices]})"
+
+
+def environment_of(grant: Grant) -> Mapping[str, str]:
+    """The environment of a process that uses a lease: its devices, and the lease's id."""
+    return {**grant.env, "MIG_AGENT_LEASE": grant.id}

@@ -1,0 +1,262 @@
+"""From the wire to the values of `answers`. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.descriptor import EnumDescriptor
+
+from mig_agent.client import answers
+from mig_agent.core.errors import Blocker
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+
+def grant(message: pb.Granted) -> answers.Grant:
+    """A lease with its token."""
+    lease = message.lease
+    return answers.Grant(
+        id=lease.id,
+        token=message.token,
+        devices=devices(lease.devices),
+        env=dict(sorted(message.env.items())),
+        expires_at=lease.expires_at if lease.HasField("expires_at") else None,
+        request_id=lease.request_id,
+        notes=tuple(message.notes),
+        revision=message.revision,
+    )
+
+
+def devices(messages: Iterable[pb.Device]) -> tuple[answers.Device, ...]:
+    """The devices of a lease."""
+    return tuple(
+        answers.Device(
+            uuid=each.uuid,
+            gpu=each.gpu,
+            gpu_index=each.gpu_index,
+            profile=each.profile,
+            memory_mib=each.memory_mib,
+            placement=_placement(each),
+            gpu_instance_id=each.gpu_instance_id if each.HasField("gpu_instance_id") else None,
+            compute_instance_id=each.compute_instance_id if each.HasField("compute_instance_id") else None,
+            reused=each.reused,
+        )
+        for each in messages
+    )
+
+
+def lease(message: pb.Lease) -> answers.LeaseInfo:
+    """A lease as everybody may see it."""
+    return answers.LeaseInfo(
+        id=message.id,
+        holder=message.holder.name,
+        tenant=message.holder.tenant,
+        devices=devices(message.devices),
+        created_at=message.created_at,
+        expires_at=message.expires_at if message.HasField("expires_at") else None,
+        pid=message.pid if message.HasField("pid") else None,
+        hold=message.hold,
+        unused=message.unused,
+    )
+
+
+def status(message: pb.StatusResponse) -> answers.Status:
+    """The node."""
+    return answers.Status(
+        node=message.node,
+        revision=message.revision,
+        gpus=tuple(gpu(each) for each in message.gpus),
+        leases=tuple(lease(each) for each in message.leases),
+        queue=tuple(
+            answers.Waiting(
+                request_id=each.request_id,
+                holder=each.holder.name,
+                tenant=each.holder.tenant,
+                priority=each.priority,
+                position=each.position,
+                since=each.since,
+                wants=each.wants,
+            )
+            for each in message.queue
+        ),
+        started_at=message.started_at,
+        ledger_error=message.ledger_error,
+        version=message.version,
+        driver_version=message.driver_version,
+        strict_fifo=message.strict_fifo,
+    )
+
+
+def gpu(message: pb.Gpu) -> answers.Gpu:
+    """A GPU with its instances."""
+    return answers.Gpu(
+        index=message.index,
+        uuid=message.uuid,
+        model=message.model,
+        mig=mig_mode(message.mig),
+        state=_word(pb.GpuState.DESCRIPTOR, message.state, "GPU_STATE_"),
+        reason=message.reason,
+        memory_slices=message.memory_slices,
+        memory_mib=message.memory_mib,
+        instances=tuple(instance(each) for each in message.instances),
+    )
+
+
+def mig_mode(message: pb.MigMode) -> answers.MigMode:
+    """MIG mode."""
+    return answers.MigMode(capable=message.capable, current=message.current, pending=message.pending)
+
+
+def instance(message: pb.Instance) -> answers.Instance:
+    """An instance."""
+    return answers.Instance(
+        uuid=message.uuid,
+        generation=message.generation,
+        profile=message.profile,
+        memory_mib=message.memory_mib,
+        placement=_placement(message),
+        gpu_instance_id=message.gpu_instance_id if message.HasField("gpu_instance_id") else None,
+        compute_instance_id=message.compute_instance_id if message.HasField("compute_instance_id") else None,
+        state=_word(pb.InstanceState.DESCRIPTOR, message.state, "INSTANCE_STATE_"),
+        lease=message.lease,
+        holder=message.holder,
+        tenant=message.tenant,
+        since=message.since,
+        reason=message.reason,
+        gpu=message.gpu,
+        gpu_index=message.gpu_index,
+    )
+
+
+def models(message: pb.ProfilesResponse) -> tuple[answers.GpuModel, ...]:
+    """What the GPUs can be cut into."""
+    return tuple(
+        answers.GpuModel(
+            model=each.model,
+            gpus=tuple(each.gpus),
+            memory_slices=each.memory_slices,
+            memory_mib=each.memory_mib,
+            profiles=tuple(_profile(one) for one in each.profiles),
+        )
+        for each in message.models
+    )
+
+
+def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.NoPlan:
+    """What a dry run says about one request."""
+    if message.HasField("refusal"):
+        refusal = message.refusal
+        return answers.NoPlan(
+            reason=refusal.reason,
+            message=refusal.message,
+            hint=refusal.hint,
+            retryable=refusal.retryable,
+            blockers=blockers(refusal.blockers),
+        )
+    return answers.Plan(
+        devices=tuple(
+            answers.PlannedDevice(
+                gpu=each.gpu,
+                gpu_index=each.gpu_index,
+                profile=each.profile,
+                memory_mib=each.memory_mib,
+                placement=_placement(each),
+                reused=each.reused,
+                uuid=each.uuid,
+            )
+            for each in message.plan.devices
+        ),
+        steps=tuple(
+            answers.Step(
+                kind=_word(pb.StepKind.DESCRIPTOR, each.kind, "STEP_KIND_"),
+                gpu=each.gpu,
+                gpu_index=each.gpu_index,
+                profile=each.profile,
+                placement=_placement(each),
+                uuid=each.uuid,
+                words=each.words,
+            )
+            for each in message.plan.steps
+        ),
+        score=message.plan.score,
+        notes=tuple(message.plan.notes),
+        revision=revision,
+    )
+
+
+def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
+    """What stands in the way."""
+    return tuple(
+        Blocker(gpu_index=each.gpu_index, what=each.what, state=each.state, lease=each.lease, holder=each.holder)
+        for each in messages
+    )
+
+
+def event(message: pb.Event) -> answers.Event:
+    """Something that happened."""
+    return answers.Event(
+        kind=message.kind,
+        at=message.at,
+        revision=message.revision,
+        words=message.words,
+        gpu=message.gpu,
+        gpu_index=message.gpu_index if message.HasField("gpu_index") else None,
+        lease=message.lease,
+        generation=message.generation if message.HasField("generation") else None,
+        holder=message.holder,
+        data={name: _fact(value) for name, value in sorted(message.data.items())},
+    )
+
+
+def usage(message: pb.InstanceUsage) -> answers.Usage:
+    """What is used on one instance."""
+    return answers.Usage(
+        generation=message.generation,
+        memory_used_mib=message.memory_used_mib if message.HasField("memory_used_mib") else None,
+        memory_total_mib=message.memory_total_mib if message.HasField("memory_total_mib") else None,
+        utilization_percent=message.utilization_percent if message.HasField("utilization_percent") else None,
+        processes=tuple(message.processes.pids) if message.HasField("processes") else None,
+    )
+
+
+def mode_change(message: pb.SetMigModeResponse) -> answers.ModeChange:
+    """How a switch of MIG mode went."""
+    needs = _word(pb.ModeNeeds.DESCRIPTOR, message.needs, "MODE_NEEDS_")
+    return answers.ModeChange(
+        gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, words=message.words
+    )
+
+
+def _profile(message: pb.Profile) -> answers.Profile:
+    return answers.Profile(
+        id=message.id,
+        name=message.name,
+        compute_slices=message.compute_slices,
+        memory_slices=message.memory_slices,
+        memory_mib=message.memory_mib,
+        placements=tuple(answers.Placement(each.start, each.size) for each in message.placements),
+        attributes=tuple(message.attributes),
+    )
+
+
+def _placement(message: pb.Device | pb.Instance | pb.PlannedDevice | pb.Step) -> answers.Placement | None:
+    if not message.HasField("placement"):
+        return None
+    return answers.Placement(message.placement.start, message.placement.size)
+
+
+def _word(descriptor: EnumDescriptor, number: int, prefix: str) -> str:
+    """A value of an enum as the word that people read: `leased`. One that this version does not know is its number."""
+    value = descriptor.values_by_number.get(number)
+    return str(number) if value is None else value.name.removeprefix(prefix).lower()
+
+
+def _fact(message: pb.Fact) -> str | int | float | bool:
+    match message.WhichOneof("value"):
+        case "integer":
+            return message.integer
+        case "number":
+            return message.number
+        case "flag":
+            return message.flag
+        case _:
+            return message.text

@@ -1,0 +1,86 @@
+"""Tokens that this person was given, so that `migctl release LEASE` needs no typing.
+
+One JSON file under the person's own state folder ($XDG_STATE_HOME, else ~/.local/state), mode 0600, replaced by rename
+under a lock. It is a convenience: what cannot be read counts as nothing remembered, and the lease is not affected.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+MOST_REMEMBERED = 1000
+"""Tokens; the oldest are forgotten first."""
+_Tokens: TypeAlias = dict[str, dict[str, str | float]]
+
+
+class RememberedTokens:
+    """The tokens in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "tokens.json"
+
+    @classmethod
+    def of_this_person(cls, environment: Mapping[str, str] = os.environ) -> RememberedTokens:
+        """In the person's state folder; it is made when the first token is remembered."""
+        state = environment.get("XDG_STATE_HOME", "")
+        # The XDG specification has relative paths ignored.
+        folder = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+        return cls(folder / "mig-agent")
+
+    def remember(self, lease: str, token: str, address: str) -> None:
+        """Keeps a token. Raises OSError where it cannot be written."""
+        with self._locked():
+            tokens = self._read()
+            tokens.pop(lease, None)
+            tokens[lease] = {"token": token, "address": address, "at": time.time()}
+            newest = list(tokens)[-MOST_REMEMBERED:]  # they are in the order in which they were remembered
+            self._write({each: tokens[each] for each in newest})
+
+    def token(self, lease: str) -> str:
+        """The lease's token; empty where none is remembered."""
+        return str(self._read().get(lease, {}).get("token", ""))
+
+    def forget(self, lease: str) -> None:
+        """Drops a token; no error where it was not remembered or cannot be written."""
+        if not self.token(lease):
+            return
+        try:
+            with self._locked():
+                tokens = self._read()
+                tokens.pop(lease, None)
+                self._write(tokens)
+        except OSError:
+            return
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> _Tokens:
+        try:
+            found = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return {lease: entry for lease, entry in found.items() if isinstance(entry, dict)}
+
+    def _write(self, tokens: _Tokens) -> None:
+        fresh = self._file.with_suffix(f".{os.getpid()}")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(tokens, file)
+        fresh.replace(self._file)

@@ -1,0 +1,98 @@
+"""The command line as a whole: its verbs, what all of them share, and how each of them can end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from mig_agent.core.errors import MigAgentError
+from mig_agent.migctl import failures
+from mig_agent.migctl.options import COMMON_OPTIONS, Common
+
+_PACKAGE = "mig_agent.migctl.commands"
+_VERBS = {
+    "request": "request",
+    "run": "run",
+    "release": "leases",
+    "renew": "leases",
+    "status": "status",
+    "profiles": "profiles",
+    "plan": "plan",
+    "reclaim": "admin",
+    "cordon": "admin",
+    "uncordon": "admin",
+    "mode": "admin",
+    "events": "events",
+    "top": "top",
+    "completion": "completion",
+}
+"""Each verb and its module."""
+
+
+class _Verbs(click.Group):
+    """Imports a verb's module when the verb is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
+        """In the order in which people meet them."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's signature
+        """The verb; None for one that there is not."""
+        if cmd_name not in _VERBS:
+            return None
+        command = getattr(importlib.import_module(f"{_PACKAGE}.{_VERBS[cmd_name]}"), cmd_name)
+        return command if isinstance(command, click.Command) else None
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    params=[option() for option in COMMON_OPTIONS],
+    no_args_is_help=False,
+)
+@click.version_option(package_name="mig-agent", message="%(version)s")
+@click.pass_context
+def cli(context: click.Context, /, **common: str | None) -> None:
+    """Ask for GPU memory, and get a MIG instance made for it.
+
+    \b
+      migctl run --gpu-memory 4G -- python train.py
+      migctl request --mig-profile 2g.10gb
+      migctl status
+
+    \b
+    Exit codes: 0 done, 2 the command line cannot be meant, 3 refused, 4 no agent, 5 gave up waiting.
+    `run` gives the command's own code, and 125 when it could not run it.
+    """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
+    context.obj = Common.of(common)
+
+
+def run_command_line(arguments: Sequence[str]) -> int:
+    """Runs it; the exit code. Nothing that a person types ends in a traceback."""
+    try:
+        code = cli.main(args=list(arguments), prog_name="migctl", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.ClickException, MigAgentError) as error:
+        return failures.tell(error, json=failures.wants_json(arguments))
+    except (KeyboardInterrupt, click.Abort):
+        return failures.INTERRUPTED
+    except BrokenPipeError:
+        _close_stdout()
+        return failures.BROKEN_PIPE
+    except OSError as error:
+        _close_stdout()
+        return failures.tell_words(f"cannot go on: {error.strerror or error}", code=1)
+    return code if isinstance(code, int) else failures.DONE
+
+
+def _close_stdout() -> None:
+    """So that the interpreter does not try to write the rest at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

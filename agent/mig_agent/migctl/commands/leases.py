@@ -1,0 +1,78 @@
+"""`migctl release` and `migctl renew`."""
+
+from __future__ import annotations
+
+import click
+
+from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
+from mig_agent.migctl import failures
+from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.printing import print_json, until
+
+_LONGEST_ID = 128
+
+
+@verb()
+@click.argument("leases", metavar="LEASE...", nargs=-1, required=True)
+@click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
+def release(common: Common, *, leases: tuple[str, ...], token: str | None) -> int:
+    """Give the devices of a lease back.
+
+    They stay as idle instances, and the next request that they fit gets them at once.
+    """
+    output = common.wants()
+    for lease in leases:
+        _check(lease)
+    if token is not None and len(leases) > 1:
+        raise UsageError("cannot use one token for several leases", "release them one by one, or leave --token out")
+    from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
+
+    remembered = RememberedTokens.of_this_person()
+    with common.client() as client:
+        for lease in leases:
+            try:
+                client.release(lease, token if token is not None else remembered.token(lease))
+            except Refused as error:
+                if error.reason in {"lease-ended", "unknown-lease"}:
+                    remembered.forget(lease)
+                raise
+            remembered.forget(lease)
+            if output == "text":
+                print(f"released {lease}")
+    if output == "json":
+        print_json({"released": list(leases)})
+    return failures.DONE
+
+
+@verb()
+@click.argument("lease", metavar="LEASE")
+@click.option("--ttl", metavar="TIME", help="Ends after so long from now: 2h. Without it the lease has no deadline.")
+@click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
+def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> int:
+    """Give a lease a new deadline, or none."""
+    output = common.wants()
+    _check(lease)
+    if ttl is not None:
+        from mig_agent.core.quantities import parse_duration  # noqa: PLC0415 -- beside its use
+
+        parse_duration(ttl)
+    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
+
+    known = token if token is not None else RememberedTokens.of_this_person().token(lease)
+    with common.client() as client:
+        info = client.renew(lease, known, ttl=ttl)
+    if output == "json":
+        print_json(shapes.lease_info(info))
+    else:
+        print(f"{lease} has no deadline" if info.expires_at is None else f"{lease} ends in {until(info.expires_at)}")
+    return failures.DONE
+
+
+def _check(lease: str) -> None:
+    if not lease or len(lease) > _LONGEST_ID or not lease.isprintable() or any(each.isspace() for each in lease):
+        raise UsageError(
+            f"cannot take {shown(lease) or 'an empty text'} as a lease", "`migctl status` shows the ids of leases"
+        )

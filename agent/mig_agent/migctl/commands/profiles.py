@@ -1,0 +1,44 @@
+"""`migctl profiles`: what the GPUs can be cut into."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mig_agent.migctl import failures
+from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.printing import memory, print_json, table
+
+if TYPE_CHECKING:
+    from mig_agent.client.answers import GpuModel
+
+
+@verb()
+def profiles(common: Common) -> int:
+    """Show what the GPUs can be cut into."""
+    output = common.wants()
+    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+    with common.client() as client:
+        models = client.profiles()
+    if output == "json":
+        print_json(shapes.profiles(models))
+    else:
+        print("\n\n".join(_model(each) for each in models) or "no GPUs")
+    return failures.DONE
+
+
+def _model(each: GpuModel) -> str:
+    indices = ", ".join(map(str, each.gpus))
+    rows = [
+        (
+            one.name,
+            memory(one.memory_mib),
+            str(one.compute_slices),
+            str(one.memory_slices),
+            str(len(one.placements)),
+            " ".join(str(place.start) for place in one.placements),
+        )
+        for one in each.profiles
+    ]
+    header = ("PROFILE", "MEMORY", "COMPUTE", "SLICES", "PLACES", "STARTS AT")
+    return f"{each.model} (GPU {indices}), {each.memory_slices} memory slices\n{table(header, rows)}"

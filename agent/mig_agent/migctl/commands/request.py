@@ -1,0 +1,88 @@
+"""`migctl request`: a lease that stays until it is released."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from mig_agent.migctl.commands.plan import print_plan
+from mig_agent.migctl.options import Common, asking_of, asking_options, verb
+from mig_agent.migctl.printing import memory, place, print_json, until
+from mig_agent.migctl.progress import Progress
+
+if TYPE_CHECKING:
+    from mig_agent.client.answers import Device, Grant
+
+
+@verb()
+@asking_options
+def request(common: Common, *, dry_run: bool, **parameters: Any) -> int:  # noqa: ANN401 -- what asking_options made
+    """Take devices, and keep them until `migctl release`.
+
+    \b
+      migctl request --gpu-memory 4G
+      eval "$(migctl request --mig-profile 2g.10gb -o env)"
+      migctl request --device 2g.10gb --device 4G --wait 10m
+
+    -o takes env too: lines for a shell's `eval`.
+    """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
+    output = common.wants("env")
+    asking = asking_of(parameters)
+    with common.client() as client:
+        if dry_run:
+            return print_plan(client.plan(**asking), output)
+        progress = Progress()
+        try:
+            lease = client.acquire(on_queued=progress, **asking)
+        finally:
+            progress.clear()
+        try:
+            _remember(lease.id, lease.token, str(client.address))
+            _print(lease.grant, output)
+        except BaseException:
+            # Nobody would know of it.
+            lease.release()
+            raise
+    return 0
+
+
+def _remember(lease: str, token: str, address: str) -> None:
+    from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- only where it is needed
+    from mig_agent.migctl.failures import tell_words  # noqa: PLC0415 -- the same
+
+    try:
+        RememberedTokens.of_this_person().remember(lease, token, address)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a person without a home folder
+        tell_words(
+            f"cannot remember the token of lease {lease}: {error}",
+            f"to release it: migctl release {lease} --token {token}",
+            code=0,
+        )
+
+
+def _print(grant: Grant, output: str) -> None:
+    if output == "json":
+        from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
+
+        print_json(shapes.lease(grant))
+        return
+    if output == "env":
+        from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- only where it is needed
+
+        print(
+            "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment_of(grant).items()),
+            flush=True,
+        )
+        return
+    lines = [f"lease {grant.id}" + (f", for {until(grant.expires_at)}" if grant.expires_at is not None else "")]
+    lines += [f"  {_device(each)}" for each in grant.devices]
+    lines += [f"note: {each}" for each in grant.notes]
+    lines += [f"  {name}={shlex.quote(value)}" for name, value in grant.env.items()]
+    lines.append(f"give it back with: migctl release {grant.id}")
+    print("\n".join(lines), flush=True)
+
+
+def _device(each: Device) -> str:
+    how = "reused" if each.reused else "created" if each.is_mig else "whole"
+    where = place(each.gpu_index, each.placement)
+    return f"{each.profile} ({memory(each.memory_mib)}) on {where}, {how}: {each.uuid}"

@@ -1,0 +1,139 @@
+"""`migctl run`: a command on devices of its own, which are given back when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mig_agent.core.errors import MigAgentError, UsageError
+from mig_agent.migctl import failures
+from mig_agent.migctl.commands.plan import print_plan
+from mig_agent.migctl.options import Common, asking_of, asking_options, verb
+from mig_agent.migctl.progress import Progress
+
+if TYPE_CHECKING:
+    from mig_agent.client import Client, ClientError, Lease
+    from mig_agent.client.asking import Asking
+
+_SEVERAL = "a process sees only one MIG device at a time"
+_EACH_HINT = "give --each to run the command once on each device"
+
+
+@verb(context_settings={"allow_interspersed_args": False})
+@asking_options
+@click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
+@click.argument("command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
+def run(common: Common, *, each: bool, command: tuple[str, ...], dry_run: bool, **parameters: Any) -> int:  # noqa: ANN401 -- what asking_options made
+    """Run a command on devices of its own, and give them back when it ends, however it ends.
+
+    \b
+      migctl run --gpu-memory 4G -- python train.py
+      migctl run --device 1g.10gb --device 1g.10gb --each -- python worker.py
+
+    It finds its device in CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Signals reach it, and its exit code is
+    migctl's; 125 says that it was not run.
+    """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
+    output = common.wants()
+    asking = asking_of(parameters)
+    if not command and not dry_run:
+        raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
+    _check_devices(asking, each=each)
+    if command and shutil.which(command[0]) is None:
+        found = os.path.exists(command[0])  # noqa: PTH110 -- as typed, not as a path of ours
+        why = "it cannot be executed" if found else "there is no such command"
+        return failures.tell_words(f"cannot run {command[0]}: {why}", code=failures.COULD_NOT_RUN)
+    try:
+        with common.client() as client:
+            if dry_run:
+                return print_plan(client.plan(**asking), output)
+            return _run(client, asking, command, each=each, output=output)
+    except UsageError:
+        raise
+    except MigAgentError as error:
+        return failures.tell(error, json=output == "json", code=failures.COULD_NOT_RUN)
+
+
+def _run(client: Client, asking: Asking, command: Sequence[str], *, each: bool, output: str) -> int:
+    from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.migctl.launcher import Launcher, die_of_interrupt  # noqa: PLC0415 -- the same
+
+    launcher = Launcher()
+    progress = Progress()
+    try:
+        lease = client.lease(on_queued=progress, on_lost=_say_lost, **asking)
+    finally:
+        progress.clear()
+    with _released_at_end(lease):
+        if not each and len(lease.devices) > 1 and any(one.is_mig for one in lease.devices):
+            raise Refused(
+                reason="not-supported",
+                message=f"cannot run one process on these {len(lease.devices)} devices: {_SEVERAL}",
+                hint=_EACH_HINT,
+            )
+        if output == "json":
+            import json  # noqa: PLC0415 -- beside its use
+
+            from mig_agent.client import shapes  # noqa: PLC0415 -- the client is imported by now
+
+            # stdout is the command's.
+            print(json.dumps(shapes.lease(lease.grant)), file=sys.stderr, flush=True)
+        for note in lease.grant.notes:
+            print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
+        try:
+            code = launcher.run(command, _environments(lease, each=each))
+        except OSError as error:
+            words = f"cannot run {command[0]}: {error.strerror or error}"
+            return failures.tell_words(words, code=failures.COULD_NOT_RUN)
+    if launcher.interrupted:
+        die_of_interrupt()
+    return code
+
+
+@contextlib.contextmanager
+def _released_at_end(lease: Lease) -> Iterator[None]:
+    """Gives the lease back. That an agent is away is no failure of the command: it ends the lease when it is back."""
+    try:
+        yield
+    finally:
+        try:
+            lease.release()
+        except MigAgentError as error:
+            failures.tell_words(
+                f"cannot release lease {lease.id}: {error}", "the agent does it by itself", code=failures.DONE
+            )
+
+
+def _say_lost(error: ClientError) -> None:
+    failures.tell_words(f"{error}; the command goes on, and its device may be given to others", code=failures.DONE)
+
+
+def _check_devices(asking: Asking, *, each: bool) -> None:
+    """Refuses early what cannot work whatever is granted. Raises UsageError."""
+    devices = asking.get("devices", ())
+    if len(devices) > 1 and not each and any(one.strip().lower() != "whole" for one in devices):
+        raise UsageError(f"cannot run one process on {len(devices)} MIG devices: {_SEVERAL}", _EACH_HINT)
+
+
+def _environments(lease: Lease, *, each: bool) -> list[Mapping[str, str]]:
+    """One for each process."""
+    from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- the client is imported by now
+
+    if not each:
+        return [os.environ | environment_of(lease.grant)]
+    return [
+        os.environ
+        | environment_of(lease.grant)
+        | {
+            "CUDA_VISIBLE_DEVICES": device.uuid,
+            "NVIDIA_VISIBLE_DEVICES": device.uuid,
+            "MIG_AGENT_DEVICE_INDEX": str(index),
+            "MIG_AGENT_DEVICE_COUNT": str(len(lease.devices)),
+        }
+        for index, device in enumerate(lease.devices)
+    ]

@@ -1,0 +1,99 @@
+"""`migctl status`: the node as a table and a map."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from mig_agent.migctl import failures
+from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.printing import ago, can_unicode, count, place, print_json, table, until, wants_color
+
+if TYPE_CHECKING:
+    from mig_agent.client.answers import Gpu, LeaseInfo, Status
+    from mig_agent.core.slicemap import SliceMapGpu
+
+_WIDEST_MAP = 120
+
+
+@verb()
+def status(common: Common) -> int:
+    """Show the GPUs, who holds which part of them, and who waits."""
+    output = common.wants()
+    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+    with common.client() as client:
+        node = client.status()
+    if output == "json":
+        print_json(shapes.status(node))
+    else:
+        width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
+        print(render(node, width=width, color=wants_color(), unicode=can_unicode()))
+    return failures.DONE
+
+
+def render(node: Status, *, width: int, color: bool, unicode: bool) -> str:
+    """The whole page, as plain text."""
+    from mig_agent.core.slicemap import render_legend, render_text  # noqa: PLC0415 -- JSON needs none of it
+
+    waiting = f", {len(node.queue)} waiting" if node.queue else ""
+    counts = f"{count(len(node.gpus), 'GPU')}, {count(len(node.leases), 'lease')}{waiting}"
+    parts = [f"{node.node}: {counts} (revision {node.revision})"]
+    if node.ledger_error:
+        parts.append(f"no new leases: {node.ledger_error}")
+    parts += [render_text(slice_map(each), width, color=color, unicode=unicode) for each in node.gpus]
+    shown = {each.state for gpu in node.gpus for each in gpu.instances}
+    if shown:
+        parts.append(render_legend([*shown, "free"], color=color, unicode=unicode))
+    notes = [note for each in node.gpus for note in _notes(each)]
+    if notes:
+        parts.append("\n".join(map(failures.one_line, notes)))
+    if node.leases:
+        parts.append(table(("LEASE", "HOLDER", "DEVICES", "AGE", "ENDS IN"), [_lease(each) for each in node.leases]))
+    if node.queue:
+        parts.append(
+            table(
+                ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS"),
+                [
+                    (str(each.position), each.holder or "-", each.wants, str(each.priority), ago(each.since))
+                    for each in node.queue
+                ],
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def slice_map(gpu: Gpu) -> SliceMapGpu:
+    """A GPU as the map takes it."""
+    from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu  # noqa: PLC0415 -- JSON needs none of it
+
+    title = f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}")
+    blocks = tuple(
+        SliceMapBlock(
+            start=each.placement.start if each.placement else 0,
+            size=each.placement.size if each.placement else gpu.memory_slices,
+            label=each.profile,
+            state=each.state,
+            holder=each.holder,
+        )
+        for each in gpu.instances
+    )
+    return SliceMapGpu(title=title, memory_slices=gpu.memory_slices, blocks=blocks)
+
+
+def _notes(gpu: Gpu) -> Iterator[str]:
+    """What the map has no room for."""
+    if gpu.reason:
+        yield f"GPU {gpu.index} is {gpu.state}: {gpu.reason}"
+    if gpu.mig.current != gpu.mig.pending:
+        yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
+    for each in gpu.instances:
+        if each.state == "blocked" and each.reason:
+            yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
+
+
+def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
+    devices = ", ".join(f"GPU {one.gpu_index} {one.profile}" if one.uuid else "lost" for one in each.devices)
+    unused = " (unused)" if each.unused else ""
+    return each.id, (each.holder or each.tenant or "-") + unused, devices, ago(each.created_at), until(each.expires_at)

@@ -1,0 +1,39 @@
+"""Becomes the command of `migctl run`. Started by path as a process of its own, with nothing of the package imported.
+
+Between fork and exec in the launcher itself nothing may be done, since gRPC has threads there. Done here instead: the
+kernel is asked to kill the command when the launcher dies, since the agent then ends the lease at once and the instance
+may be somebody else's the next moment; a CUDA process that comes to life late would find itself on it.
+"""
+
+from __future__ import annotations
+
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before anything else: no traceback for a signal that comes early
+
+import ctypes
+import os
+import sys
+
+_PR_SET_PDEATHSIG = 1
+COULD_NOT_RUN = 125
+
+
+def main(launcher: int, command: list[str]) -> int:
+    """Becomes the command; the exit code when it cannot."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before it was asked for
+        return COULD_NOT_RUN
+    # The interpreter ignores these two, and what is ignored stays so over exec.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 -- running the command is what this is for
+    except OSError as error:
+        print(f"migctl: cannot run {command[0]}: {error.strerror or error}", file=sys.stderr)
+        return COULD_NOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

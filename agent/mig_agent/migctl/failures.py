@@ -1,0 +1,131 @@
+"""How things end that did not work: one line in words, a hint, JSON where asked for, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeGuard
+
+import click
+
+from mig_agent.core.errors import Blocker, MigAgentError, Reason, UsageError
+
+if TYPE_CHECKING:
+    from mig_agent.client.errors import ClientError
+
+DONE = 0
+USAGE = 2
+REFUSED = 3
+NO_AGENT = 4
+GAVE_UP_WAITING = 5
+COULD_NOT_RUN = 125
+"""`migctl run` failed by itself."""
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+_CODES = MappingProxyType(
+    {Reason.WAITED_TOO_LONG.value: GAVE_UP_WAITING, "no-agent": NO_AGENT, "failed": NO_AGENT},
+)
+"""By the reason of what the client raised; all others are REFUSED."""
+MOST_BLOCKERS = 8
+"""Shown to a person; JSON has all of them."""
+
+
+def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
+    """Tells of a failure on stderr, and as JSON on stdout where asked for. The exit code, or `code` in its place."""
+    usual, reason, message, hint, retryable, blockers = _facts(error)
+    _tell(message, hint, blockers)
+    if json:
+        _print_failure(reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers)
+    return usual if code is None else code
+
+
+def tell_words(message: str, hint: str = "", *, code: int) -> int:
+    """Tells of a failure in words on stderr. The exit code."""
+    _tell(message, hint, ())
+    return code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, even one that cannot be meant."""
+    before = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
+    pairs = zip(before, [*before, ""][1:], strict=True)
+    return any(
+        (name in {"-o", "--output"} and value == "json") or name in {"-ojson", "--output=json"} for name, value in pairs
+    )
+
+
+def one_line(text: str) -> str:
+    """Text on one line, with nothing that moves a cursor."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def _tell(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
+    ending = f". Hint: {hint}" if hint else ""
+    lines = [f"migctl: {one_line(message + ending)}"]
+    lines += [f"  {one_line(each.describe())}" for each in blockers[:MOST_BLOCKERS]]
+    if len(blockers) > MOST_BLOCKERS:
+        lines.append(f"  and {len(blockers) - MOST_BLOCKERS} more")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, ...]]:
+    """Exit code, reason, message, hint, whether it may work later, and what stands in the way."""
+    match error:
+        case UsageError():
+            return USAGE, Reason.INVALID_REQUEST, error.message, error.hint, False, ()
+        case click.ClickException():
+            message, hint = _words(error)
+            return USAGE, Reason.INVALID_REQUEST, message, hint, False, ()
+        case _ if is_client_error(error):
+            code = _CODES.get(error.reason, REFUSED)
+            return code, error.reason, error.message, error.hint, error.retryable, error.blockers
+        case _:
+            return NO_AGENT, "failed", f"cannot go on: {error}", "", False, ()
+
+
+def is_client_error(error: Exception) -> TypeGuard[ClientError]:
+    """Whether the client raised it; does not import the client for that."""
+    return isinstance(error, MigAgentError) and hasattr(error, "retryable")
+
+
+def _words(error: click.ClickException) -> tuple[str, str]:
+    """What click has to say, in our form: a message that starts with "cannot", and a hint."""
+    context = getattr(error, "ctx", None)
+    see = f"see `{context.command_path} --help`" if context is not None else "see `migctl --help`"
+    match error:
+        case click.NoSuchOption():
+            near = " or ".join(error.possibilities or ())
+            return (
+                f"cannot understand {error.option_name}: there is no such option",
+                f"did you mean {near}?" if near else see,
+            )
+        case click.MissingParameter():
+            return f"cannot do that without {_parameter(error)}", see
+        case click.BadParameter():
+            return f"cannot take that for {_parameter(error)}: {_lowered(error.message)}", see
+        case click.UsageError():
+            return f"cannot understand the command line: {_lowered(error.message)}", see
+        case _:
+            return f"cannot go on: {_lowered(error.format_message())}", ""
+
+
+def _parameter(error: click.BadParameter) -> str:
+    if error.param is None:
+        return "an argument"
+    if isinstance(error.param, click.Option) or error.ctx is None:
+        return max(error.param.opts, key=len)
+    return error.param.make_metavar(error.ctx).rstrip(".")
+
+
+def _lowered(text: str) -> str:
+    stripped = text.strip().rstrip(".")
+    return stripped[:1].lower() + stripped[1:]
+
+
+def _print_failure(*, reason: str, message: str, hint: str, retryable: bool, blockers: tuple[Blocker, ...]) -> None:
+    from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
+
+    failure = shapes.failure(reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers)
+    print(json.dumps(failure), flush=True)

@@ -1,0 +1,185 @@
+"""Options that several verbs share, and what they make of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
+
+if TYPE_CHECKING:
+    from mig_agent.client import Client
+    from mig_agent.client.asking import Asking
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+OptionMaker = Callable[[], click.Option]
+
+COMMON_OPTIONS: tuple[OptionMaker, ...] = (
+    partial(
+        click.Option,
+        ["--address"],
+        metavar="ADDRESS",
+        help="Where the agent is: unix:///path or host:port. Default: MIG_AGENT_ADDRESS, else the node's own agent.",
+    ),
+    partial(click.Option, ["--tls-ca"], metavar="FILE", help="Over TCP: who may sign the agent's certificate (PEM)."),
+    partial(click.Option, ["--tls-cert"], metavar="FILE", help="Over TCP: your certificate (PEM)."),
+    partial(click.Option, ["--tls-key"], metavar="FILE", help="Over TCP: your certificate's key (PEM)."),
+    partial(click.Option, ["-o", "--output"], metavar="FORMAT", help="text (default) or json."),
+)
+"""Understood by every verb, and before the verb, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What COMMON_OPTIONS were given; empty texts were not."""
+
+    address: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    output: str = ""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str | None]) -> Common:
+        """From click's parameters."""
+        return cls(**{name: value or "" for name, value in given.items()})
+
+    def under(self, given: Mapping[str, str | None]) -> Common:
+        """With what was given behind the verb in place of what was given before it."""
+        return replace(self, **{name: value for name, value in given.items() if value})
+
+    def wants(self, *formats: str) -> str:
+        """The output format, one of `text`, `json` and those named. Raises UsageError."""
+        known = ("text", "json", *formats)
+        chosen = self.output or "text"
+        if chosen not in known:
+            raise UsageError(f"cannot print as {shown(chosen)}", f"-o takes {', '.join(known[:-1])} or {known[-1]}")
+        return chosen
+
+    def client(self) -> Client:
+        """A client of the agent; nothing is connected yet. Raises UsageError."""
+        from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+        return Client(self.address or None, tls=Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key))
+
+
+def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # noqa: ANN401 -- click's own settings
+    """Makes a function a verb of its name: with COMMON_OPTIONS behind its own, handed over first, as `common`."""
+
+    def make(function: Callable[..., int]) -> click.Command:
+        def call(**parameters: Any) -> int:  # noqa: ANN401 -- each verb has its own
+            given = {each: parameters.pop(each) for each in Common.__dataclass_fields__}
+            before = click.get_current_context().find_object(Common) or Common()
+            return function(before.under(given), **parameters)
+
+        own = reversed(getattr(function, "__click_params__", []))  # where click's decorators leave them
+        params = [*own, *(option() for option in COMMON_OPTIONS)]
+        words = inspect.cleandoc(function.__doc__ or "")
+        return click.Command(function.__name__, callback=call, params=params, help=words, **settings)
+
+    return make
+
+
+if TYPE_CHECKING:
+    _NumberType = click.ParamType[int]
+else:
+    _NumberType = click.ParamType  # generic since click 8.3 only
+
+
+class Number(_NumberType):
+    """A whole number, with a mistake told in our words."""
+
+    name = "number"
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401, ARG002 -- click's signature
+        """The number. Raises UsageError."""
+        if isinstance(value, int):
+            return value
+        text = str(value).strip()
+        if not text.lstrip("+-").isdecimal() or len(text) > 19:  # noqa: PLR2004 -- digits of 64 bits
+            raise UsageError(f"cannot take {shown(text) or 'an empty text'} as {self._what}", "write a whole number")
+        return int(text)
+
+
+_ASKING: tuple[Callable[[_Command], _Command], ...] = (
+    click.option("--gpu-memory", metavar="SIZE", help="One device with at least so much memory: 4G, 9.5Gi, 512M."),
+    click.option("--mig-profile", metavar="PROFILE", help="One device of exactly this profile: 2g.10gb."),
+    click.option("--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25."),
+    click.option("--num-gpus", metavar="N", type=Number("a number of GPUs"), help="So many whole GPUs."),
+    click.option(
+        "--device",
+        "devices",
+        metavar="DEVICE",
+        multiple=True,
+        help="Repeat for several devices, all or nothing: a profile, a size of memory, or whole.",
+    ),
+    click.option(
+        "--min-compute",
+        metavar="N",
+        type=Number("a number of compute slices"),
+        help="At least so many compute slices, with --gpu-memory or --gpu-fraction.",
+    ),
+    click.option(
+        "--attribute", "attributes", metavar="ATTR", multiple=True, help="Take profiles with this attribute: +me, +gfx."
+    ),
+    click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="Only this GPU, by index or UUID. Repeatable."),
+    click.option("--wait", metavar="TIME", help="Queue for so long when it is full: 10m, 2h, forever."),
+    click.option(
+        "--priority", metavar="N", type=Number("a priority"), default=0, help="Higher goes first in the queue."
+    ),
+    click.option("--ttl", metavar="TIME", help="The lease ends after so long unless it is renewed: 2h."),
+    click.option("--pid", metavar="PID", type=Number("a process id"), help="The lease ends when this process ends."),
+    click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    click.option("--request-id", metavar="ID", help="Repeat an earlier request: the same id gives the same lease."),
+    click.option("--tenant", metavar="NAME", default="", help="The account that it counts for."),
+    click.option("--name", metavar="NAME", help="Who holds it, as others see it. Default: your login name."),
+)
+
+
+def asking_options(function: _Command) -> _Command:
+    """What may be asked for, as `asking_of` takes it."""
+    for option in reversed(_ASKING):
+        function = option(function)
+    return function
+
+
+def asking_of(parameters: Mapping[str, Any]) -> Asking:
+    """What a command line asks for, of the parameters that `asking_options` made. Raises UsageError.
+
+    Everything is judged here, so that a mistyped command line never reaches the agent.
+    """
+    from mig_agent.client.asking import request_for  # noqa: PLC0415 -- a mistyped option costs no import of gRPC
+
+    asking: Asking = {
+        "gpu_memory": parameters["gpu_memory"],
+        "mig_profile": parameters["mig_profile"],
+        "gpu_fraction": parameters["gpu_fraction"],
+        "num_gpus": parameters["num_gpus"],
+        "devices": parameters["devices"],
+        "min_compute": parameters["min_compute"],
+        "attributes": parameters["attributes"],
+        "gpus": split(parameters["gpus"]),
+        "wait": parameters["wait"],
+        "priority": parameters["priority"],
+        "ttl": parameters["ttl"],
+        "pid": parameters["pid"],
+        "request_id": parameters["request_id"],
+        "tenant": parameters["tenant"],
+        "name": parameters["name"],
+    }
+    request_for(asking)
+    return asking
+
+
+def split(gpus: tuple[str, ...]) -> list[str]:
+    """`--gpu 0,2 --gpu 3` as a list."""
+    return [each for given in gpus for each in given.split(",")]

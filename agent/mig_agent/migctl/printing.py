@@ -1,0 +1,96 @@
+"""What the verbs print: JSON, tables in plain text, and sizes and times for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from mig_agent.core.quantities import format_duration
+from mig_agent.migctl.failures import one_line
+
+if TYPE_CHECKING:
+    from mig_agent.client.answers import Placement
+    from mig_agent.client.shapes import Json
+
+_MIB_IN_GIB = 1024
+_MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
+
+
+def print_json(value: Json) -> None:
+    """One document on stdout, indented for a terminal."""
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need to be; nothing is cut, the last column has no padding."""
+    lines = [list(header), *(list(map(one_line, row)) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def count(number: int, what: str) -> str:
+    """`1 lease`, `2 leases`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def memory(mib: int) -> str:
+    """MiB for people: `9.5 GiB`, `512 MiB`."""
+    if mib < _MIB_IN_GIB:
+        return f"{mib} MiB"
+    return f"{mib / _MIB_IN_GIB:.1f}".removesuffix(".0") + " GiB"
+
+
+def slices(placement: Placement | None) -> str:
+    """`slices 0-1`, `slice 4`; empty for a whole GPU."""
+    if placement is None:
+        return ""
+    if placement.size == 1:
+        return f"slice {placement.start}"
+    return f"slices {placement.start}-{placement.start + placement.size - 1}"
+
+
+def place(gpu_index: int, placement: Placement | None) -> str:
+    """`GPU 1, slices 0-1`, or `GPU 1` for a whole one."""
+    return f"GPU {gpu_index}" if placement is None else f"GPU {gpu_index}, {slices(placement)}"
+
+
+def ago(moment: float, now: float | None = None) -> str:
+    """How long ago: `5m`."""
+    return format_duration((time.time() if now is None else now) - moment)
+
+
+def until(moment: float | None) -> str:
+    """How long until then: `2h`, `-` for never."""
+    if moment is None:
+        return "-"
+    left = moment - time.time()
+    return format_duration(left) if left > 0 else "now"
+
+
+def local_time(moment: float) -> str:
+    """Seconds since the epoch in this machine's time: `2025-11-21 12:00:05`."""
+    try:
+        return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
+def wants_color() -> bool:
+    """Whether colours reach a person: a terminal that understands them, and NO_COLOR is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in {"", "dumb"}
+
+
+def can_unicode() -> bool:
+    """Whether stdout's encoding knows the characters of the map."""
+    try:
+        _MAP_CHARACTERS.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

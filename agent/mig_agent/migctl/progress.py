@@ -1,0 +1,29 @@
+"""The place in the queue, shown while a request waits."""
+
+from __future__ import annotations
+
+import sys
+
+
+class Progress:
+    """Writes to stderr: over one line on a terminal, a line for each change elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._shown = False
+
+    def __call__(self, position: int) -> None:
+        """The request waits at this place, 1 being the next."""
+        place = "next in the queue" if position == 1 else f"place {position} in the queue"
+        words = f"migctl: waiting, {place}"
+        if self._live:
+            print(f"\r\x1b[K{words} (Ctrl-C leaves it)", end="", file=sys.stderr, flush=True)
+        else:
+            print(words, file=sys.stderr, flush=True)
+        self._shown = True
+
+    def clear(self) -> None:
+        """Takes the line away again, on a terminal."""
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._shown = False

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mig_agent.client import Client
+from support.agent import Agent, short_folder
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@pytest.fixture
+def agent(folder: Path) -> Iterator[Agent]:
+    """One A100-40GB (GPU 0) and one H100-80GB (GPU 1)."""
+    with Agent(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def client(agent: Agent) -> Iterator[Client]:
+    with Client(agent.address) as opened:
+        yield opened

@@ -1,0 +1,216 @@
+"""The Python client against a real agent in a process of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+
+import pytest
+
+from mig_agent.client import Client, ClientError, Lease, NoAgent, Refused, UsageError
+from mig_agent.client.answers import NoPlan, Plan
+from support.agent import GENEROUS_SECONDS, Agent, eventually
+
+
+def test_a_lease_lives_as_long_as_its_block(client: Client) -> None:
+    with client.lease(gpu_memory="4G", gpus=[0]) as lease:
+        (device,) = lease.devices
+        assert device.profile == "1g.5gb"
+        assert device.is_mig
+        assert lease.env == {"CUDA_VISIBLE_DEVICES": device.uuid, "NVIDIA_VISIBLE_DEVICES": device.uuid}
+        (there,) = client.status().leases
+        assert (there.id, there.hold) == (lease.id, True)
+        assert there.devices == lease.devices
+    assert not client.status().leases
+    assert lease.lost is None
+    lease.release()  # once more is nothing
+
+
+def test_an_acquired_lease_stays_until_it_is_released(agent: Agent) -> None:
+    with Client(agent.address) as client:
+        lease = client.acquire(gpu_memory="4G", name="alice", tenant="team-a")
+    with Client(agent.address) as client:
+        (there,) = client.status().leases
+        assert (there.id, there.holder, there.tenant, there.hold) == (lease.id, "alice", "team-a", False)
+        client.release(lease.id, lease.token)
+        assert not client.status().leases
+
+
+def test_a_lease_says_nothing_of_its_token(client: Client) -> None:
+    with client.lease(gpu_memory="4G") as lease:
+        assert lease.token
+        assert lease.token not in repr(lease)
+
+
+def test_renewing(client: Client) -> None:
+    with client.acquire(gpu_memory="4G", ttl="10m") as lease:
+        before = lease.expires_at
+        assert before is not None
+        lease.renew("2h")
+        assert lease.expires_at is not None
+        assert lease.expires_at > before + 3600
+        lease.renew(None)
+        assert lease.expires_at is None
+
+
+def test_a_refusal_is_typed(client: Client) -> None:
+    with client.lease(mig_profile="7g.40gb", name="bob"), pytest.raises(Refused) as refused:
+        client.acquire(mig_profile="1g.5gb")
+    error = refused.value
+    assert error.reason == "no-capacity"
+    assert error.retryable
+    assert error.message.startswith("cannot ")
+    assert str(error) == error.message
+    assert "bob" in {each.holder for each in error.blockers}
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        {},
+        {"gpu_memory": "4"},
+        {"gpu_memory": "4G", "mig_profile": "1g.5gb"},
+        {"gpu_fraction": 1.5},
+        {"gpu_fraction": float("nan")},
+        {"num_gpus": 0},
+        {"gpu_memory": "4G", "gpus": ["0.2"]},
+        {"gpu_memory": "4G", "wait": "10"},
+        {"gpu_memory": "4G", "ttl": -1},
+        {"mig_profile": "1g.5gb", "min_compute": 2},
+        {"devices": ["1g.5gb", "four"]},
+    ],
+)
+def test_what_cannot_be_meant_needs_no_agent(asking: dict[str, object], tmp_path: Path) -> None:
+    with Client(f"unix://{tmp_path}/none.sock") as client, pytest.raises(UsageError) as mistake:
+        client.acquire(**asking)  # type: ignore[arg-type] # wrong on purpose
+    assert mistake.value.message.startswith("cannot ")
+
+
+def test_devices_of_several_kinds(client: Client) -> None:
+    with client.lease(devices=["2g.10gb", "4G"]) as lease:
+        assert lease.devices[0].profile == "2g.10gb"
+        assert len(lease.env["CUDA_VISIBLE_DEVICES"].split(",")) == 2
+    with client.lease(gpu_fraction=0.5, gpus=["1"]) as lease:
+        assert lease.devices[0].profile == "3g.40gb"
+    with client.lease(gpu_memory="4G", min_compute=2, gpus=["0"]) as lease:
+        assert lease.devices[0].profile == "2g.10gb"
+    with client.lease(gpu_memory="4G", attributes=["me"], gpus=["0"]) as lease:
+        assert lease.devices[0].profile == "1g.5gb+me"
+
+
+def test_plans(client: Client) -> None:
+    plans = client.plan_each([{"gpu_memory": "4G", "gpus": ["0"]}, {"mig_profile": "9g.99gb"}])
+    assert isinstance(plans[0], Plan)
+    assert [each.kind for each in plans[0].steps] == ["create"]
+    assert plans[0].devices[0].profile == "1g.5gb"
+    assert isinstance(plans[1], NoPlan)
+    assert plans[1].reason == "unknown-profile"
+    assert not client.status().leases
+
+
+def test_waiting_tells_the_place_and_ends_with_the_lease(agent: Agent, client: Client) -> None:
+    places: queue.Queue[int] = queue.Queue()
+    got: queue.Queue[Lease] = queue.Queue()
+    held = client.acquire(mig_profile="7g.40gb")
+
+    def wait() -> None:
+        with Client(agent.address) as other:
+            got.put(other.acquire(mig_profile="7g.40gb", wait="5m", on_queued=places.put))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    assert places.get(timeout=GENEROUS_SECONDS) == 1
+    (waiting,) = client.status().queue
+    assert waiting.wants == "7g.40gb"
+    held.release()
+    lease = got.get(timeout=GENEROUS_SECONDS)
+    waiter.join(GENEROUS_SECONDS)
+    assert lease.devices[0].reused
+
+
+def test_looking(client: Client) -> None:
+    with client.lease(gpu_memory="4G", gpus=["1"]) as lease:
+        status = client.status()
+        assert [each.state for each in status.gpus] == ["ready", "ready"]
+        (instance,) = status.gpus[1].instances
+        assert (instance.state, instance.lease) == ("leased", lease.id)
+        usage = client.usage()[instance.generation]
+        assert usage.memory_total_mib == lease.devices[0].memory_mib
+        assert usage.utilization_percent is None
+        assert usage.processes == ()
+        kinds = [each.kind for each in client.events(gpu=1)]
+        assert "lease-granted" in kinds
+        assert len(client.events(limit=1)) == 1
+        assert [each.gpus for each in client.profiles()] == [(0,), (1,)]
+
+
+def test_watching(client: Client) -> None:
+    revision = client.status().revision
+    with client.lease(gpu_memory="4G") as lease:
+        events = client.watch(after_revision=revision)
+        granted = next(each for each in events if each.kind == "lease-granted")
+        assert granted.lease == lease.id
+        assert granted.words
+
+
+def test_administration_finds_its_own_socket(client: Client) -> None:
+    lease = client.acquire(gpu_memory="4G")
+    client.release(lease.id)  # no token: the administrators' socket beside the users' one
+    assert [each.profile for each in client.reclaim()] == ["1g.5gb"]
+    assert client.cordon(0, "a fan is broken").state == "cordoned"
+    assert client.uncordon("0").state == "ready"
+    change = client.set_mig_mode(1, enable=False)
+    assert not change.mig.current
+
+
+def test_an_agent_that_restarts_is_waited_for(agent: Agent, client: Client) -> None:
+    lease = client.acquire(gpu_memory="4G", request_id="mine")
+    agent.restart_after_crash()
+    assert client.status().leases[0].id == lease.id
+    assert client.acquire(gpu_memory="4G", request_id="mine").id == lease.id
+    lease.release()
+    assert not client.status().leases
+
+
+@pytest.mark.parametrize("graceful", [True, False], ids=["stopped", "killed"])
+def test_a_held_lease_survives_a_restart_of_the_agent(agent: Agent, graceful: bool) -> None:
+    lost: queue.Queue[ClientError] = queue.Queue()
+    with Client(agent.address, patience=GENEROUS_SECONDS) as client:
+        with client.lease(gpu_memory="4G", on_lost=lost.put) as lease:
+            if graceful:
+                assert agent.stop() == 0
+                agent.start()
+            else:
+                agent.restart_after_crash()
+            assert [each["lease"] for each in agent.ask("status")["leases"]] == [lease.id]
+            assert lease.lost is None
+        assert not client.status().leases
+    assert lost.empty()
+
+
+def test_a_held_lease_that_somebody_else_ends_is_told(agent: Agent, client: Client) -> None:
+    lost: queue.Queue[ClientError] = queue.Queue()
+    with client.lease(gpu_memory="4G", on_lost=lost.put) as lease:
+        with Client(agent.address) as other:
+            other.release(lease.id)
+        error = lost.get(timeout=GENEROUS_SECONDS)
+        assert isinstance(error, Refused)
+        assert error.reason == "lease-ended"
+        assert lease.lost is error
+
+
+def test_a_client_that_is_closed_lets_its_held_leases_go(agent: Agent) -> None:
+    lost: queue.Queue[ClientError] = queue.Queue()
+    client = Client(agent.address)
+    client.lease(gpu_memory="4G", on_lost=lost.put)
+    client.close()
+    eventually(lambda: not agent.ask("status")["leases"], "the lease ends")
+
+
+def test_no_agent_is_told_at_once_and_in_words(tmp_path: Path) -> None:
+    with Client(f"unix://{tmp_path}/none.sock", patience=1000) as client, pytest.raises(NoAgent) as error:
+        client.status()
+    assert "there is no such socket" in error.value.message
+    assert "mig-agent serve" in error.value.hint
+    assert error.value.retryable

@@ -1,0 +1,213 @@
+"""`migctl run`'s launcher as a process of its own, without an agent: signals, terminals, ends."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.agent import GENEROUS_SECONDS, eventually
+
+LAUNCH = """
+import os, sys
+from mig_agent.migctl.launcher import Launcher, die_of_interrupt
+launcher = Launcher()
+code = launcher.run(sys.argv[2:], [os.environ | {"NUMBER": str(n)} for n in range(int(sys.argv[1]))])
+print("interrupted" if launcher.interrupted else "ended", file=sys.stderr, flush=True)
+if launcher.interrupted:
+    die_of_interrupt()
+sys.exit(code)
+"""
+
+
+def launch(*command: str, times: int = 1, **options: object) -> subprocess.Popen[str]:
+    streams: dict[str, object] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    arguments = [sys.executable, "-c", LAUNCH, str(times), *command]
+    return subprocess.Popen(arguments, **(streams | options))  # type: ignore[call-overload,no-any-return] # any options
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=2 * GENEROUS_SECONDS)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -9 $$", 137)]
+)
+def test_the_commands_end_is_ours(script: str, code: int) -> None:
+    assert ended(launch("sh", "-c", script))[0] == code
+
+
+def test_several_run_side_by_side_and_the_first_failure_counts() -> None:
+    code, out, _ = ended(launch("sh", "-c", "echo $NUMBER; exit $NUMBER", times=3))
+    assert code == 1
+    assert sorted(out.split()) == ["0", "1", "2"]
+
+
+def test_what_cannot_be_run_is_125() -> None:
+    code, _, err = ended(launch("/no/such/program"))
+    assert code == 125
+    assert "cannot run /no/such/program" in err
+
+
+def test_the_command_gets_the_usual_signals() -> None:
+    """The interpreter ignores SIGPIPE; a command that inherited that would not end with its reader."""
+    code, out, _ = ended(launch("sh", "-c", "grep -E 'Sig(Ign|Blk)' /proc/self/status"))
+    assert code == 0
+    ignored, blocked = sorted(out.split("\n")[:2], reverse=True)
+    assert int(ignored.split()[1], 16) & (1 << (signal.SIGPIPE - 1)) == 0
+    assert int(blocked.split()[1], 16) == 0
+
+
+@pytest.fixture
+def ready(tmp_path: Path) -> Path:
+    return tmp_path / "ready"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1], ids=str)
+def test_signals_reach_the_command(number: signal.Signals, ready: Path) -> None:
+    name = number.name.removeprefix("SIG")
+    script = f"trap 'echo got {name}; exit 5' {name}; touch {ready}; while :; do sleep 0.05; done"
+    process = launch("sh", "-c", script)
+    eventually(ready.exists)
+    process.send_signal(number)
+    code, out, _ = ended(process)
+    assert (code, out) == (5, f"got {name}\n")
+
+
+def test_signals_reach_what_the_command_has_started(ready: Path) -> None:
+    process = launch("sh", "-c", f"sleep 1000 & echo $!; touch {ready}; wait")
+    eventually(ready.exists)
+    assert process.stdout is not None
+    grandchild = psutil.Process(int(process.stdout.readline()))
+    process.terminate()
+    assert ended(process)[0] == 143
+    eventually(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_command_does_not_outlive_a_launcher_that_is_killed(ready: Path) -> None:
+    """The agent gives its device to others at once then."""
+    process = launch("sh", "-c", f"echo $$; touch {ready}; trap '' TERM HUP; while :; do sleep 0.05; done")
+    eventually(ready.exists)
+    assert process.stdout is not None
+    command = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.wait(GENEROUS_SECONDS)
+    eventually(lambda: not command.is_running() or command.status() == psutil.STATUS_ZOMBIE)
+    for stream in (process.stdout, process.stderr):
+        assert stream is not None
+        stream.close()
+
+
+def test_what_is_ignored_stays_ignored(ready: Path) -> None:
+    """As under nohup."""
+    script = f"touch {ready}; while [ -e {ready} ]; do sleep 0.05; done; echo done"
+    nohup = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + LAUNCH
+    process = subprocess.Popen(
+        [sys.executable, "-c", nohup, "1", "sh", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    eventually(ready.exists)
+    process.send_signal(signal.SIGHUP)
+    ready.unlink()
+    assert ended(process)[:2] == (0, "done\n")
+
+
+class Terminal:
+    """A terminal with the launcher on it."""
+
+    def __init__(self, *command: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, "1", *command],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509 -- makes it controlling; no threads
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def read_until(self, text: str) -> str:
+        """Everything shown so far, when the text is among it."""
+        while text not in self.seen:
+            try:
+                chunk = os.read(self.master, 1024)
+            except OSError:  # the other end is closed
+                chunk = b""
+            assert chunk, f"{text!r} was never shown, but: {self.seen}"
+            self.seen += chunk.decode(errors="replace")
+        return self.seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(GENEROUS_SECONDS)
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for each in opened:
+        each.close()
+
+
+def test_on_a_terminal_the_command_may_read_what_is_typed(terminals: list[Terminal]) -> None:
+    terminal = Terminal("sh", "-c", "echo ready; read line; echo got $line")
+    terminals.append(terminal)
+    terminal.read_until("ready")
+    terminal.type(b"this\n")
+    terminal.read_until("got this")
+    assert terminal.process.wait(GENEROUS_SECONDS) == 0
+
+
+def test_ctrl_c_on_a_terminal_ends_the_command_and_shows_in_how_we_end(terminals: list[Terminal]) -> None:
+    """A shell's loop around us ends as well only when we die of the signal."""
+    # Not a shell: one that is hit between two of its commands starts the second all the same. Short naps: the same is
+    # true of an interpreter that is hit on its way into a long one.
+    program = "import time; print('ready', flush=True); [time.sleep(0.02) for _ in range(100_000)]"
+    terminal = Terminal(sys.executable, "-c", program)
+    terminals.append(terminal)
+    terminal.read_until("ready")
+    terminal.type(b"\x03")
+    terminal.read_until("interrupted")
+    assert terminal.process.wait(GENEROUS_SECONDS) == -signal.SIGINT
+
+
+def test_ctrl_c_that_the_command_deals_with_is_its_own_business(terminals: list[Terminal]) -> None:
+    terminal = Terminal("sh", "-c", "trap 'echo saved; exit 0' INT; echo ready; while :; do sleep 0.05; done")
+    terminals.append(terminal)
+    terminal.read_until("ready")
+    terminal.type(b"\x03")
+    terminal.read_until("ended")
+    assert terminal.seen.count("saved") == 1, "it comes from the terminal alone, not from us again"
+    assert terminal.process.wait(GENEROUS_SECONDS) == 0
+
+
+def test_a_signal_that_is_sent_to_us_on_a_terminal_reaches_the_command(terminals: list[Terminal]) -> None:
+    terminal = Terminal("sh", "-c", "trap 'echo told; exit 3' TERM; echo ready; while :; do sleep 0.05; done")
+    terminals.append(terminal)
+    terminal.read_until("ready")
+    terminal.process.terminate()
+    terminal.read_until("told")
+    assert terminal.process.wait(GENEROUS_SECONDS) == 3

@@ -1,0 +1,207 @@
+"""Whatever is typed: one line in words, the right exit code, and never a traceback. No agent is needed to know it."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mig_agent.migctl.cli import run_command_line
+
+NOWHERE = ["--address", "unix:///nowhere/mig-agent.sock"]
+VERBS = ["request", "run", "release", "renew", "status", "profiles", "plan", "reclaim", "cordon", "uncordon", "mode"]
+VERBS += ["events", "top", "completion"]
+
+
+@pytest.fixture(autouse=True)
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A person who has set nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+        monkeypatch.delenv(f"MIG_AGENT_{name}", raising=False)
+
+
+MISTAKES = [
+    ("", "missing command"),
+    ("frob", "no such command"),
+    ("--frob status", "--frob"),
+    ("status --frob", "--frob"),
+    ("status extra", "extra"),
+    ("status -o yaml", "cannot print as yaml"),
+    ("status -o env", "cannot print as env"),
+    ("status -o", "requires an argument"),
+    ("--address nonsense status", "address"),
+    ("--address unix:// status", "address"),
+    ("--tls-ca x --address h:1 status", "cert and key"),
+    ("--address h:1 status", "without TLS"),
+    ("request", "nothing"),
+    ("request --gpu-memory 4", "write 4G, 4Gi"),
+    ("request --gpu-memory 4GX", "4GX"),
+    ("request --gpu-memory 0G", "zero"),
+    ("request --gpu-memory -1G", "negative"),
+    ("request --gpu-memory nan", "not a number"),
+    ("request --gpu-memory 4,5G", "comma"),
+    ("request --gpu-memory", "requires an argument"),
+    ("request --gpu-fraction 1.5", "more than a whole"),
+    ("request --gpu-fraction 4G", "--gpu-memory 4G"),
+    ("request --gpu-fraction inf", "infinite"),
+    ("request --num-gpus 0", "0 whole GPUs"),
+    ("request --num-gpus 1.5", "number of GPUs"),
+    ("request --num-gpus -1", "-1 whole GPUs"),
+    ("request --gpu 0.2", "--gpu-fraction 0.2"),
+    ("request --gpu-memory 4G --gpu 4G", "--gpu-memory 4G"),
+    ("request --gpu-memory 4G --gpu 0,x", "cannot take x as a GPU"),
+    ("request --gpu-memory 4G --mig-profile 1g.5gb", "--gpu-memory and --mig-profile"),
+    ("request --mig-profile 1g.5gb --min-compute 2", "--min-compute"),
+    ("request --num-gpus 1 --attribute me", "--attribute"),
+    ("request --gpu-memory 4G --min-compute 0", "compute slices"),
+    ("request --gpu-memory 4G --min-compute two", "cannot take two"),
+    ("request --gpu-memory 4G --attribute 5", "attribute"),
+    ("request --gpu-memory 4G --wait 10", "write 10s"),
+    ("request --gpu-memory 4G --wait soon", "soon"),
+    ("request --gpu-memory 4G --ttl 0s", "zero"),
+    ("request --gpu-memory 4G --ttl forever", "cannot lease"),
+    ("request --gpu-memory 4G --priority high", "cannot take high as a priority"),
+    ("request --gpu-memory 4G --priority 99999999", "priority"),
+    ("request --gpu-memory 4G --pid 0", "process 0"),
+    ("request --gpu-memory 4G --pid x", "process id"),
+    ("request --device", "requires an argument"),
+    ("request --device 4", "write 4G"),
+    ("plan", "nothing"),
+    ("plan --gpu-memory 4", "write 4G"),
+    ("run", "nothing"),
+    ("run --gpu-memory 4G", "cannot run nothing"),
+    ("run --gpu-memory 4 -- true", "write 4G"),
+    ("run -- true", "nothing"),
+    ("run --device 1g.5gb --device 4G -- true", "--each"),
+    ("release", "without LEASE"),
+    ("release a b --token t", "one token for several"),
+    ("renew", "without LEASE"),
+    ("renew a --ttl 5", "write 5s"),
+    ("reclaim --gpu x", "cannot take x as a GPU"),
+    ("cordon", "without its name"),
+    ("cordon --gpu 0.5", "as a GPU"),
+    ("cordon 0 --gpu 1", "two GPUs"),
+    ("uncordon", "without its name"),
+    ("mode", "enable|disable"),
+    ("mode on --gpu 0", "write enable or disable"),
+    ("mode enable", "without its name"),
+    ("events --since yesterday", "yesterday"),
+    ("events --since 2", "write 2s"),
+    ("events --limit 0", "0 events"),
+    ("events --gpu 1.5", "as a GPU"),
+    ("top --interval 2", "write 2s"),
+    ("completion", "bash|zsh|fish"),
+    ("completion tcsh", "tcsh"),
+]
+
+
+@pytest.mark.parametrize(("typed", "words"), MISTAKES, ids=[typed or "nothing" for typed, _ in MISTAKES])
+def test_a_mistake_gets_one_line_and_2(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(typed.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("migctl: cannot ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+@pytest.mark.parametrize("typed", ["request --gpu-memory 4", "run --gpu-memory 4 x", "frob", "status --frob", "cordon"])
+@pytest.mark.parametrize("asked", [["-o", "json"], ["-ojson"], ["--output", "json"], ["--output=json"]])
+def test_programs_get_it_as_json(typed: str, asked: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([*asked, *typed.split()]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert set(error) == {"reason", "message", "hint", "retryable", "blockers"}
+    assert error["reason"] == "invalid-request"
+    assert error["retryable"] is False
+    assert error["message"] in err
+
+
+def test_what_follows_two_dashes_is_the_commands_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["run", "--gpu-memory", "4", "--", "x", "-o", "json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "request --gpu-memory 4G",
+        "request --gpu-memory 4G -o env",
+        "request --gpu-memory 4G --dry-run",
+        "status",
+        "profiles",
+        "plan --num-gpus 2",
+        "release x",
+        "renew x",
+        "reclaim",
+        "cordon 0",
+        "uncordon 0",
+        "mode enable --gpu 0",
+        "events --since 2h --gpu 1",
+        "events -f",
+        "top --once",
+    ],
+)
+def test_without_an_agent_it_is_4(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([*NOWHERE, *typed.split()]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "cannot reach the agent" in err
+    assert err.count("\n") == 1
+    assert run_command_line([*NOWHERE, "-o", "json", "status"]) == 4
+    assert json.loads(capsys.readouterr().out)["error"]["reason"] == "no-agent"
+
+
+def test_run_without_an_agent_is_125(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([*NOWHERE, "run", "--gpu-memory", "4G", "--", "true"]) == 125
+    assert "cannot reach the agent" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line([*verb.split(), "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: migctl")
+    assert err == ""
+    if verb not in {"", "completion"}:
+        assert "--address" in out
+        assert "--output" in out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["--version"]) == 0
+    assert capsys.readouterr().out.strip()[0].isdigit()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["completion", shell]) == 0
+    assert "_MIGCTL_COMPLETE" in capsys.readouterr().out
+
+
+words = st.one_of(
+    st.sampled_from(
+        ["4G", "4", "0.5", "1g.5gb", "-1", "nan", "inf", "", "--", "-o", "json", "env", "-h", "whole", "0", "10m", "x"]
+    ),
+    st.text(string.printable, max_size=12),
+    st.text(max_size=8).filter(lambda text: "\x00" not in text),
+)
+FLAGS = (
+    *("--gpu-memory", "--mig-profile", "--gpu-fraction", "--num-gpus", "--device", "--min-compute", "--attribute"),
+    *("--gpu", "--wait", "--priority", "--ttl", "--pid", "--dry-run", "--request-id", "--tenant", "--name", "--each"),
+    *("--token", "--since", "--limit", "--interval", "--once", "--reason", "--output", "--tls-ca", "--help"),
+)
+flags = st.sampled_from(FLAGS)
+command_lines = st.lists(flags | words, max_size=8)
+
+
+@given(st.sampled_from(VERBS), command_lines)
+@settings(max_examples=300)
+def test_nothing_that_can_be_typed_ends_in_a_traceback(verb: str, rest: list[str]) -> None:
+    """With no agent to be found: 0 for help and completion, 2 for what cannot be meant, 4 or 125 for what can."""
+    assert run_command_line([*NOWHERE, verb, *rest]) in {0, 2, 4, 125}

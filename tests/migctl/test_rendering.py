@@ -1,0 +1,229 @@
+"""What a person reads: tables and maps from answers, without an agent."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from mig_agent.client import shapes
+from mig_agent.client.answers import (
+    Device,
+    Gpu,
+    Instance,
+    LeaseInfo,
+    MigMode,
+    Placement,
+    Status,
+    Usage,
+    Waiting,
+)
+from mig_agent.migctl.commands import status, top
+from mig_agent.migctl.printing import memory, place, slices, table
+
+LEASED = Instance(
+    uuid="MIG-1",
+    generation=1,
+    profile="1g.10gb",
+    memory_mib=9984,
+    placement=Placement(0, 1),
+    gpu_instance_id=7,
+    compute_instance_id=0,
+    state="leased",
+    lease="l1",
+    holder="alice",
+    tenant="team-a",
+    since=0.0,
+    reason="",
+    gpu="GPU-1",
+    gpu_index=0,
+)
+BLOCKED = replace(
+    LEASED,
+    uuid="MIG-2",
+    generation=2,
+    placement=Placement(4, 4),
+    profile="3g.40gb",
+    state="blocked",
+    lease="",
+    holder="",
+    reason="python (pid 4711) is on it",
+)
+GPU = Gpu(
+    index=0,
+    uuid="GPU-1",
+    model="NVIDIA H100 80GB HBM3",
+    mig=MigMode(capable=True, current=True, pending=True),
+    state="ready",
+    reason="",
+    memory_slices=8,
+    memory_mib=81559,
+    instances=(LEASED, BLOCKED),
+)
+DEVICE = Device(
+    uuid="MIG-1",
+    gpu="GPU-1",
+    gpu_index=0,
+    profile="1g.10gb",
+    memory_mib=9984,
+    placement=Placement(0, 1),
+    gpu_instance_id=7,
+    compute_instance_id=0,
+    reused=False,
+)
+LEASE = LeaseInfo(
+    id="l1",
+    holder="alice",
+    tenant="team-a",
+    devices=(DEVICE,),
+    created_at=0.0,
+    expires_at=None,
+    pid=None,
+    hold=False,
+    unused=True,
+)
+NODE = Status(
+    node="node-1",
+    revision=7,
+    gpus=(GPU,),
+    leases=(LEASE,),
+    queue=(Waiting(request_id="r", holder="bob", tenant="", priority=0, position=1, since=0.0, wants="7g.80gb"),),
+    started_at=0.0,
+    ledger_error="",
+    version="1",
+    driver_version="580",
+    strict_fifo=False,
+)
+WITHOUT_MIG = replace(
+    GPU,
+    index=1,
+    state="whole",
+    reason="MIG mode is off",
+    memory_slices=1,
+    mig=MigMode(capable=True, current=False, pending=True),
+    instances=(replace(LEASED, placement=None, profile="whole", state="idle", lease="", holder=""),),
+)
+
+
+def test_status_names_everything_and_fits_80_columns() -> None:
+    page = status.render(NODE, width=80, color=False, unicode=True)
+    assert max(map(len, page.splitlines())) <= 80
+    for words in ("node-1", "1 GPU, 1 lease, 1 waiting", "alice (unused)", "pid 4711", "bob", "7g.80gb", "1g.10gb"):
+        assert words in page
+    assert "\x1b" not in page
+
+
+def test_status_without_unicode_is_ascii() -> None:
+    assert status.render(NODE, width=80, color=False, unicode=False).isascii()
+
+
+def test_status_in_colour_says_the_same() -> None:
+    plain = status.render(NODE, width=80, color=False, unicode=True)
+    colored = status.render(NODE, width=80, color=True, unicode=True)
+    assert colored != plain
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+
+
+def test_status_says_why_a_gpu_is_not_used_and_what_comes() -> None:
+    page = status.render(replace(NODE, gpus=(WITHOUT_MIG,), leases=(), queue=()), width=80, color=False, unicode=True)
+    assert "GPU 1 is whole: MIG mode is off" in page
+    assert "MIG mode will be on after a reset" in page
+
+
+def test_status_says_that_no_lease_can_be_written_down() -> None:
+    page = status.render(replace(NODE, ledger_error="the disk is full"), width=80, color=False, unicode=True)
+    assert "the disk is full" in page
+
+
+def test_what_holders_are_called_cannot_break_the_page() -> None:
+    """Names come from whoever asks."""
+    wild = replace(LEASE, holder="a\x1b[31m\nb")
+    page = status.render(replace(NODE, leases=(wild,)), width=80, color=False, unicode=True)
+    assert "\x1b" not in page
+    assert len(page.splitlines()) == len(status.render(NODE, width=80, color=False, unicode=True).splitlines())
+
+
+def test_top_shows_the_unknown_as_unknown_and_never_as_0() -> None:
+    nothing = Usage(generation=1, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None)
+    known = Usage(
+        generation=2, memory_used_mib=0, memory_total_mib=40320, utilization_percent=None, processes=(4711, 4712)
+    )
+    lines = top.render(NODE, {1: nothing, 2: known}).splitlines()
+    (unknown,) = [line for line in lines if "alice" in line]
+    assert unknown.split()[-1] == "?"
+    assert "0 MiB" not in unknown
+    assert "unused" in unknown
+    (line,) = [line for line in lines if "3g.40gb" in line]
+    assert "0 MiB" in line
+    assert "4711 4712" in line
+    assert "?" in top.render(NODE, {}), "no reading at all"
+
+
+def test_top_in_json_has_null_for_the_unknown() -> None:
+    answer = shapes.top(NODE, {})
+    assert isinstance(answer, dict)
+    instances = answer["instances"]
+    assert isinstance(instances, list)
+    assert isinstance(instances[0], dict)
+    assert instances[0]["usage"] == {
+        "memory_used_mib": None,
+        "memory_total_mib": None,
+        "utilization_percent": None,
+        "processes": None,
+    }
+    assert instances[0]["unused"] is True
+
+
+def test_tables_have_straight_columns() -> None:
+    lines = table(("A", "LONGER"), [("xxxx", "1"), ("y", "2")]).splitlines()
+    assert lines == ["A     LONGER", "xxxx  1", "y     2"]
+
+
+@pytest.mark.parametrize(
+    ("mib", "words"), [(0, "0 MiB"), (1023, "1023 MiB"), (1024, "1 GiB"), (9984, "9.8 GiB"), (4864, "4.8 GiB")]
+)
+def test_memory_for_people(mib: int, words: str) -> None:
+    assert memory(mib) == words
+
+
+def test_places_for_people() -> None:
+    assert slices(Placement(0, 2)) == "slices 0-1"
+    assert place(1, Placement(4, 1)) == "GPU 1, slice 4"
+    assert place(1, None) == "GPU 1"
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [(0.0, "1970-01-01T00:00:00.000Z"), (1763726400.5, "2025-11-21T12:00:00.500Z"), (None, None), (1e300, None)],
+)
+def test_moments_for_programs(at: float | None, text: str | None) -> None:
+    assert shapes.moment(at) == text
+
+
+def test_the_documented_shapes() -> None:
+    """The keys that design and documentation promise; there may be more."""
+    answer = shapes.status(NODE)
+    assert isinstance(answer, dict)
+    assert {"node", "revision", "gpus", "leases", "queue"} <= set(answer)
+    gpu = shapes.gpu(GPU)
+    assert isinstance(gpu, dict)
+    assert {"index", "uuid", "model", "mig", "state", "memory_slices", "instances"} <= set(gpu)
+    assert {"uuid", "profile", "memory_mib", "placement", "gpu_instance_id", "compute_instance_id", "state"} | {
+        "lease",
+        "holder",
+        "tenant",
+        "since",
+    } <= set(shapes.instance(LEASED))
+    device = shapes.device(DEVICE)
+    assert device == {
+        "uuid": "MIG-1",
+        "gpu": "GPU-1",
+        "gpu_index": 0,
+        "profile": "1g.10gb",
+        "memory_mib": 9984,
+        "placement": {"start": 0, "size": 1},
+        "gpu_instance_id": 7,
+        "compute_instance_id": 0,
+        "reused": False,
+    }
