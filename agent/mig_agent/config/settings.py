@@ -1,0 +1,344 @@
+"""The one table of settings. Flags, the example file and the page of documentation are all made from it."""
+
+# ruff: noqa: RUF009 -- _setting() makes a dataclasses.field, which is no default that instances share
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from mig_agent.config import kinds
+from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
+from mig_agent.config.kinds import Kind
+from mig_agent.core.errors import ConfigError
+
+DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
+"""Where clients look when they are told nothing else."""
+ENVIRONMENT_PREFIX = "MIG_AGENT_"
+"""`MIG_AGENT_STATE_DIR` sets `state_dir`."""
+_ROW = "row"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One setting, as everything that is made from the table sees it."""
+
+    name: str
+    """As the file spells it: `state_dir`."""
+    kind: Kind
+    words: str
+    """What it does, in a sentence or two."""
+    group: str
+    """The heading that it stands under."""
+    example: str
+    default: str
+    """As one would write it; "" where `when_unset` says what a missing value means."""
+    when_unset: str
+
+    @property
+    def flag(self) -> str:
+        """`--state-dir`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """`MIG_AGENT_STATE_DIR`."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+def _setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
+    """One row of the table; its name comes from the field."""
+    shown = "" if when_unset else kind.write(default)
+    row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
+    return field(default=default, metadata={_ROW: row})
+
+
+_PLACE = "Where it lives and listens"
+_TLS = "TCP, with certificates on both sides"
+_GPUS = "GPUs"
+_CHOOSING = "Choosing and waiting"
+_LIMITS = "Time limits"
+_TELLING = "Logs and metrics"
+_SIMULATED = "Simulated GPUs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError where they do not fit together."""
+
+    state_dir: Path = _setting(
+        Path("/var/lib/mig-agent"),
+        "Folder of the ledger of leases and its key, mode 0700. One agent a folder.",
+        kind=kinds.PATH,
+        group=_PLACE,
+        example="/var/lib/mig-agent",
+    )
+    listen: tuple[Address, ...] = _setting(
+        (UnixAddress(DEFAULT_SOCKET),),
+        "Where clients connect. Unix sockets get `socket_mode` and `socket_group`; TCP needs the three `tls_` files.",
+        kind=kinds.ADDRESSES,
+        group=_PLACE,
+        example="unix:///run/mig-agent/mig-agent.sock, 0.0.0.0:7400",
+    )
+    admin_listen: UnixAddress | None = _setting(
+        None,
+        "Unix socket, mode 0600, where its owner may do what concerns others: cordon, switch MIG mode, reclaim, and "
+        "release any lease.",
+        kind=kinds.UNIX_ADDRESS,
+        group=_PLACE,
+        example="unix:///run/mig-agent/admin.sock",
+        when_unset="`admin.sock` beside the first Unix socket of `listen`",
+    )
+    socket_mode: int = _setting(
+        0o660,
+        "Who may use the Unix sockets of `listen`, in octal.",
+        kind=kinds.SOCKET_MODE,
+        group=_PLACE,
+        example="0660",
+    )
+    socket_group: str = _setting(
+        "",
+        "Group that the Unix sockets of `listen` belong to; its members may ask for GPUs.",
+        kind=kinds.TEXT,
+        group=_PLACE,
+        example="gpu-users",
+        when_unset="the agent's own group",
+    )
+    lock_dir: Path = _setting(
+        Path("/run/mig-agent/locks"),
+        "Folder of one lock for each managed GPU, the same for all agents of a machine. For simulated GPUs it lies in "
+        "the simulated machine.",
+        kind=kinds.PATH,
+        group=_PLACE,
+        example="/run/mig-agent/locks",
+    )
+    node: str | None = _setting(
+        None,
+        "Name of this node, as Status shows it.",
+        kind=kinds.NAME,
+        group=_PLACE,
+        example="gpu-17",
+        when_unset="the host's name",
+    )
+    tls_cert: Path | None = _setting(
+        None,
+        "The agent's certificate chain (PEM).",
+        kind=kinds.PATH,
+        group=_TLS,
+        example="/etc/mig-agent/tls/server.pem",
+        when_unset="no TCP",
+    )
+    tls_key: Path | None = _setting(
+        None,
+        "The private key of `tls_cert` (PEM).",
+        kind=kinds.PATH,
+        group=_TLS,
+        example="/etc/mig-agent/tls/server.key",
+        when_unset="no TCP",
+    )
+    tls_client_ca: Path | None = _setting(
+        None,
+        "The authority that signed the clients' certificates (PEM); others are turned away.",
+        kind=kinds.PATH,
+        group=_TLS,
+        example="/etc/mig-agent/tls/clients-ca.pem",
+        when_unset="no TCP",
+    )
+    gpus: tuple[str, ...] | None = _setting(
+        None,
+        "The GPUs to manage, by index or UUID. The others are left alone.",
+        kind=kinds.GPUS,
+        group=_GPUS,
+        example="0, 2",
+        when_unset="those in CUDA_VISIBLE_DEVICES where it is set, else all",
+    )
+    foreign: Literal["respect", "adopt"] = _setting(
+        "respect",
+        "Instances that somebody else made: `respect` never touches them, `adopt` takes over those that nobody uses.",
+        kind=kinds.choice("respect", "adopt"),
+        group=_GPUS,
+        example="adopt",
+    )
+    profiles_dir: Path | None = _setting(
+        None,
+        "Folder with one YAML file for each GPU model.",
+        kind=kinds.PATH,
+        group=_GPUS,
+        example="/etc/mig-agent/profiles",
+        when_unset="the profiles that come with the agent",
+    )
+    idle_limit: float | None = _setting(
+        None,
+        "Destroy an instance that has been idle for so long. `off` keeps it until its slices are needed.",
+        kind=kinds.DURATION_OR_OFF,
+        group=_GPUS,
+        example="2h",
+    )
+    creation_cost: float = _setting(
+        2.0,
+        "What creating an instance costs against reusing one in a worse place; towards 8 where creating is slow.",
+        kind=kinds.NUMBER,
+        group=_CHOOSING,
+        example="2",
+    )
+    strict_fifo: bool = _setting(
+        False,
+        "Serve waiting requests strictly in order, instead of letting a later one start when it fits.",
+        kind=kinds.SWITCH,
+        group=_CHOOSING,
+        example="yes",
+    )
+    reservation_after: float = _setting(
+        300.0,
+        "After so long the oldest waiting request gets GPUs kept free for it.",
+        kind=kinds.DURATION,
+        group=_CHOOSING,
+        example="5m",
+    )
+    max_waiting: int = _setting(
+        1000, "So many requests may wait; more are refused.", kind=kinds.COUNT, group=_CHOOSING, example="1000"
+    )
+    reread: float = _setting(
+        30.0, "How often the driver is asked what it really has.", kind=kinds.DURATION, group=_LIMITS, example="30s"
+    )
+    call_deadline: float = _setting(
+        30.0,
+        "A call of the driver that takes longer counts as hung: its GPU is cordoned.",
+        kind=kinds.DURATION,
+        group=_LIMITS,
+        example="30s",
+    )
+    stop_deadline: float = _setting(
+        15.0,
+        "On SIGTERM the step under way may take so long before the agent ends all the same.",
+        kind=kinds.DURATION,
+        group=_LIMITS,
+        example="15s",
+    )
+    metrics: TcpAddress | None = _setting(
+        TcpAddress("127.0.0.1", 9400),
+        "Where Prometheus reads metrics over HTTP, without a password: think before leaving loopback.",
+        kind=kinds.TCP_OR_OFF,
+        group=_TELLING,
+        example="0.0.0.0:9400",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info",
+        "The least important messages that are logged.",
+        kind=kinds.choice("debug", "info", "warning", "error"),
+        group=_TELLING,
+        example="debug",
+    )
+    log_format: Literal["auto", "text", "json"] = _setting(
+        "auto",
+        "`auto` writes text to a terminal and JSON elsewhere.",
+        kind=kinds.choice("auto", "text", "json"),
+        group=_TELLING,
+        example="json",
+    )
+    simulate: str = _setting(
+        "",
+        "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `:off` behind it leaves MIG mode off.",
+        kind=kinds.TEXT,
+        group=_SIMULATED,
+        example="a100-40gb:1,h100-80gb:2",
+        when_unset="the real GPUs",
+    )
+    simulate_dir: Path | None = _setting(
+        None,
+        "Folder of the simulated machine.",
+        kind=kinds.PATH,
+        group=_SIMULATED,
+        example="/tmp/simulated",  # noqa: S108 -- an example for people who try things
+        when_unset="`state_dir`",
+    )
+    simulate_create_seconds: float = _setting(
+        0.16,
+        "How long creating a GPU instance takes on a new simulated machine.",
+        kind=kinds.NUMBER,
+        group=_SIMULATED,
+        example="0.16",
+    )
+    simulate_destroy_seconds: float = _setting(
+        0.10,
+        "How long destroying a GPU instance takes on a new simulated machine.",
+        kind=kinds.NUMBER,
+        group=_SIMULATED,
+        example="0.10",
+    )
+
+    given: frozenset[str] = frozenset()
+    """The names of those that were set, wherever."""
+
+    def __post_init__(self) -> None:
+        """Judges them together."""
+        self._check_tls()
+        self._check_addresses()
+        if self.gpus is not None and not self.gpus:
+            raise ConfigError("cannot serve: gpus names none", "name at least one, or leave it out for all")
+
+    def _check_tls(self) -> None:
+        files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_client_ca": self.tls_client_ca}
+        missing = [name for name, path in files.items() if path is None]
+        tcp = [each for each in self.listen if isinstance(each, TcpAddress)]
+        if tcp and missing:
+            raise ConfigError(
+                f"cannot listen on {tcp[0]}: TCP is served only with certificates on both sides, and "
+                f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
+                "set them, or listen on a Unix socket (unix:///path)",
+            )
+        if missing and len(missing) < len(files):
+            present = [name for name in files if name not in missing]
+            raise ConfigError(
+                f"cannot use {' and '.join(present)} without {' and '.join(missing)}", "set all three or none"
+            )
+
+    def _check_addresses(self) -> None:
+        if not self.listen:
+            raise ConfigError("cannot serve: listen is empty", "write unix:///path/to/socket")
+        if self.admin_listen is None and not any(isinstance(each, UnixAddress) for each in self.listen):
+            raise ConfigError(
+                "cannot tell where administrators connect: listen has no Unix socket beside which it could be",
+                "set admin_listen, such as unix:///run/mig-agent/admin.sock",
+            )
+        if self.admin_address in self.listen:
+            raise ConfigError(
+                f"cannot use {self.admin_address} for everybody and for administrators alike",
+                "set another admin_listen",
+            )
+
+    @property
+    def admin_address(self) -> UnixAddress:
+        """Where administrators connect."""
+        if self.admin_listen is not None:
+            return self.admin_listen
+        first = next(each for each in self.listen if isinstance(each, UnixAddress))
+        return UnixAddress(first.path.with_name("admin.sock"))
+
+    @property
+    def node_name(self) -> str:
+        """The node's name, given or the host's."""
+        return self.node or platform.node() or "node"
+
+    @property
+    def simulated_dir(self) -> Path:
+        """Where the simulated machine lives."""
+        return self.simulate_dir or self.state_dir
+
+
+ROWS: Mapping[str, Row] = MappingProxyType(
+    {each.name: Row(name=each.name, **each.metadata[_ROW]) for each in fields(Settings) if _ROW in each.metadata}
+)
+"""Every setting by its name, in the order of the table."""
+
+
+def groups() -> Mapping[str, tuple[Row, ...]]:
+    """The rows by the heading that they stand under."""
+    found: dict[str, list[Row]] = {}
+    for row in ROWS.values():
+        found.setdefault(row.group, []).append(row)
+    return MappingProxyType({group: tuple(members) for group, members in found.items()})

@@ -1,0 +1,179 @@
+"""The agent put together: locks, hardware, ledger, manager and the faces around it, and how all of it stops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+import structlog
+
+from mig_agent import __version__
+from mig_agent.adapters import profiles
+from mig_agent.adapters.clock import SystemClock
+from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
+from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.config import Settings
+from mig_agent.core.errors import ConfigError
+from mig_agent.core.model import GpuUuid
+from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus
+from mig_agent.daemon.logs import EventLog
+from mig_agent.daemon.metrics import serve_metrics
+from mig_agent.daemon.servers import Servers
+from mig_agent.engine.manager import Manager, start_manager
+from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.threads import CallThread
+from mig_agent.frontends.api import PartitionManagerServicer
+from mig_agent.frontends.handlers import method_handlers
+from mig_agent.frontends.metrics import Metrics
+
+_STATE_DIR_MODE = 0o700
+_LAST_ANSWERS_SECONDS = 2.0
+"""For calls that are open when the manager has closed: what is decided still reaches its caller."""
+_CLOSING_SECONDS = 3.0
+_MOST_EVENTS_AT_START = 1000
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An agent that serves."""
+
+    settings: Settings
+    servers: Servers
+    servicers: tuple[PartitionManagerServicer, ...]
+    manager: Manager
+    ledger: Ledger
+    hardware: Hardware
+    metrics_at: str
+    driver_thread: CallThread = field(repr=False)
+
+    def facts(self) -> Mapping[str, object]:
+        """For the line in the log that says that it serves."""
+        view = self.manager.snapshot.view
+        return {
+            "version": __version__,
+            "node": view.node,
+            "listen": self.servers.addresses,
+            "admin": str(self.settings.admin_address),
+            "metrics": self.metrics_at or "off",
+            "state_dir": str(self.settings.state_dir),
+            "gpus": len(view.gpus),
+            "leases": len(view.leases),
+        }
+
+    async def stop(self) -> None:
+        """Finishes the step under way, refuses what waits, keeps the leases; takes `stop_deadline` and a few seconds.
+
+        Nothing here waits for a call of the driver that hangs.
+        """
+        deadline = self.settings.stop_deadline
+        await self.servers.say_not_serving()
+        for servicer in self.servicers:
+            servicer.stop()
+        # No new calls from here on; those that are open get their answers from the manager's end.
+        last_calls = asyncio.create_task(self.servers.stop(deadline + _LAST_ANSWERS_SECONDS), name="last calls")
+        try:
+            await asyncio.wait_for(self.manager.close(), deadline)
+        except TimeoutError:
+            _log.warning("a step did not end in time; it will be looked after at the next start", seconds=deadline)
+        await self.servers.stop(_LAST_ANSWERS_SECONDS)
+        await last_calls
+        await asyncio.wait({self.driver_thread.run(self.hardware.driver.close)}, timeout=_CLOSING_SECONDS)
+
+
+async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
+    """Takes the locks and addresses, recovers, serves. What must be let go at the end is put on the stack.
+
+    Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all in words for people.
+    """
+    _make_state_dir(settings)
+    stack.enter_context(lock_state_directory(settings.state_dir))
+    servers = Servers(settings)
+    stack.push_async_callback(servers.stop, 0.0)
+    await servers.start()
+
+    metrics = Metrics()
+    driver_thread = CallThread("driver")
+    hardware, there = await _in_time(driver_thread, settings, metrics)
+    # Held as long as the process lives, whatever becomes of the rest.
+    stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items())))
+    ledger = Ledger.open(settings.state_dir / LEDGER_FILE)
+    clock = SystemClock()
+    began = clock.now()
+    manager = await start_manager(
+        driver=hardware.driver,
+        ledger=ledger,
+        host=hardware.host,
+        catalog=profiles.load(settings.profiles_dir),
+        clock=clock,
+        settings=_engine_settings(settings, there),
+        telemetry=metrics,
+    )
+    metrics.watch(lambda: manager.snapshot)
+    event_log = EventLog()
+    stack.callback(event_log.flush)
+    # What recovery found happened before anybody could listen.
+    for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
+        event_log(event)
+    manager.observers.extend((metrics.observe, event_log))
+    metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
+    stack.callback(stop_metrics)
+    servicers = tuple(PartitionManagerServicer(manager, admin=admin) for admin in (False, True))
+    users, admins = (method_handlers(servicer) for servicer in servicers)
+    await servers.open(users, admins)
+    return Agent(
+        settings=settings,
+        servers=servers,
+        servicers=servicers,
+        manager=manager,
+        ledger=ledger,
+        hardware=hardware,
+        metrics_at=metrics_at,
+        driver_thread=driver_thread,
+    )
+
+
+def _make_state_dir(settings: Settings) -> None:
+    folder = settings.state_dir
+    try:
+        folder.mkdir(mode=_STATE_DIR_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot keep state in {folder}: {error.strerror}", "run as root, or give another --state-dir"
+        ) from error
+
+
+async def _in_time(thread: CallThread, settings: Settings, metrics: Metrics) -> tuple[Hardware, Mapping[int, GpuUuid]]:
+    """The hardware, and the GPUs to manage by index, from a driver that may not answer."""
+
+    def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
+        hardware = open_hardware(settings, metrics.nvml_call)
+        there = hardware.driver.uuids()
+        return hardware, there if settings.gpus is None else selected_gpus(there, settings.gpus)
+
+    try:
+        return await asyncio.wait_for(thread.run(open_and_select), settings.call_deadline)
+    except TimeoutError:
+        raise CannotServeError(
+            f"cannot serve: the NVIDIA driver has not answered for {settings.call_deadline:g} s",
+            "see what `nvidia-smi` and `dmesg` say",
+        ) from None
+
+
+def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid]) -> EngineSettings:
+    return EngineSettings(
+        node=settings.node_name,
+        # Without a selection also those that do not answer now are the agent's.
+        gpus=() if settings.gpus is None else tuple(managed.values()),
+        creation_cost=settings.creation_cost,
+        strict_fifo=settings.strict_fifo,
+        reservation_after_seconds=settings.reservation_after,
+        idle_limit_seconds=settings.idle_limit,
+        foreign=settings.foreign,
+        max_waiting=settings.max_waiting,
+        reread_seconds=settings.reread,
+        call_deadline_seconds=settings.call_deadline,
+    )

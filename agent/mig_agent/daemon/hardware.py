@@ -1,0 +1,96 @@
+"""What the agent works on: the driver or the simulated one, the host around it, and the GPUs that are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.nvml.calls import OnCall
+from mig_agent.config import Settings
+from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind, MigAgentError
+from mig_agent.core.model import GpuUuid
+
+
+class CannotServeError(MigAgentError):
+    """The agent cannot start here; in words."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """An open driver and the host that it is on."""
+
+    driver: Driver
+    host: Host
+    lock_folder: Path
+
+
+def open_hardware(settings: Settings, on_call: OnCall | None) -> Hardware:
+    """Opens the driver; blocking. Raises ConfigError, or CannotServeError where there is no driver."""
+    if settings.simulate:
+        return _open_simulated(settings, on_call)
+    try:
+        driver = Driver.open(on_call=on_call)
+    except DriverError as error:
+        if error.kind is not DriverErrorKind.LIBRARY:
+            raise
+        raise CannotServeError(
+            f"cannot serve: there is no usable NVIDIA driver ({error.detail or error})",
+            "on a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir DIR",
+        ) from error
+    return Hardware(driver=driver, host=Host(), lock_folder=settings.lock_dir)
+
+
+def _open_simulated(settings: Settings, on_call: OnCall | None) -> Hardware:
+    from mig_agent.simulator import (  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
+        STATE_FILE,
+        SimulatorError,
+        open_library,
+        open_or_create_machine,
+    )
+
+    state_file = settings.simulated_dir / STATE_FILE
+    try:
+        state_file.parent.mkdir(parents=True, exist_ok=True)
+        simulator = open_or_create_machine(
+            state_file,
+            settings.simulate,
+            create_seconds=settings.simulate_create_seconds,
+            destroy_seconds=settings.simulate_destroy_seconds,
+        )
+        library = open_library(state_file)
+    except SimulatorError as error:
+        raise ConfigError(str(error), "give --simulate as MODEL:COUNT, such as a100-40gb:1,h100-80gb:2") from error
+    except OSError as error:
+        raise ConfigError(f"cannot simulate GPUs in {state_file.parent}: {error.strerror}") from error
+    return Hardware(
+        driver=Driver.open(library, on_call=on_call),
+        host=Host(simulator.host_root, simulated=True),
+        # A lock in the simulated machine keeps agents of that machine apart, as one in /run does on a real one.
+        lock_folder=simulator.host_root / settings.lock_dir.relative_to("/"),
+    )
+
+
+def selected_gpus(there: Mapping[int, GpuUuid], selection: Iterable[str]) -> dict[int, GpuUuid]:
+    """The GPUs named by index, UUID or the beginning of one, as CUDA takes it. Raises ConfigError for another name."""
+    chosen: dict[int, GpuUuid] = {}
+    for name in selection:
+        matching = {index: uuid for index, uuid in there.items() if name in {str(index), uuid}}
+        matching = matching or {index: uuid for index, uuid in there.items() if _begins(uuid, name)}
+        if len(matching) != 1:
+            offered = ", ".join(f"{index} ({uuid})" for index, uuid in there.items()) or "none"
+            why = "several GPUs begin so" if matching else "there is no such GPU"
+            raise ConfigError(f"cannot manage GPU {name}: {why}", f"the GPUs of this machine are {offered}")
+        chosen |= matching
+    return dict(sorted(chosen.items()))
+
+
+def _begins(uuid: str, name: str) -> bool:
+    return name.startswith("GPU-") and uuid.lower().startswith(name.lower())

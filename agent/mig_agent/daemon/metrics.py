@@ -1,0 +1,46 @@
+"""Metrics over HTTP, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CollectorRegistry, start_http_server
+
+from mig_agent.config import Settings, TcpAddress
+from mig_agent.core.errors import ConfigError
+
+_log = structlog.get_logger(__name__)
+
+
+def serve_metrics(settings: Settings, registry: CollectorRegistry) -> tuple[str, Callable[[], None]]:
+    """Serves the registry in threads of its own; where it does (`http://127.0.0.1:9400/metrics`), and how to stop.
+
+    Raises ConfigError where the address cannot be had. Only the default address may be missing: that another exporter
+    has it, or a second simulated agent, is no reason not to hand out GPUs.
+    """
+    address = settings.metrics
+    if address is None:
+        return "", _nothing
+    try:
+        server, _thread = start_http_server(address.port, _host(address), registry)
+    except OSError as error:
+        words = f"cannot serve metrics on {address}: {error.strerror or error}"
+        if "metrics" in settings.given:
+            raise ConfigError(words, "give another address with --metrics, or --metrics off") from error
+        _log.warning(words, hint="give another address with --metrics, or --metrics off")
+        return "", _nothing
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+
+    return f"http://{address.host}:{server.server_port}/metrics", stop
+
+
+def _host(address: TcpAddress) -> str:
+    return address.host.removeprefix("[").removesuffix("]")
+
+
+def _nothing() -> None:
+    """Stops what was not started."""

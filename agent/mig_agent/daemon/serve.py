@@ -1,0 +1,112 @@
+"""`mig-agent serve` as a process: its signals, its exit code, and the last word in its log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import AsyncExitStack, suppress
+from typing import NoReturn
+
+import structlog
+
+from mig_agent.adapters.filelock import LockedError
+from mig_agent.config import Settings
+from mig_agent.core.errors import DriverError, LedgerError, RefusedError, UsageError
+from mig_agent.daemon import logs
+from mig_agent.daemon.agent import start_agent
+from mig_agent.daemon.hardware import CannotServeError
+from mig_agent.daemon.notify import keep_alive, notify
+
+CLEAN = 0
+FAILED = 1
+_BY_SIGNAL = 128
+_SAME_SIGNAL_SECONDS = 0.5
+"""timeout(1), and a shell on Ctrl-C, signal both the process and its group: that is one wish, not two."""
+
+_log = structlog.get_logger(__name__)
+
+
+def serve(settings: Settings) -> NoReturn:
+    """Serves until SIGTERM or SIGINT, and ends the process.
+
+    It ends without waiting for threads: one may hang in the driver for good.
+    """
+    logs.configure(settings)
+    code = FAILED
+    try:
+        code = asyncio.run(_Process(settings).run())
+    except BaseExceptionGroup as group:
+        _tell_unexpected(group.exceptions[0])
+    except Exception as error:  # noqa: BLE001 -- the last line of defence: one line, and the exit code
+        _tell_unexpected(error)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def _tell_unexpected(error: BaseException) -> None:
+    _log.critical("the agent failed in a way that it did not expect", error=f"{type(error).__name__}: {error}")
+    _log.debug("where it failed", exc_info=error)
+
+
+class _Process:
+    """One run: starts the agent, waits for a signal, stops it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._began = time.monotonic()
+        self._stop = asyncio.Event()
+        self._main: asyncio.Task[int] | None = None
+        self._started = False
+        self._asked_at = 0.0
+
+    async def run(self) -> int:
+        """The exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        async with asyncio.TaskGroup() as group:
+            self._main = group.create_task(self._serve(group), name="serve")
+        return CLEAN if self._main.cancelled() else self._main.result()
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        now = time.monotonic()
+        if self._stop.is_set():
+            if now - self._asked_at < _SAME_SIGNAL_SECONDS:
+                return
+            _log.warning("stopping at once", signal=number.name)
+            os._exit(_BY_SIGNAL + number)
+        _log.info("stopping", signal=number.name)
+        self._asked_at = now
+        self._stop.set()
+        if not self._started and self._main is not None:
+            self._main.cancel()
+
+    async def _serve(self, group: asyncio.TaskGroup) -> int:
+        try:
+            async with AsyncExitStack() as stack:
+                agent = await start_agent(self._settings, stack)
+                self._started = True
+                notify("READY=1")
+                _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
+                watchdog = group.create_task(keep_alive(), name="watchdog")
+                await self._stop.wait()
+                notify("STOPPING=1")
+                watchdog.cancel()
+                await agent.stop()
+        except (UsageError, LockedError, CannotServeError) as error:
+            _log.error(error.message, hint=error.hint)
+            return FAILED
+        except RefusedError as error:
+            _log.error(error.refusal.message, hint=error.refusal.hint)
+            return FAILED
+        except (DriverError, LedgerError) as error:
+            _log.error(f"cannot serve: {error}")
+            return FAILED
+        _log.info("stopped")
+        return CLEAN

@@ -1,0 +1,159 @@
+"""The gRPC servers: one for users (Unix sockets, TCP with certificates), one for administrators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, TypeAlias
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from grpc_reflection.v1alpha import reflection
+
+from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.tls import TlsFiles, server_credentials
+from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
+from mig_agent.core.errors import ConfigError
+from mig_agent.frontends.handlers import SERVICE
+
+_ADMIN_MODE = 0o600
+_HEALTH: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.so_reuseport", 0),  # or a second agent would quietly share the port
+    ("grpc.keepalive_time_ms", 60_000),  # a client's machine that dies without a word ends its Hold
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+_log = structlog.get_logger(__name__)
+Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+
+
+class _Gate(grpc.GenericRpcHandler):
+    """Answers UNAVAILABLE for the service's methods until they are there."""
+
+    def __init__(self) -> None:
+        self.handlers: Handlers | None = None
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        service, _, method = str(handler_call_details.method).lstrip("/").partition("/")
+        if service != SERVICE.full_name:
+            return None
+        if self.handlers is None:
+            return grpc.unary_unary_rpc_method_handler(_not_yet)
+        return self.handlers.get(method)
+
+
+async def _not_yet(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "cannot answer yet: the agent is starting")
+    raise AssertionError("abort returns never")
+
+
+class _Server:
+    """One gRPC server with health and reflection; its service comes later."""
+
+    def __init__(self) -> None:
+        self.grpc = grpc.aio.server(options=_OPTIONS)
+        self.gate = _Gate()
+        self.health = health.HealthServicer()
+        self.grpc.add_generic_rpc_handlers((self.gate,))
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        names = (SERVICE.full_name, _HEALTH, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self.grpc)
+
+    async def set_serving(self, *, serving: bool) -> None:
+        kind = health_pb2.HealthCheckResponse.ServingStatus
+        status = kind.Value("SERVING" if serving else "NOT_SERVING")
+        for name in ("", SERVICE.full_name):
+            await self.health.set(name, status)
+
+
+class Servers:
+    """Both servers, from taking their addresses to letting them go.
+
+    They listen from the start, so that probes see NOT_SERVING instead of nothing, and serve when `open` is called.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Takes the addresses. Raises LockedError where another has one, ConfigError where one cannot be used."""
+        self._sockets = ExitStack()
+        self._users, self._admins = _Server(), _Server()
+        self.addresses: list[str] = []
+        """Where users connect; a TCP port that the kernel chose is filled in."""
+        with ExitStack() as undo:
+            undo.callback(self._sockets.close)
+            credentials = _credentials(settings)
+            for address in settings.listen:
+                self._bind(self._users, address, settings, credentials)
+            self._bind_unix(self._admins, settings.admin_address, _ADMIN_MODE, "")
+            undo.pop_all()
+
+    async def start(self) -> None:
+        """Listens, not yet serving."""
+        for server in (self._users, self._admins):
+            await server.set_serving(serving=False)
+            await server.grpc.start()
+
+    async def open(self, users: Handlers, admins: Handlers) -> None:
+        """Serves."""
+        self._users.gate.handlers, self._admins.gate.handlers = users, admins
+        for server in (self._users, self._admins):
+            await server.set_serving(serving=True)
+
+    async def say_not_serving(self) -> None:
+        """So that probes and load balancers turn away before the sockets are gone."""
+        for server in (self._users, self._admins):
+            await server.set_serving(serving=False)
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Takes no new calls, and ends those that are open after the grace."""
+        await asyncio.gather(*(server.grpc.stop(grace_seconds) for server in (self._users, self._admins)))
+        self._sockets.close()
+
+    def _bind(
+        self, server: _Server, address: Address, settings: Settings, credentials: grpc.ServerCredentials | None
+    ) -> None:
+        if isinstance(address, UnixAddress):
+            self._bind_unix(server, address, settings.socket_mode, settings.socket_group)
+            self.addresses.append(str(address))
+        else:
+            self.addresses.append(str(_bind_tcp(server, address, credentials)))
+
+    def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
+        owned = OwnedSocket.own(address.path)
+        self._sockets.callback(owned.close)
+        with owned.being_bound(mode, group):
+            try:
+                server.grpc.add_insecure_port(address.target)
+            except RuntimeError as error:
+                raise ConfigError(f"cannot listen on {address}: {_why(error)}", "give another address") from error
+
+
+def _bind_tcp(server: _Server, address: TcpAddress, credentials: grpc.ServerCredentials | None) -> TcpAddress:
+    if credentials is None:
+        raise ConfigError(f"cannot listen on {address} without certificates")
+    try:
+        port = server.grpc.add_secure_port(str(address), credentials)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {address}: {_why(error)}", "is another program listening there?"
+        ) from error
+    return TcpAddress(address.host, port)
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    if cert is None or key is None or client_ca is None:
+        return None
+    files = TlsFiles(cert=cert, key=key, client_ca=client_ca)
+    return server_credentials(files, lambda words: _log.error(words, hint="the former certificates stay in use"))
+
+
+def _why(error: RuntimeError) -> str:
+    """Why a port could not be had, in short."""
+    text = str(error)
+    return "the address is in use" if "in use" in text else text.partition(";")[0].strip() or "it failed"

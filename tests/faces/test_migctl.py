@@ -1,0 +1,286 @@
+"""Every verb of `migctl` as a person types it, against a real agent."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.agent import GENEROUS_SECONDS, Agent, eventually
+
+
+def device_of(answer: dict[str, Any]) -> dict[str, Any]:
+    (device,) = answer["devices"]
+    found: dict[str, Any] = device
+    return found
+
+
+def test_the_main_job(agent: Agent) -> None:
+    """Memory becomes the smallest profile; a release leaves it idle; the next one gets it; 7g takes what it needs."""
+    first = agent.ask("request", "--gpu-memory", "4G", "--gpu", "0")
+    assert device_of(first)["profile"] == "1g.5gb"
+    assert not device_of(first)["reused"]
+    second = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")
+    assert device_of(second)["profile"] == "1g.10gb"
+    assert device_of(agent.ask("request", "--mig-profile", "2g.10gb"))["gpu_index"] == 0
+
+    agent.migctl("release", second["lease"])
+    (idle,) = agent.instances("idle")
+    assert idle["uuid"] == device_of(second)["uuid"]
+    created = agent.simulator.calls("nvmlDeviceCreateGpuInstanceWithPlacement")
+    third = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")
+    assert device_of(third)["reused"]
+    assert device_of(third)["uuid"] == device_of(second)["uuid"]
+    assert agent.simulator.calls("nvmlDeviceCreateGpuInstanceWithPlacement") == created
+
+    agent.migctl("release", third["lease"])
+    assert device_of(agent.ask("request", "--mig-profile", "7g.80gb"))["gpu_index"] == 1
+    assert not agent.instances("idle")
+    assert len(agent.instances("leased")) == 3
+
+
+def test_request_for_people(agent: Agent) -> None:
+    printed = agent.migctl("request", "--gpu-memory", "4G", "--gpu", "0").stdout
+    lease = agent.ask("status")["leases"][0]["lease"]
+    assert f"migctl release {lease}" in printed
+    assert "1g.5gb" in printed
+    assert "MIG-" in printed
+
+
+def test_request_for_a_shell(agent: Agent) -> None:
+    exports = agent.migctl("request", "--gpu-memory", "4G", "-o", "env").stdout
+    script = f'{exports}\nprintf %s "$CUDA_VISIBLE_DEVICES"'
+    seen = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert seen == agent.instances("leased")[0]["uuid"]
+    failed = agent.migctl("request", "--gpu-memory", "900G", "-o", "env", code=3)
+    assert failed.stdout == ""
+
+
+def test_request_several_devices_at_once(agent: Agent) -> None:
+    answer = agent.ask("request", "--device", "2g.10gb", "--device", "4G")
+    assert len(answer["devices"]) == 2
+    assert answer["devices"][0]["profile"] == "2g.10gb"
+
+
+def test_request_a_fraction_and_a_whole_gpu(agent: Agent) -> None:
+    assert device_of(agent.ask("request", "--gpu-fraction", "0.5", "--gpu", "1"))["profile"] == "3g.40gb"
+    assert device_of(agent.ask("request", "--num-gpus", "1"))["profile"] == "7g.40gb"
+
+
+def test_request_for_a_while(agent: Agent) -> None:
+    assert agent.ask("request", "--gpu-memory", "4G", "--ttl", "1s")["expires_at"]
+    eventually(lambda: not agent.ask("status")["leases"], "the lease has ended by itself")
+
+
+def test_request_for_the_life_of_a_process(agent: Agent) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        agent.ask("request", "--gpu-memory", "4G", "--pid", str(process.pid))
+        assert agent.ask("status")["leases"][0]["pid"] == process.pid
+        process.kill()
+
+
+def test_the_same_request_id_gives_the_same_lease(agent: Agent) -> None:
+    first = agent.ask("request", "--gpu-memory", "4G", "--request-id", "once")
+    again = agent.ask("request", "--gpu-memory", "4G", "--request-id", "once")
+    assert (again["lease"], again["token"]) == (first["lease"], first["token"])
+    other = agent.ask("request", "--gpu-memory", "8G", "--request-id", "once", code=3)
+    assert other["error"]["reason"] == "request-id-reused"
+
+
+def test_release_with_a_token_and_with_none(agent: Agent, folder: Path) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G")
+    stranger = {"XDG_STATE_HOME": str(folder / "stranger")}
+    agent.migctl("release", lease["lease"], "--token", "0" * 64, code=3)
+    agent.migctl("release", lease["lease"], "--token", lease["token"], variables=stranger)
+    assert not agent.ask("status")["leases"]
+
+
+def test_renew(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--ttl", "10m")["lease"]
+    later = agent.ask("renew", lease, "--ttl", "20h")["expires_at"]
+    assert later > agent.ask("renew", lease, "--ttl", "1h")["expires_at"]
+    assert agent.ask("renew", lease)["expires_at"] is None
+
+
+def test_wait_and_be_served(agent: Agent) -> None:
+    blocking = agent.ask("request", "--mig-profile", "7g.80gb")["lease"]
+    waiting = agent.begin("request", "--mig-profile", "7g.80gb", "--wait", "10m", "--name", "bob", "-o", "json")
+    (queued,) = eventually(lambda: agent.ask("status")["queue"], "it waits")
+    assert (queued["holder"], queued["position"]) == ("bob", 1)
+    agent.migctl("release", blocking)
+    out, _ = waiting.communicate(timeout=GENEROUS_SECONDS)
+    assert waiting.returncode == 0
+    assert device_of(json.loads(out))["profile"] == "7g.80gb"
+
+
+def test_wait_and_give_up(agent: Agent) -> None:
+    agent.ask("request", "--mig-profile", "7g.80gb")
+    answer = agent.ask("request", "--mig-profile", "7g.80gb", "--wait", "1s", code=5)
+    assert answer["error"]["reason"] == "waited-too-long"
+
+
+def test_status_for_people_in_80_columns_without_colour(agent: Agent) -> None:
+    agent.migctl("request", "--gpu-memory", "4G", "--gpu", "1", "--name", "alice")
+    printed = agent.migctl("status", variables={"COLUMNS": "80", "LC_ALL": "C", "PYTHONUTF8": "0"}).stdout
+    assert "\x1b" not in printed
+    assert printed.isascii()
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    for words in ("alice", "leased", "free", "1g.10gb", "GPU 0", "GPU 1"):
+        assert words in printed
+
+
+def test_status_in_json_has_the_documented_shape(agent: Agent) -> None:
+    agent.ask("request", "--gpu-memory", "4G", "--tenant", "team-a", "--name", "alice")
+    status = agent.ask("status")
+    assert {"node", "revision", "gpus", "leases", "queue"} <= status.keys()
+    gpu = status["gpus"][0]
+    assert {"index", "uuid", "model", "mig", "state", "memory_slices", "instances"} <= gpu.keys()
+    assert {"current", "pending"} <= gpu["mig"].keys()
+    (instance,) = agent.instances()
+    assert instance.keys() >= {
+        *("uuid", "profile", "memory_mib", "placement", "gpu_instance_id", "compute_instance_id"),
+        *("state", "lease", "holder", "tenant", "since"),
+    }
+    assert (instance["state"], instance["holder"], instance["tenant"]) == ("leased", "alice", "team-a")
+
+
+def test_profiles(agent: Agent) -> None:
+    printed = agent.migctl("profiles").stdout
+    assert "1g.5gb" in printed
+    assert "3g.40gb" in printed
+    assert "1g.10gb" in json.dumps(agent.ask("profiles"))
+
+
+def test_plan_changes_nothing(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")["lease"]
+    agent.migctl("release", lease)
+    before = agent.ask("status")
+    printed = agent.migctl("plan", "--mig-profile", "7g.80gb").stdout
+    assert "destroy" in printed
+    assert "create 7g.80gb" in printed
+    assert agent.migctl("request", "--dry-run", "--mig-profile", "7g.80gb").stdout == printed
+    assert agent.ask("status") == before
+
+
+def test_reclaim(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")["lease"]
+    kept = agent.ask("request", "--gpu-memory", "4G", "--gpu", "0")
+    agent.migctl("release", lease)
+    (destroyed,) = agent.ask("reclaim")["destroyed"]
+    assert destroyed["profile"] == "1g.10gb"
+    assert [each["uuid"] for each in agent.instances()] == [device_of(kept)["uuid"]]
+
+
+def test_cordon_and_uncordon(agent: Agent) -> None:
+    agent.migctl("cordon", "--gpu", "1", "--reason", "a new fan")
+    assert agent.ask("status")["gpus"][1]["state"] == "cordoned"
+    answer = agent.ask("request", "--mig-profile", "7g.80gb", code=3)
+    assert "a new fan" in json.dumps(answer)
+    agent.migctl("uncordon", "--gpu", "1")
+    agent.ask("request", "--mig-profile", "7g.80gb")
+
+
+def test_what_is_for_administrators_is_refused_on_the_users_socket(agent: Agent, folder: Path) -> None:
+    (folder / "admin.sock").rename(folder / "hidden.sock")
+    for verb in (("reclaim",), ("cordon", "--gpu", "0"), ("mode", "disable", "--gpu", "0")):
+        assert agent.ask(*verb, code=3)["error"]["reason"] == "not-permitted"
+    (folder / "hidden.sock").rename(folder / "admin.sock")
+    agent.migctl("reclaim")
+
+
+def test_mode(agent: Agent) -> None:
+    agent.migctl("mode", "disable", "--gpu", "1")
+    eventually(lambda: agent.ask("status")["gpus"][1]["state"] == "whole", "the H100 is a whole GPU now")
+    assert device_of(agent.ask("request", "--num-gpus", "1"))["gpu_index"] == 1
+    assert agent.migctl("mode", "enable", "--gpu", "1", code=3).stderr
+    said = agent.migctl("mode", "disable", "--gpu", "0", code=None)
+    assert "reset" in said.stdout + said.stderr
+    assert agent.ask("status")["gpus"][0]["mig"] == {"capable": True, "current": True, "pending": False}
+
+
+def test_events(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1", "--name", "alice")["lease"]
+    agent.migctl("release", lease)
+    kinds = [each["kind"] for each in agent.ask("events", "--since", "2h", "--gpu", "1")["events"]]
+    assert {"instance-created", "lease-granted", "lease-ended"} <= set(kinds)
+    assert not agent.ask("events", "--since", "2h", "--gpu", "0")["events"]
+    assert "alice" in agent.migctl("events", "--since", "2h").stdout
+
+
+def test_top_where_it_is_not_a_terminal(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
+    agent.simulator.occupy(device_of(lease)["uuid"], used_mib=1234)
+    assert "alice" in agent.migctl("top", "--once").stdout
+
+
+def test_completion_for_every_shell(agent: Agent) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "migctl" in agent.migctl("completion", shell).stdout
+
+
+class TestRun:
+    """`migctl run` is a good launcher."""
+
+    def test_it_sets_the_environment_and_releases(self, agent: Agent) -> None:
+        code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['NVIDIA_VISIBLE_DEVICES'])"
+        printed = agent.migctl("run", "--gpu-memory", "4G", "--", sys.executable, "-c", code).stdout
+        (idle,) = agent.instances()
+        assert printed.split() == [idle["uuid"]] * 2
+        assert idle["state"] == "idle"
+
+    @pytest.mark.parametrize("code", [0, 1, 42])
+    def test_it_gives_the_commands_own_code(self, code: int, agent: Agent) -> None:
+        agent.migctl("run", "--gpu-memory", "4G", "--", "sh", "-c", f"exit {code}", code=code)
+
+    def test_it_tells_of_its_own_failures_with_125(self, agent: Agent) -> None:
+        agent.migctl("run", "--gpu-memory", "900G", "--", "true", code=125)
+        said = agent.migctl("run", "--gpu-memory", "4G", "--", "/no/such/program", code=125).stderr
+        assert "there is no such command" in said
+        assert not agent.ask("status")["leases"]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+    def test_it_forwards_signals(self, number: signal.Signals, agent: Agent, folder: Path) -> None:
+        script = f"trap 'exit 7' {number.name.removeprefix('SIG')}; touch {shlex.quote(str(folder))}/up; "
+        running = agent.begin("run", "--gpu-memory", "4G", "--", "bash", "-c", script + "while :; do sleep 0.05; done")
+        eventually((folder / "up").exists, "it runs")
+        running.send_signal(number)
+        running.communicate(timeout=GENEROUS_SECONDS)
+        assert running.returncode == 7
+        assert not agent.ask("status")["leases"]
+
+    def test_its_command_reads_standard_input(self, agent: Agent) -> None:
+        command = [sys.executable, "-m", "mig_agent.migctl", "run", "--gpu-memory", "4G", "--", "cat"]
+        done = subprocess.run(
+            command, input="through", capture_output=True, text=True, check=True, env=agent.person(), timeout=60
+        )
+        assert done.stdout == "through"
+
+    def test_several_devices_for_one_process_are_refused_unless_each_gets_its_own(self, agent: Agent) -> None:
+        devices = ("--device", "4G", "--device", "4G")
+        refused = agent.migctl("run", *devices, "--", "true", code=None)
+        assert refused.returncode in {2, 125}
+        assert "--each" in refused.stderr
+        code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+        printed = agent.migctl("run", *devices, "--each", "--", sys.executable, "-c", code).stdout
+        # Both print at once, so their lines may run into each other.
+        assert len(set(re.findall(r"MIG-[0-9a-f-]{36}", printed))) == 2
+
+    def test_it_survives_a_restart_of_the_agent(self, agent: Agent, folder: Path) -> None:
+        script = (
+            f"touch {shlex.quote(str(folder))}/up; until [ -e {shlex.quote(str(folder))}/end ]; do sleep 0.05; done"
+        )
+        running = agent.begin("run", "--gpu-memory", "4G", "--", "sh", "-c", script)
+        eventually((folder / "up").exists, "it runs")
+        agent.restart_after_crash()
+        assert len(agent.ask("status")["leases"]) == 1
+        (folder / "end").touch()
+        _, words = running.communicate(timeout=2 * GENEROUS_SECONDS)
+        assert running.returncode == 0, words
+        eventually(lambda: not agent.ask("status")["leases"], "its lease has ended")

@@ -1,0 +1,278 @@
+"""`mig-agent serve` from its start to its end, as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
+from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health
+
+SERVICE = "migagent.v1.PartitionManager"
+
+
+def end(client: subprocess.Popen[str]) -> None:
+    """It would look for the agent a while longer."""
+    client.kill()
+    client.communicate(timeout=GENEROUS_SECONDS)
+
+
+def test_it_tells_of_its_health_and_its_api(agent: Agent) -> None:
+    assert health(agent.address, SERVICE) == SERVING
+    assert health(f"unix://{agent.folder}/admin.sock") == SERVING
+    with grpc.insecure_channel(agent.address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        (answer,) = stub.ServerReflectionInfo(iter([ask]), timeout=GENEROUS_SECONDS)
+        names = {each.name for each in answer.list_services_response.service}
+        assert {SERVICE, "grpc.health.v1.Health"} <= names
+        ask = reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE)
+        (answer,) = stub.ServerReflectionInfo(iter([ask]), timeout=GENEROUS_SECONDS)
+        assert answer.file_descriptor_response.file_descriptor_proto
+
+
+def test_its_sockets_and_its_state_are_open_to_whom_they_should(folder: Path) -> None:
+    def mode(path: Path) -> int:
+        return stat.S_IMODE(path.stat().st_mode)
+
+    with Agent(folder, flags=["--socket-mode", "0666", "--socket-group", str(os.getgid())]) as agent:
+        assert mode(agent.socket) == 0o666
+        assert agent.socket.stat().st_gid == os.getgid()
+        assert mode(folder / "admin.sock") == 0o600
+        assert mode(agent.state_dir) == 0o700
+
+
+def test_it_stops_cleanly_on_sigterm_and_keeps_its_leases(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G")
+    assert agent.stop() == 0
+    assert not agent.socket.exists()
+    assert not (agent.folder / "admin.sock").exists()
+    agent.start()
+    (kept,) = agent.ask("status")["leases"]
+    assert kept["lease"] == lease["lease"]
+    assert kept["devices"][0]["uuid"] == lease["devices"][0]["uuid"]
+    agent.migctl("release", lease["lease"])
+
+
+def test_it_stops_on_ctrl_c_too(agent: Agent) -> None:
+    assert agent.signal(signal.SIGINT) == 0
+
+
+@pytest.mark.parametrize("rounds", [3])
+def test_it_comes_back_after_being_killed_with_all_its_leases(agent: Agent, rounds: int) -> None:
+    leases = {agent.ask("request", "--gpu-memory", "4G")["lease"] for _ in range(rounds)}
+    for _ in range(rounds):
+        agent.restart_after_crash()
+        assert {each["lease"] for each in agent.ask("status")["leases"]} == leases
+        leases.add(agent.ask("request", "--gpu-memory", "4G")["lease"])
+    assert len(agent.instances("leased")) == 2 * rounds
+    for lease in leases:
+        agent.migctl("release", lease)
+    assert not agent.instances("leased")
+
+
+def test_those_who_wait_are_answered_when_it_stops(agent: Agent) -> None:
+    agent.ask("request", "--mig-profile", "7g.80gb")
+    request = pb.Request(wants=[pb.Want(profile="7g.80gb")], request_id="waits", wait_seconds=600)
+    with grpc.insecure_channel(agent.address) as channel:
+        stream = rpc.PartitionManagerStub(channel).Acquire(pb.AcquireRequest(request=request))
+        assert next(stream).queued.position == 1
+        assert agent.stop() == 0
+        with pytest.raises(grpc.RpcError) as caught:
+            next(stream)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    trailer = {each.key: each.value for each in caught.value.trailing_metadata()}
+    assert pb.RefusalDetail.FromString(trailer["migagent-refusal-bin"]).reason == "shutting-down"
+
+
+def test_a_driver_call_that_hangs_does_not_hold_up_the_end(folder: Path) -> None:
+    with Agent(folder, flags=["--stop-deadline", "1s"]) as agent:
+        agent.simulator.hang("nvmlDeviceCreateGpuInstanceWithPlacement")
+        waiting = agent.begin("request", "--gpu-memory", "4G")
+        eventually(lambda: agent.instances("creating"), "the creation is under way")
+        assert agent.stop() == 0
+        end(waiting)
+        agent.simulator.clear()
+        agent.start()
+        assert agent.ask("request", "--gpu-memory", "4G")["devices"]
+
+
+def test_a_second_signal_ends_it_at_once(folder: Path) -> None:
+    with Agent(folder, flags=["--stop-deadline", "10m", "--call-deadline", "10m"]) as agent:
+        agent.simulator.hang("nvmlDeviceCreateGpuInstanceWithPlacement")
+        waiting = agent.begin("request", "--gpu-memory", "4G")
+        eventually(lambda: agent.instances("creating"), "the creation is under way")
+        assert agent.process is not None
+        agent.process.send_signal(signal.SIGTERM)
+        agent.process.send_signal(signal.SIGTERM)  # as timeout(1) does: the same wish, told twice
+        eventually(lambda: '"stopping"' in agent.log(), "the first signal is heard")
+        assert agent.process.poll() is None
+
+        def ended() -> bool:
+            assert agent.process is not None
+            agent.process.send_signal(signal.SIGTERM)
+            return agent.process.poll() is not None
+
+        eventually(ended, "a second one ends it")
+        assert agent.process.returncode == 128 + signal.SIGTERM
+        end(waiting)
+
+
+def test_a_driver_that_hangs_at_the_start_is_told(folder: Path) -> None:
+    agent = Agent(folder, flags=["--call-deadline", "1s"])
+    with agent:
+        agent.stop()
+        agent.simulator.hang("nvmlDeviceGetHandleByIndex_v2")
+        process = agent.launch()
+        assert process.wait(GENEROUS_SECONDS) == 1
+        assert "cannot" in agent.log().splitlines()[-1]
+        assert "Traceback" not in agent.log()
+
+
+def test_it_can_be_stopped_while_it_starts(folder: Path) -> None:
+    with Agent(folder) as agent:
+        agent.stop()
+        agent.simulator.hang("nvmlDeviceGetHandleByIndex_v2")
+        process = agent.launch()
+        eventually(agent.socket.exists, "it has come as far as the driver")
+        assert health(agent.address) != SERVING
+        assert agent.stop() == 0
+        assert process.returncode == 0
+
+
+def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(GENEROUS_SECONDS)
+        systemd.bind(str(folder / "notify"))
+        variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "20000"}
+        with Agent(folder, variables=variables) as agent:
+            heard = [systemd.recv(100) for _ in range(3)]
+            assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+            agent.stop()
+            while (last := systemd.recv(100)) == b"WATCHDOG=1":
+                pass
+            assert last == b"STOPPING=1"
+
+
+def test_its_log_is_json_for_machines_and_text_for_people(folder: Path) -> None:
+    with Agent(folder) as agent:
+        agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
+        agent.stop()
+        lines = [json.loads(line) for line in agent.log().splitlines()]
+        assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+        assert [line["event"] for line in lines if line["event"] in {"serving", "stopping", "stopped"}] == [
+            "serving",
+            "stopping",
+            "stopped",
+        ]
+        assert any(line.get("event_kind") == "lease-granted" and line["holder"] == "alice" for line in lines)
+
+
+def test_its_log_tells_what_a_reboot_ended(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+    agent.stop()
+    agent.simulator.reboot(keep_mig_mode=True)
+    agent.start()
+    assert not agent.ask("status")["leases"]
+    agent.stop()
+    ended = [line for line in map(json.loads, agent.log().splitlines()) if line.get("event_kind") == "lease-ended"]
+    assert [line["lease"] for line in ended] == [lease]
+
+
+def test_its_log_can_be_text(folder: Path) -> None:
+    with Agent(folder, flags=["--log-format", "text"]) as agent:
+        agent.stop()
+        assert " serving " in agent.log()
+        assert "{" not in agent.log().splitlines()[-1]
+
+
+def test_no_token_is_ever_logged(folder: Path) -> None:
+    with Agent(folder, flags=["--log-level", "debug"]) as agent:
+        token = agent.ask("request", "--gpu-memory", "4G")["token"]
+        assert token
+        agent.stop()
+        assert token not in agent.log()
+
+
+def test_metrics_can_be_scraped(folder: Path) -> None:
+    with Agent(folder, flags=["--metrics", "127.0.0.1:0"]) as agent:
+        lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
+        serving = next(line for line in map(json.loads, agent.log().splitlines()) if line["event"] == "serving")
+        assert serving["metrics"].startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(serving["metrics"], timeout=GENEROUS_SECONDS) as answer:  # noqa: S310 -- our own
+            text = answer.read().decode()
+        assert lease["lease"] in text
+        assert 'holder="alice"' in text
+        assert "mig_agent_" in text
+
+
+def test_a_busy_metrics_port_is_refused_when_asked_for_and_borne_when_not(folder: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        agent = Agent(folder, flags=["--metrics", f"127.0.0.1:{port}"])
+        process = agent.launch()
+        assert process.wait(GENEROUS_SECONDS) == 1
+        assert f"cannot serve metrics on 127.0.0.1:{port}" in agent.log()
+
+
+def test_a_path_as_long_as_the_kernel_takes_is_served_and_a_longer_one_refused_in_words(folder: Path) -> None:
+    longest = folder / "x" / ("s" * (107 - len(str(folder)) - len("/x/")))
+    with Agent(folder, listen=[f"unix://{longest}"]) as agent:
+        assert len(str(longest)) == 107
+        assert agent.stop() == 0
+    too_long = Agent(folder, listen=[f"unix://{longest}s"])
+    assert too_long.launch().wait(GENEROUS_SECONDS) == 2
+    assert "at most 107" in too_long.log()
+
+
+def test_gpus_can_be_selected(folder: Path) -> None:
+    with Agent(folder, "h100-80gb:3", flags=["--gpus", "0,2"]) as agent:
+        assert [gpu["index"] for gpu in agent.ask("status")["gpus"]] == [0, 2]
+        uuid = agent.ask("status")["gpus"][1]["uuid"]
+        agent.stop()
+    with Agent(folder, "h100-80gb:3", flags=["--gpus", uuid]) as agent:
+        assert [gpu["index"] for gpu in agent.ask("status")["gpus"]] == [2]
+
+
+def test_it_serves_where_some_gpus_have_no_mig(folder: Path) -> None:
+    with Agent(folder, "t4:1,a100-40gb:1:off,h100-80gb:1") as agent:
+        states = [(gpu["state"], bool(gpu["reason"])) for gpu in agent.ask("status")["gpus"]]
+        assert states == [("whole", True), ("whole", True), ("ready", False)]
+        assert agent.ask("request", "--gpu-memory", "4G")["devices"][0]["gpu_index"] == 2
+        assert agent.ask("request", "--num-gpus", "1")["devices"][0]["gpu_index"] in {0, 1}
+
+
+def test_a_state_directory_of_another_machine_is_refused(folder: Path) -> None:
+    with Agent(folder, "a30:1"):
+        pass
+    process = (agent := Agent(folder, "h100-80gb:1")).launch()
+    assert process.wait(GENEROUS_SECONDS) == 1
+    assert "cannot simulate h100-80gb" in agent.log()
+
+
+def test_it_needs_no_more_than_its_flags(folder: Path) -> None:
+    """`--state-dir` and `--listen` are all that a newcomer gives; the rest follows."""
+    program = str(Path(sys.executable).parent / "mig-agent")
+    command = [program, "serve", "--simulate", "a30", "--state-dir", str(folder / "s"), "--metrics", "off"]
+    command += ["--listen", f"unix://{folder}/agent.sock"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            eventually(lambda: health(f"unix://{folder}/agent.sock") == SERVING, "it serves")
+            assert (folder / "admin.sock").is_socket()
+        finally:
+            process.terminate()
+            process.wait(GENEROUS_SECONDS)
