@@ -1,0 +1,87 @@
+"""The calls that are measured, made straight on the wire so that no client library is measured with them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, cast
+
+import grpc
+from echo import METHOD
+
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as pb_grpc
+
+if TYPE_CHECKING:
+    from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub as AsyncStub
+
+Pair = Callable[[], Awaitable[None]]
+"""Two calls, one after the other."""
+
+
+def stub_on(channel: grpc.aio.Channel) -> AsyncStub:
+    """The generated class is one for both worlds; the stubs tell them apart."""
+    return cast("AsyncStub", pb_grpc.PartitionManagerStub(channel))
+
+
+async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = ()) -> pb.Granted:
+    """One instance with so much memory, or grpc.RpcError."""
+    request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=uuid.uuid4().hex, gpus=gpus)
+    granted = None
+    async for answer in stub.Acquire(pb.AcquireRequest(request=request)):
+        granted = answer.granted
+    if granted is None:
+        message = "cannot measure: Acquire ended without an answer"
+        raise RuntimeError(message)
+    return granted
+
+
+async def release(stub: AsyncStub, granted: pb.Granted) -> None:
+    """Ends the lease."""
+    await stub.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token))
+
+
+def lease_pair(channel: grpc.aio.Channel, memory_mib: int = 4000) -> Pair:
+    """Acquire and Release."""
+    stub = stub_on(channel)
+
+    async def pair() -> None:
+        await release(stub, await acquire(stub, memory_mib))
+
+    return pair
+
+
+def echo_pair(channel: grpc.aio.Channel) -> Pair:
+    """Two echoes of the size of such a request."""
+    call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
+    payload = b"x" * 64
+
+    async def pair() -> None:
+        await call(payload)
+        await call(payload)
+
+    return pair
+
+
+async def latencies(pair: Pair, times: int) -> list[float]:
+    """Seconds of each."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        await pair()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+async def throughput(pair: Pair, clients: int, times_each: int) -> float:
+    """Pairs in a second, with so many clients at once."""
+
+    async def client() -> None:
+        for _ in range(times_each):
+            await pair()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return clients * times_each / (time.perf_counter() - began)

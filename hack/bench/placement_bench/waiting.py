@@ -1,0 +1,65 @@
+"""Requests that wait until they fit, in the agent's own queue: how long each waits."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+
+from mig_agent.core.model import RequestId
+from mig_agent.core.patience import Patience
+from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.queue import Queue, next_to_start
+from placement_bench.agent import AgentCluster, Handle, request_for
+from placement_bench.arrivals import Arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class Discipline:
+    """How the queue is run; limits are in mean service times, which stand for seconds here."""
+
+    name: str
+    strict_fifo: bool = False
+    limit: float | None = None
+    """After how long a wait GPUs are kept; None: what the agent takes by default, twice the mean lease."""
+
+
+def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
+    """How long each request waits, in order of arrival. All are served in the end."""
+    cluster = AgentCluster(gpus, DEFAULT_POLICY)
+    queue = Queue()
+    ending: list[tuple[float, int, Handle]] = []
+    found = [0.0] * len(arrivals)
+    patience = Patience(1.0)
+
+    def start_what_fits(now: float) -> None:
+        limit = patience.limit_seconds if discipline.limit is None else discipline.limit
+        while len(queue):
+            started = next_to_start(
+                cluster.view,
+                queue.waiting,
+                DEFAULT_POLICY,
+                now,
+                limit_seconds=limit,
+                strict_fifo=discipline.strict_fifo,
+            )
+            if started is None:
+                return
+            waiting, plan = started
+            queue.remove(waiting.request.request_id)
+            number = int(waiting.request.request_id)
+            found[number] = now - waiting.since
+            heapq.heappush(ending, (now + arrivals.lasts[number], number, cluster.carry_out(plan, now)))
+
+    def end_until(moment: float) -> None:
+        while ending and ending[0][0] <= moment:
+            now, number, handle = heapq.heappop(ending)
+            cluster.end(handle, now)
+            patience.lease_ended(arrivals.lasts[number])
+            start_what_fits(now)
+
+    for number, (now, kind) in enumerate(zip(arrivals.at, arrivals.kind, strict=True)):
+        end_until(now)
+        queue.add(replace(request_for(kind), request_id=RequestId(str(number))), now)
+        start_what_fits(now)
+    end_until(float("inf"))
+    return found
