@@ -1,0 +1,38 @@
+"""Writes the documents that are made by the program, or with `--check` says which of them are not fresh."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mig_agent.config import documents
+from picture import slice_map
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS: Mapping[str, Callable[[], str]] = {
+    "docs/mig-agent.example.yaml": documents.example_file,
+    "docs/configuration.md": documents.page,
+    "docs/slicemap.svg": slice_map,
+}
+
+
+def main() -> int:
+    """Exit code 1 with `--check` where something is not fresh."""
+    check = "--check" in sys.argv[1:]
+    stale = 0
+    for name, make in DOCUMENTS.items():
+        path, text = ROOT / name, make()
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            print(f"{name} is not fresh: run hack/docs.sh")
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {name}")
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Runs every test that needs no Kubernetes and no GPU, and the linters, which are tests too (tests/lint).
+# Usage: hack/test.sh [PYTEST ARGUMENTS]      for instance: hack/test.sh tests/core -k placement
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+hack/env.sh dev
+
+report=$(mktemp -d)
+trap 'rm -rf "$report"' EXIT
+failed=0
+.venv/bin/python -m pytest -q --numprocesses "${TEST_WORKERS:-2}" --dist worksteal --durations 10 \
+  --junit-xml "$report/tests.xml" "$@" </dev/null || failed=$?
+.venv/bin/python hack/what_ran.py "$report/tests.xml" || true
+exit "$failed"

@@ -1,0 +1,93 @@
+"""The wheel, built and installed as anybody would, has everything that the checkout has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mig_agent import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def run(*command: str | Path, cwd: Path, **variables: str) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the programs of an environment that has the wheel and not the checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    run(*pip, "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel, cwd=folder)
+    return folder / "bin"
+
+
+def installed(programs: Path, program: str, *arguments: str) -> str:
+    # What it depends on comes from the tests' own environment; a path there brings no editable installs with it.
+    return run(programs / program, *arguments, cwd=programs, PYTHONPATH=sysconfig.get_paths()["purelib"])
+
+
+def test_the_wheel_holds_profiles_types_and_licence(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for profile in (ROOT / "profiles").glob("*.yaml"):
+        assert f"mig_agent/_profiles/{profile.name}" in names
+    assert "mig_agent/py.typed" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests", "hack"))]
+
+
+def test_the_wheel_holds_every_module_of_the_checkout(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {path.relative_to(ROOT / "agent").as_posix() for path in (ROOT / "agent/mig_agent").rglob("*.py")}
+    assert modules <= names
+
+
+def test_its_programs_run(programs: Path) -> None:
+    assert installed(programs, "mig-agent", "version").strip() == f"mig-agent {__version__}"
+    assert "--simulate" in installed(programs, "mig-agent", "serve", "--help")
+    assert "request" in installed(programs, "migctl", "--help")
+
+
+def test_it_finds_its_own_profiles(programs: Path) -> None:
+    code = (
+        "import mig_agent, pathlib\n"
+        "from mig_agent.adapters import profiles\n"
+        "print(pathlib.Path(mig_agent.__file__).parent)\n"
+        "print(len(profiles.load().entries))\n"
+    )
+    folder, count = installed(programs, "python", "-c", code).split()
+    assert Path(folder).is_relative_to(programs.parent)
+    assert int(count) == len(list((ROOT / "profiles").glob("*.yaml")))
+
+
+def test_it_shows_the_demo(programs: Path) -> None:
+    assert "Where to go next" in installed(programs, "mig-agent", "demo", "--fast")
