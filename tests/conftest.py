@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A shell that runs this in the background has it ignore Ctrl-C, and whatever the tests start would inherit that.
@@ -22,3 +23,11 @@ base = settings(
 settings.register_profile("search", base)
 settings.register_profile("ci", base, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "search")
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the machine that the tests run on reaches the settings."""
+    for variable in tuple(os.environ):
+        if variable.startswith("MIG_AGENT_") or variable == "CUDA_VISIBLE_DEVICES":
+            monkeypatch.delenv(variable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def serve(config: Path | None, **flags: object) -> None:
         if error.hint:
             click.echo(f"  hint: {error.hint}", err=True)
         sys.exit(_USAGE)
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are no JSON, and ours say the same in words
     from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
 
     until_stopped(settings)

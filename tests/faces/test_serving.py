@@ -156,7 +156,7 @@ def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.settimeout(GENEROUS_SECONDS)
         systemd.bind(str(folder / "notify"))
-        variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "20000"}
+        variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1000000"}
         with Agent(folder, variables=variables) as agent:
             heard = [systemd.recv(100) for _ in range(3)]
             assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]

@@ -92,3 +92,15 @@ def test_a_renewed_certificate_is_shown_without_a_restart(agent: Agent, folder: 
     fresh.issue("server", file="server")
     (folder / "clients-ca.pem").write_bytes(fresh.ca.read_bytes())
     assert status_over_tcp(agent, credentials_of(fresh, fresh.issue("scheduler"))).node == "tested"
+
+
+def test_a_port_that_another_has_is_refused_in_one_line(
+    agent: Agent, authority: Authority, server: Pem, folder: Path
+) -> None:
+    (folder / "b").mkdir()
+    flags = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
+    second = Agent(folder / "b", flags=flags, listen=[f"unix://{folder}/b/agent.sock", tcp_address(agent)])
+    assert second.launch().wait(GENEROUS_SECONDS) == 1
+    (line,) = map(json.loads, second.log().splitlines())
+    assert line["event"].startswith(f"cannot listen on {tcp_address(agent)}: ")
+    assert agent.ask("status")["node"] == "tested"

@@ -114,6 +114,17 @@ def test_status_names_everything_and_fits_80_columns() -> None:
     assert "\x1b" not in page
 
 
+def test_on_a_terminal_long_names_are_cut_to_fit_and_nothing_else_is() -> None:
+    long = replace(LEASE, holder="pod a-long-namespace/" + "x" * 100, devices=(DEVICE,) * 8, unused=False)
+    waits = replace(NODE.queue[0], holder="y" * 100, wants="2 devices: " + "z" * 100)
+    node = replace(NODE, leases=(long, LEASE), queue=(waits,))
+    page = status.render(node, width=80, color=False, unicode=True, cut=True)
+    assert max(map(len, page.splitlines())) <= 80
+    assert "pod a-long-namespace" in page
+    assert "alice (unused)" in page
+    assert "x" * 100 in status.render(node, width=80, color=False, unicode=True), "nothing is cut in a pipe"
+
+
 def test_status_without_unicode_is_ascii() -> None:
     assert status.render(NODE, width=80, color=False, unicode=False).isascii()
 

@@ -8,10 +8,10 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mig_agent.adapters import profiles
-from mig_agent.adapters.clock import VirtualClock
+from mig_agent.adapters.clock import Clock, VirtualClock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.adapters.nvml import Driver
@@ -161,7 +161,7 @@ async def start(
     there: str = "",
     /,
     *,
-    clock: VirtualClock | None = None,
+    clock: Clock | None = None,
     mig_mode: bool = True,
     driver_version: str = "580.95.05",
     **changes: Any,
@@ -173,7 +173,7 @@ async def start(
         else Simulator(folder / STATE_FILE)
     )
     host = Host(simulator.host_root, simulated=True)
-    clock = clock or VirtualClock()
+    clock = VirtualClock() if clock is None else clock
     driver = Driver.open(open_library(simulator.state_file))
     ledger = Ledger.open(folder / LEDGER_FILE)
     chosen = settings(**changes)
@@ -183,7 +183,8 @@ async def start(
     node = Node(
         manager=manager,
         simulator=simulator,
-        clock=clock,
+        # Only tests with a clock of their own making turn it.
+        clock=cast("VirtualClock", clock),
         ledger=ledger,
         host=host,
         driver=driver,

@@ -35,6 +35,11 @@ class CrashPoints:
             raise ConfigError(f"cannot read {VARIABLE}={text}", "write a place and a number, such as before-commit:3")
         return cls(name, int(count or "1"))
 
+    def arm(self, name: str, count: int) -> None:
+        """Crashes at this place instead, at the `count`-th time from now."""
+        with self._mutex:
+            self._name, self._left = name, count
+
     def reach(self, name: str) -> None:
         """Called at each place, with its name."""
         if name != self._name:

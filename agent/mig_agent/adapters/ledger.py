@@ -18,11 +18,13 @@ from typing import Protocol
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.ledger_changes import AddEvent, Record
 from mig_agent.adapters.ledger_contents import Contents, RecordedLease, find_request, read_contents, read_events
-from mig_agent.adapters.ledger_schema import PATCHES, Patch, prepare
+from mig_agent.adapters.ledger_schema import PATCHES, Patch, check_version, prepare
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event
 
 LEDGER_FILE = "ledger.sqlite3"
+_PAGE_BYTES = 1024
+"""A lease touches a few rows, and each page that they are on goes to the disk."""
 _BUSY_SECONDS = 5.0
 _MOST_IN_A_BATCH = 512
 _CHECKPOINT_COMMITS = 250
@@ -237,6 +239,8 @@ def _open(path: Path, patches: tuple[Patch, ...]) -> tuple[sqlite3.Connection, C
     connection = _connect(path, "rw")
     try:
         _check(connection)
+        check_version(connection, str(path), patches)
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # counts for a new file alone
         connection.execute("PRAGMA journal_mode = WAL")
         prepare(connection, str(path), patches)
         return connection, read_contents(connection, MOST_ENDED_IN_MEMORY)

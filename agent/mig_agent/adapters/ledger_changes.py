@@ -20,12 +20,10 @@ _PUT_INSTANCE = (
 _DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
-    " pid_started, hold) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_PUT_DEVICE = "INSERT INTO lease_device (lease, position, generation, reused) VALUES (?, ?, ?, ?)"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
 _END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
-_FORGET_DEVICES = "DELETE FROM lease_device WHERE lease IN (SELECT id FROM lease WHERE ended_at < ?)"
 _FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
 _PUT_CORDON = (
     "INSERT INTO cordon (gpu, reason, since) VALUES (?, ?, ?)"
@@ -109,10 +107,10 @@ class PutLease:
                 lease.pid,
                 self.pid_started,
                 lease.hold,
+                # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
+                json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
             ),
         )
-        for position, (generation, reused) in enumerate(zip(lease.instances, lease.reused, strict=True)):
-            yield _PUT_DEVICE, (lease.id, position, generation, reused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,6 @@ class ForgetLeases:
 
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
-        yield _FORGET_DEVICES, (self.before,)
         yield _FORGET_LEASES, (self.before,)
 
 

@@ -70,8 +70,8 @@ class Contents:
 def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
     """Everything but the events, and of the leases that ended only so many. Raises sqlite3.Error."""
     facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM fact"))
-    standing = tuple(_lease(connection, row) for row in connection.execute(_STANDING).fetchall())
-    ended = tuple(_lease(connection, row) for row in connection.execute(_ENDED, (most_ended + 1,)).fetchall())
+    standing = tuple(_lease(row) for row in connection.execute(_STANDING))
+    ended = tuple(_lease(row) for row in connection.execute(_ENDED, (most_ended + 1,)))
     held = {generation: each.lease.id for each in standing for generation in each.lease.instances}
     instances = tuple(_instance(row, held) for row in connection.execute(_INSTANCES))
     generations = [int(facts.get("last_generation", "0")), *(each.generation for each in instances), *held]
@@ -96,12 +96,11 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
-    " ended_at, end_reason"
+    " devices, ended_at, end_reason"
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
 _BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ?"  # noqa: S608 -- of constants
-_DEVICES = "SELECT generation, reused FROM lease_device WHERE lease = ? ORDER BY position"
 _EVENTS = (
     "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
     " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
@@ -134,11 +133,10 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
     )
 
 
-def _lease(connection: sqlite3.Connection, row: tuple[Any, ...]) -> RecordedLease:
-    name, request, digest, tenant, holder, uid, holder_pid, created, expires, pid, pid_started, hold, ended, reason = (
-        row
-    )
-    devices = connection.execute(_DEVICES, (name,)).fetchall()
+def _lease(row: tuple[Any, ...]) -> RecordedLease:
+    name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
+    pid, pid_started, hold, devices_text, ended, reason = rest
+    devices = json.loads(devices_text)
     lease = Lease(
         id=LeaseId(name),
         request_id=RequestId(request),
@@ -156,7 +154,7 @@ def _lease(connection: sqlite3.Connection, row: tuple[Any, ...]) -> RecordedLeas
 def find_request(connection: sqlite3.Connection, request_id: str) -> RecordedLease | None:
     """The lease that a request led to, standing or ended. Raises sqlite3.Error."""
     row = connection.execute(_BY_REQUEST, (request_id,)).fetchone()
-    return None if row is None else _lease(connection, row)
+    return None if row is None else _lease(row)
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:

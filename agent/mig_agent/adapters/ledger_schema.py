@@ -60,14 +60,9 @@ PATCHES = (
                 pid INTEGER,
                 pid_started INTEGER,
                 hold INTEGER NOT NULL,
+                devices TEXT NOT NULL,
                 ended_at REAL,
                 end_reason TEXT NOT NULL DEFAULT '') WITHOUT ROWID""",
-            """CREATE TABLE lease_device (
-                lease TEXT NOT NULL,
-                position INTEGER NOT NULL,
-                generation INTEGER NOT NULL,
-                reused INTEGER NOT NULL,
-                PRIMARY KEY (lease, position)) WITHOUT ROWID""",
             """CREATE TABLE cordon (
                 gpu TEXT PRIMARY KEY,
                 reason TEXT NOT NULL,
@@ -89,11 +84,10 @@ PATCHES = (
 )
 
 
-def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:
-    """Brings a ledger to the newest schema that this program knows, in one transaction.
+def check_version(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:
+    """Raises LedgerError for a file of another program, or of a version whose changes this one cannot work with.
 
-    Raises LedgerError for a file of another program, or of a version whose changes this one cannot work with; and
-    sqlite3.Error.
+    Changes nothing. Raises sqlite3.Error, too.
     """
     known = patches[-1].number
     version, least_reader = _version(connection, where)
@@ -102,6 +96,12 @@ def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ..
             f"cannot use the ledger {where}: a newer version of the agent wrote it (schema {version}, which needs a "
             f"version that knows {least_reader}; this one knows {known}); run that version, or restore the file it kept"
         )
+
+
+def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:
+    """Brings a ledger to the newest schema that this program knows, in one transaction. Raises sqlite3.Error."""
+    known = patches[-1].number
+    version, _ = _version(connection, where)
     if version >= known:
         return
     connection.execute("BEGIN IMMEDIATE")

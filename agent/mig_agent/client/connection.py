@@ -14,6 +14,8 @@ from mig_agent.client.failures import Dropped, TooSlow, failure_of
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 _Answer = TypeVar("_Answer")
+_PASSING = frozenset({"shutting-down", "cancelled"})
+"""Reasons that a repeated call does not meet again: `cancelled` is for the broken connection that it comes after."""
 
 
 class Connection:
@@ -86,7 +88,7 @@ class Connection:
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an agent that restarts explains the error."""
+    """Whether an agent that restarts, or a connection that broke, explains the error."""
     if isinstance(error, Refused):
-        return error.reason == "shutting-down"
+        return error.reason in _PASSING
     return isinstance(error, NoAgent) and not isinstance(error, TooSlow)

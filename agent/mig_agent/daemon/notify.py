@@ -7,14 +7,20 @@ import contextlib
 import os
 import socket
 
+_PATIENCE_SECONDS = 1.0
 
-def notify(state: str) -> None:
-    """Sends `READY=1`, `STOPPING=1` or the like to whoever started us, where they listen; never fails."""
+
+def notify(state: str, *, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+    """Sends `READY=1`, `STOPPING=1` or the like to whoever started us, where they listen; never fails.
+
+    One who does not read what was sent before is waited for no longer than `patience_seconds`.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     name = "\0" + address[1:] if address.startswith("@") else address
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+        sender.settimeout(patience_seconds)
         sender.sendto(state.encode(), name)
 
 
@@ -24,5 +30,5 @@ async def keep_alive() -> None:
     if not microseconds.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return
     while True:
-        notify("WATCHDOG=1")
+        notify("WATCHDOG=1", patience_seconds=0.0)
         await asyncio.sleep(int(microseconds) / 1_000_000 / 2)

@@ -114,6 +114,12 @@ class Acquisitions:
             revision=state.revision,
         )
 
+    async def over(self, request: RequestId) -> None:
+        """Returns when nobody works on the request, however it came out."""
+        job = self._jobs.get(request)
+        if job is not None and job.task is not None:
+            await asyncio.wait((job.task,))
+
     def _again(self, known: RecordedLease, digest: str) -> Granted:
         """The same answer as before."""
         if known.digest != digest:

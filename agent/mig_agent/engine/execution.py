@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 
 from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLease
 from mig_agent.adapters.ledger_contents import RecordedLease
-from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
+from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.event import EventKind
-from mig_agent.core.model import GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.core.observed import ObservedInstance
 from mig_agent.core.plan import CreateInstance, Plan, ReuseInstance
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.lifetimes import Lifetimes
+from mig_agent.engine.looks import Looks
 from mig_agent.engine.memory import Memory
 from mig_agent.engine.observer import Observer
 from mig_agent.engine.orders import Order
@@ -32,6 +33,7 @@ class Executor:
     memory: Memory
     lifetimes: Lifetimes
     blocks: Blocks
+    looks: Looks
     remover: Remover
     observer: Observer
 
@@ -52,6 +54,8 @@ class Execution:
         self._reused: list[Instance] = []
         self._creating: dict[GpuUuid, list[Instance]] = {}
         self._victims: dict[GpuUuid, list[Instance]] = {}
+        self._tried: set[Generation] = set()
+        """Instances that the driver was asked to create."""
         self._devices: list[Instance] = []
         """One for each device, in the request's order; replaced as they are made."""
         for device in plan.devices:
@@ -109,27 +113,13 @@ class Execution:
             await _all(*(self._look_at(instance) for instance in self._reused))
 
     async def _look_at(self, instance: Instance) -> None:
-        """Nothing may run on it: an instance with a process on it is never leased."""
-        driver, host = self._context.driver, self._context.host
-        gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
-        uuid = instance.uuid
-
-        def look() -> tuple[str, ...]:
-            found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
-            return tuple(host.describe_process(process.pid) for process in found)
-
-        what = f"look whether {instance.slot} is free"
         try:
-            users = await self._context.lanes[gpu].read(what, look)
-        except DriverError as error:
-            self._give_back([instance])
-            await self._executor.observer.check(gpu)
-            raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
-        if users:
-            held = f"held by {', '.join(users)}"
-            self._executor.blocks.block(instance, held)
-            in_use = DriverError(DriverErrorKind.IN_USE, what, holders=users)
-            raise StepFailedError(in_use, f"cannot reuse {self._context.place(instance)}: it is {held}")
+            await self._executor.looks.before_reuse(instance)
+        except StepFailedError as failure:
+            if failure.counts:
+                self._give_back([instance])
+                await self._executor.observer.check(instance.slot.gpu)
+            raise
 
     # Destroying and creating
 
@@ -144,7 +134,8 @@ class Execution:
         async with self._context.lanes[gpu].lock:
             self._order.go_on()
             try:
-                await self._look_for_intruders(gpu)
+                await self._executor.looks.before_creating(gpu, self._creating[gpu])
+                await self._executor.looks.before_destroying(self._victims.get(gpu, []))
                 await self._destroy_victims(gpu)
                 for instance in self._creating[gpu]:
                     self._order.go_on()
@@ -153,6 +144,10 @@ class Execution:
                 if isinstance(failure, StepFailedError):
                     self._tell_failure(gpu, failure)
                 self._keep_what_was_made([gpu])
+                intended = self._context.state.gpus[gpu].instances.keys() & {
+                    each.generation for each in self._creating[gpu]
+                }
+                self._context.never_made |= intended - self._tried
                 # What was begun and did not come to its end is no longer ours: reading the GPU decides.
                 self._give_back(
                     [each for each in self._mine if each.slot.gpu == gpu and each.state is not InstanceState.LEASED]
@@ -178,30 +173,6 @@ class Execution:
         self._context.state.unreserve(instances)
         given = {each.generation for each in instances}
         self._mine = [each for each in self._mine if each.generation not in given]
-
-    async def _look_for_intruders(self, gpu: GpuUuid) -> None:
-        """What stands where something is to be created must be ours, before the intention is recorded.
-
-        After a crash the intention alone tells that an instance there is ours, and may be removed.
-        """
-        driver, record = self._context.driver, self._context.state.gpus[gpu]
-        what = "look what stands on the GPU"
-        try:
-            standing = await self._context.lanes[gpu].read(what, lambda: driver.standing(gpu))
-        except DriverError as error:
-            raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
-        ours = {each.gpu_instance_id for each in record.instances.values()}
-        for instance in self._creating[gpu]:
-            for number, placement in standing.items():
-                if number not in ours and placement.mask & instance.slot.placement.mask:
-                    taken = DriverError(
-                        DriverErrorKind.INSUFFICIENT_RESOURCES,
-                        what,
-                        detail=f"GPU instance {number} of somebody else stands on slices {placement}",
-                        gpu_index=record.index,
-                    )
-                    words = f"cannot create {self._context.place(instance)}: {taken.detail}"
-                    raise StepFailedError(taken, words, instance.slot)
 
     async def _destroy_victims(self, gpu: GpuUuid) -> None:
         victims = self._victims.get(gpu, [])
@@ -260,6 +231,7 @@ class Execution:
         driver, host = self._context.driver, self._context.host
         minor = self._context.state.gpus[slot.gpu].minor
         never_made = self._context.never_made
+        self._tried.add(instance.generation)
 
         def create() -> ObservedInstance:
             try:

@@ -18,6 +18,8 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.memory import Memory
 
+BACK_SECONDS = 5.0
+"""For a client whose connection broke while it was being served, to be back."""
 RETRY_SECONDS = 5.0
 """Until an end that could not be recorded is tried again."""
 
@@ -104,6 +106,14 @@ class Lifetimes:
         watches = self._watches.setdefault(lease, _Watches())
         if watches.grace is None:
             watches.grace = self._later(lease, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
+
+    def left(self, lease: LeaseId) -> None:
+        """Its client went away before it had its answer: it is back on another connection within moments, or never."""
+        watches = self._watches.get(lease)
+        if watches is not None and watches.grace is not None:
+            watches.grace.cancel()
+            seconds = min(BACK_SECONDS, self._context.settings.grace_seconds)
+            watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
 
     async def renew(self, lease: Lease, expires_at: float | None) -> Lease:
         """Gives it another deadline. Raises LedgerError."""

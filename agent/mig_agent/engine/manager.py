@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from mig_agent.adapters.clock import Clock
@@ -11,7 +12,7 @@ from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, refuse
 from mig_agent.core.event import Event, EventKind
-from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Lease, LeaseId, Request
+from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Lease, LeaseId, Request, RequestId
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
@@ -53,7 +54,18 @@ class Manager:
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
         """The same for a lease that lives as long as a stream; `hold_ended` tells of the stream's end."""
-        return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
+        try:
+            return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
+        except asyncio.CancelledError:
+            self._context.tasks.spawn(f"left-{request.request_id}", self._left(request.request_id))
+            raise
+
+    async def _left(self, request: RequestId) -> None:
+        """The client of a held lease went away before it had its answer: what was made for it does not stay long."""
+        await self._parts.acquisitions.over(request)
+        for lease in tuple(self._context.state.leases.values()):
+            if lease.request_id == request:
+                self._parts.lifetimes.left(lease.id)
 
     def delivered(self, lease: LeaseId) -> None:
         """The answer was handed to the transport; without this the lease ends after its time of grace."""

@@ -14,6 +14,7 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.lifetimes import Lifetimes
 from mig_agent.engine.listening import Listening
+from mig_agent.engine.looks import Looks
 from mig_agent.engine.memory import Memory
 from mig_agent.engine.observer import Observer
 from mig_agent.engine.removal import Remover
@@ -61,7 +62,13 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         context, lifetimes=lifetimes, blocks=blocks, repairs=repairs, memory=memory, boot_id=contents.boot_id
     )
     executor = Executor(
-        context=context, memory=memory, lifetimes=lifetimes, blocks=blocks, remover=remover, observer=observer
+        context=context,
+        memory=memory,
+        lifetimes=lifetimes,
+        blocks=blocks,
+        looks=Looks(context, blocks),
+        remover=remover,
+        observer=observer,
     )
     room = WaitingRoom(context, executor)
     admin = Admin(context, remover, observer)

@@ -82,7 +82,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return failures.tell(error, json=failures.wants_json(arguments))
     except (KeyboardInterrupt, click.Abort):
         return failures.INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, failures.ReaderGoneError):
         _close_stdout()
         return failures.BROKEN_PIPE
     except OSError as error:

@@ -32,6 +32,10 @@ MOST_BLOCKERS = 8
 """Shown to a person; JSON has all of them."""
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads stdout any more. Not a BrokenPipeError, which click would make an exit code of its own of."""
+
+
 def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
     """Tells of a failure on stderr, and as JSON on stdout where asked for. The exit code, or `code` in its place."""
     usual, reason, message, hint, retryable, blockers = _facts(error)

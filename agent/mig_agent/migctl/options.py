@@ -12,6 +12,7 @@ import click
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
+from mig_agent.migctl.failures import ReaderGoneError
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
@@ -76,7 +77,10 @@ def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # n
         def call(**parameters: Any) -> int:  # noqa: ANN401 -- each verb has its own
             given = {each: parameters.pop(each) for each in Common.__dataclass_fields__}
             before = click.get_current_context().find_object(Common) or Common()
-            return function(before.under(given), **parameters)
+            try:
+                return function(before.under(given), **parameters)
+            except BrokenPipeError as error:
+                raise ReaderGoneError from error
 
         own = reversed(getattr(function, "__click_params__", []))  # where click's decorators leave them
         params = [*own, *(option() for option in COMMON_OPTIONS)]

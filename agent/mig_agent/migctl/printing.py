@@ -26,13 +26,26 @@ def print_json(value: Json) -> None:
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as they need to be; nothing is cut, the last column has no padding."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, bends: Sequence[int] = ()
+) -> str:
+    """Columns as wide as they need to be; the last one has no padding.
+
+    Where that is more than `width` characters, the columns in `bends` are cut, the widest first; else nothing is.
+    """
     lines = [list(header), *(list(map(one_line, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    excess = sum(widths) + 2 * (len(widths) - 1) - width if width is not None and bends else 0
+    for _ in range(max(0, excess)):
+        widest = max(bends, key=lambda column: widths[column])
+        widths[widest] = max(len(header[widest]), widths[widest] - 1)
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        "  ".join(_fitted(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def _fitted(cell: str, width: int) -> str:
+    return cell.ljust(width) if len(cell) <= width else cell[: width - 2] + ".."
 
 
 def count(number: int, what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,14 @@ def status(common: Common) -> int:
         print_json(shapes.status(node))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
-        print(render(node, width=width, color=wants_color(), unicode=can_unicode()))
+        # Who reads it through a pipe wants names whole.
+        cut = sys.stdout.isatty()
+        print(render(node, width=width, color=wants_color(), unicode=can_unicode(), cut=cut))
     return failures.DONE
 
 
-def render(node: Status, *, width: int, color: bool, unicode: bool) -> str:
-    """The whole page, as plain text."""
+def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = False) -> str:
+    """The whole page, as plain text. `cut`: long names are cut so that tables fit the width, too."""
     from mig_agent.core.slicemap import render_legend, render_text  # noqa: PLC0415 -- JSON needs none of it
 
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
@@ -50,7 +53,8 @@ def render(node: Status, *, width: int, color: bool, unicode: bool) -> str:
     if notes:
         parts.append("\n".join(map(failures.one_line, notes)))
     if node.leases:
-        parts.append(table(("LEASE", "HOLDER", "DEVICES", "AGE", "ENDS IN"), [_lease(each) for each in node.leases]))
+        header = ("LEASE", "HOLDER", "DEVICES", "AGE", "ENDS IN")
+        parts.append(table(header, [_lease(each) for each in node.leases], width=width if cut else None, bends=(1, 2)))
     if node.queue:
         parts.append(
             table(
@@ -59,6 +63,8 @@ def render(node: Status, *, width: int, color: bool, unicode: bool) -> str:
                     (str(each.position), each.holder or "-", each.wants, str(each.priority), ago(each.since))
                     for each in node.queue
                 ],
+                width=width if cut else None,
+                bends=(1, 2),
             )
         )
     return "\n\n".join(parts)

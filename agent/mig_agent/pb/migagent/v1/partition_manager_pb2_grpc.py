@@ -119,7 +119,8 @@ class PartitionManagerServicer(object):
     def Hold(self, request, context):
         """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
         dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-        request id attaches to it again.
+        request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
+        it may be told `cancelled` at first, and asks again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

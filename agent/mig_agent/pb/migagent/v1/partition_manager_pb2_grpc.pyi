@@ -56,7 +56,8 @@ class PartitionManagerStub:
     ]
     """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
     dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-    request id attaches to it again.
+    request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
+    it may be told `cancelled` at first, and asks again.
     """
 
     Release: grpc.UnaryUnaryMultiCallable[
@@ -149,7 +150,8 @@ class PartitionManagerAsyncStub:
     ]
     """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
     dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-    request id attaches to it again.
+    request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
+    it may be told `cancelled` at first, and asks again.
     """
 
     Release: grpc.aio.UnaryUnaryMultiCallable[
@@ -246,7 +248,8 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse], collections.abc.AsyncIterator[mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse]]:
         """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
         dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-        request id attaches to it again.
+        request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
+        it may be told `cancelled` at first, and asks again.
         """
 
     @abc.abstractmethod

@@ -1,0 +1,465 @@
+"""The ledger: what is committed is there after any end, what is not is not, and no version reads what it cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from mig_agent.adapters import ledger as ledger_module
+from mig_agent.adapters.ledger import LEDGER_FILE, Entry, Ledger
+from mig_agent.adapters.ledger_changes import (
+    AddEvent,
+    Change,
+    DropCordon,
+    DropInstance,
+    EndLease,
+    ForgetLeases,
+    PutBootId,
+    PutCordon,
+    PutInstance,
+    PutLastGeneration,
+    PutLease,
+    Record,
+    RenewLease,
+)
+from mig_agent.adapters.ledger_contents import Contents, Cordon
+from mig_agent.adapters.ledger_schema import PATCHES, Patch
+from mig_agent.core.errors import LedgerError
+from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import (
+    Generation,
+    GpuUuid,
+    Holder,
+    Instance,
+    InstanceState,
+    Lease,
+    LeaseId,
+    Placement,
+    Profile,
+    RequestId,
+    Slot,
+)
+
+PATIENCE_SECONDS = 30.0
+GPU = GpuUuid("GPU-1")
+PROFILE = Profile(
+    id=19, name="1g.5gb", compute_slices=1, memory_slices=1, memory_mib=4864, placements=(Placement(6, 1),)
+)
+
+
+@dataclass
+class Written:
+    """A record, and what became of it."""
+
+    record: Record
+    done: threading.Event = field(default_factory=threading.Event)
+    error: LedgerError | None = None
+
+
+class Writer:
+    """A ledger whose writes can be waited for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = Ledger.open(folder / LEDGER_FILE)
+        self.batches: list[list[Written]] = []
+        self.ledger.start(self.settled)
+
+    def settled(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
+        written = [entry for entry in entries if isinstance(entry, Written)]
+        self.batches.append(written)
+        for each in written:
+            each.error = error
+            each.done.set()
+
+    def submit(self, *changes: Change) -> Written:
+        written = Written(changes)
+        self.ledger.submit(written)
+        return written
+
+    def write(self, *changes: Change) -> None:
+        written = self.submit(*changes)
+        assert written.done.wait(PATIENCE_SECONDS)
+        if written.error is not None:
+            raise written.error
+
+
+def contents(folder: Path) -> Contents:
+    """As a new process finds them."""
+    ledger = Ledger.open(folder / LEDGER_FILE)
+    ledger.close()
+    return ledger.contents
+
+
+def instance(generation: int, state: InstanceState = InstanceState.IDLE) -> Instance:
+    return Instance(
+        slot=Slot(GPU, PROFILE, Placement(6, 1)),
+        generation=Generation(generation),
+        state=state,
+        gpu_instance_id=13,
+        compute_instance_id=0,
+        uuid="MIG-1",
+        since=5.0,
+    )
+
+
+def lease(number: int, *generations: int) -> Lease:
+    return Lease(
+        id=LeaseId(f"lease-{number}"),
+        request_id=RequestId(f"request-{number}"),
+        holder=Holder(tenant="team", name="alice", uid=1000, pid=77),
+        instances=tuple(map(Generation, generations)),
+        created_at=10.0 + number,
+        expires_at=99.0,
+        pid=4711,
+        hold=True,
+        reused=tuple(generation % 2 == 0 for generation in generations),
+    )
+
+
+def event(number: int, gpu_index: int = 0) -> Event:
+    return Event(
+        kind=EventKind.LEASE_GRANTED,
+        at=float(number),
+        revision=number,
+        words=f"event {number}",
+        gpu=GpuUuid(f"GPU-{gpu_index}"),
+        gpu_index=gpu_index,
+        lease=LeaseId("lease-1"),
+        generation=Generation(3),
+        holder="alice",
+        data={"reason": "example", "count": 3, "share": 0.5, "yes": True},
+    )
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(
+        PutBootId("boot-1"),
+        PutInstance(instance(1)),
+        PutInstance(instance(2, InstanceState.CREATING)),
+        PutInstance(instance(3, InstanceState.DESTROYING)),
+        PutInstance(instance(4, InstanceState.BLOCKED)),
+        PutLease(lease(1, 1, 4), "digest", 123456),
+        PutCordon(GPU, "fan", 7.0),
+        AddEvent(event(41)),
+    )
+    writer.ledger.close()
+    found = contents(tmp_path)
+    assert found.boot_id == "boot-1"
+    states = [(each.generation, each.state.value, each.lease) for each in found.instances]
+    assert states == [
+        (1, "leased", "lease-1"),
+        (2, "creating", None),
+        (3, "destroying", None),
+        (4, "leased", "lease-1"),
+    ]
+    assert found.instances[0].slot == Slot(GPU, PROFILE, Placement(6, 1))
+    assert (found.instances[0].gpu_instance_id, found.instances[0].compute_instance_id) == (13, 0)
+    assert [each.lease for each in found.leases] == [lease(1, 1, 4)]
+    assert (found.leases[0].digest, found.leases[0].pid_started, found.leases[0].ended_at) == ("digest", 123456, None)
+    assert found.cordons == {GPU: Cordon(reason="fan", since=7.0)}
+    assert (found.last_generation, found.last_revision) == (4, 41)
+
+
+def test_what_changes_is_changed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutInstance(instance(1, InstanceState.CREATING)), PutInstance(instance(2)), PutCordon(GPU, "a", 1.0))
+    writer.write(PutInstance(replace(instance(1), uuid="MIG-9", gpu_instance_id=7)), PutCordon(GPU, "b", 2.0))
+    writer.write(PutLease(lease(1, 1), "d1"), PutLease(lease(2, 2), "d2"))
+    writer.write(RenewLease(LeaseId("lease-1"), None), EndLease(LeaseId("lease-2"), 50.0, "released"))
+    writer.write(
+        EndLease(LeaseId("lease-2"), 60.0, "again"), DropInstance(Generation(2)), PutLastGeneration(Generation(8))
+    )
+    writer.ledger.close()
+    found = contents(tmp_path)
+    assert [(each.uuid, each.gpu_instance_id, each.state.value) for each in found.instances] == [("MIG-9", 7, "leased")]
+    assert [(each.lease.id, each.ended_at, each.end_reason) for each in found.leases] == [
+        ("lease-1", None, ""),
+        ("lease-2", 50.0, "released"),
+    ]
+    assert found.leases[0].lease.expires_at is None
+    assert found.cordons[GPU].reason == "b"
+    assert found.last_generation == 8
+
+
+def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutCordon(GPU, "a", 1.0), PutLease(lease(1, 1), "d"), EndLease(LeaseId("lease-1"), 50.0, "released"))
+    writer.write(PutLease(lease(2, 2), "d"), DropCordon(GPU), ForgetLeases(51.0))
+    writer.ledger.close()
+    found = contents(tmp_path)
+    assert [each.lease.id for each in found.leases] == ["lease-2"]
+    assert found.cordons == {}
+    reader = Ledger.open(tmp_path / LEDGER_FILE)
+    assert reader.find_request("request-1") is None
+    standing = reader.find_request("request-2")
+    assert standing is not None
+    assert standing.lease == lease(2, 2)
+    reader.close()
+
+
+def test_generations_are_not_forgotten_with_their_instances(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutInstance(instance(9)), PutLastGeneration(Generation(9)))
+    writer.write(DropInstance(Generation(9)))
+    writer.ledger.close()
+    assert contents(tmp_path).last_generation == 9
+
+
+def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutLease(lease(1, 1), "d"))
+    with pytest.raises(LedgerError, match="cannot write the ledger"):
+        writer.write(PutCordon(GPU, "half", 1.0), PutLease(lease(1, 1), "the same again"))
+    with pytest.raises(LedgerError):
+        writer.write(PutCordon(GPU, "half", 1.0), PutLease(replace(lease(2, 1), pid=2**70), "too large"))
+    writer.write(PutBootId("it goes on"))
+    writer.ledger.close()
+    found = contents(tmp_path)
+    assert found.cordons == {}
+    assert [each.lease.id for each in found.leases] == ["lease-1"]
+    assert found.boot_id == "it goes on"
+
+
+def test_what_gathers_is_committed_together_and_in_order(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    original, gate, entered = writer.ledger._commit, threading.Event(), threading.Event()
+
+    def slow(batch: Sequence[Entry]) -> None:
+        entered.set()
+        assert gate.wait(PATIENCE_SECONDS)
+        original(batch)
+
+    writer.ledger._commit = slow  # type: ignore[method-assign] # a slow disk
+    first = writer.submit(PutBootId("0"))
+    assert entered.wait(PATIENCE_SECONDS)
+    later = [writer.submit(PutBootId(str(number))) for number in range(1, 20)]
+    gate.set()
+    assert later[-1].done.wait(PATIENCE_SECONDS)
+    assert writer.batches == [[first], later]
+    writer.ledger.close()
+    assert contents(tmp_path).boot_id == "19"
+
+
+def test_a_failed_commit_takes_all_behind_it_along_newest_first(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    original, gate, entered = writer.ledger._commit, threading.Event(), threading.Event()
+
+    def fails(_batch: Sequence[Entry]) -> None:
+        entered.set()
+        assert gate.wait(PATIENCE_SECONDS)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    writer.ledger._commit = fails  # type: ignore[method-assign, assignment] # a full disk
+    entries = [writer.submit(PutBootId("0"))]
+    assert entered.wait(PATIENCE_SECONDS)
+    entries += [writer.submit(PutBootId(str(number))) for number in range(1, 4)]
+    gate.set()
+    for each in entries:
+        assert each.done.wait(PATIENCE_SECONDS)
+        assert "disk is full" in str(each.error)
+    assert writer.batches == [entries[::-1]]
+    writer.ledger._commit = original  # type: ignore[method-assign] # there is room again
+    writer.write(PutBootId("after"))
+    writer.ledger.close()
+    assert contents(tmp_path).boot_id == "after"
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutLease(lease(1, 1), "d"))
+    connection = writer.ledger._connection
+    assert connection is not None
+    pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(LedgerError, match="full"):
+        writer.write(*(PutLease(lease(number, 1), "d" * 500) for number in range(2, 400)))
+    writer.write(PutBootId("with room again"))  # by a fresh connection, which has no limit
+    writer.ledger.close()
+    assert contents(tmp_path).leases[0].lease.id == "lease-1"
+
+
+def test_events_are_kept_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_TRIM_EVERY", 10)
+    ledger = Ledger.open(tmp_path / LEDGER_FILE, keep_events=50)
+    written: list[Entry] = []
+    ledger.start(lambda entries, _error: written.extend(entries))
+    for number in range(300):
+        ledger.submit(Written((AddEvent(event(number)),)))
+    ledger.close()
+    assert len(written) == 300
+    reader = Ledger.open(tmp_path / LEDGER_FILE)
+    kept = [each.revision for each in reader.events(0.0)]
+    reader.close()
+    assert kept == list(range(300 - len(kept), 300))
+    assert 50 <= len(kept) <= 60
+
+
+def test_events_are_found_by_time_and_gpu(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for number in range(10):
+        writer.write(AddEvent(event(number, gpu_index=number % 2)))
+    ledger = writer.ledger
+    assert ledger.events(0.0)[3] == event(3, gpu_index=1)
+    assert [each.revision for each in ledger.events(6.0)] == [6, 7, 8, 9]
+    assert [each.revision for each in ledger.events(0.0, "1")] == [1, 3, 5, 7, 9]
+    assert [each.revision for each in ledger.events(0.0, "GPU-0", limit=2)] == [6, 8]
+    ledger.close()
+
+
+def test_a_kind_of_event_that_a_newer_version_wrote_is_left_out(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(AddEvent(event(1)))
+    writer.ledger.close()
+    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
+        connection.execute("UPDATE event SET kind = 'of-the-future'")
+    connection.close()
+    reader = Ledger.open(tmp_path / LEDGER_FILE)
+    assert reader.events(0.0) == ()
+    reader.close()
+
+
+def test_only_the_latest_ended_leases_are_read_at_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(tmp_path)
+    for number in range(8):
+        writer.write(PutLease(lease(number, 1), "d"), EndLease(LeaseId(f"lease-{number}"), 100.0 + number, "released"))
+    writer.ledger.close()
+    monkeypatch.setattr(ledger_module, "MOST_ENDED_IN_MEMORY", 3)
+    reader = Ledger.open(tmp_path / LEDGER_FILE)
+    assert [each.lease.id for each in reader.contents.leases] == ["lease-5", "lease-6", "lease-7"]
+    assert reader.contents.more_ended
+    old = reader.find_request("request-1")
+    assert old is not None
+    assert (old.lease.id, old.end_reason) == ("lease-1", "released")
+    reader.close()
+
+
+# Files that are not as they should be
+
+
+def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / LEDGER_FILE).close()
+    assert (tmp_path / LEDGER_FILE).stat().st_mode & 0o077 == 0
+
+
+def test_a_damaged_ledger_is_set_aside_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / LEDGER_FILE
+    for number, rubbish in enumerate((b"rubbish " * 1000, b"more rubbish " * 1000), 1):
+        path.write_bytes(rubbish)
+        ledger = Ledger.open(path)
+        assert ledger.set_aside == tmp_path / f"{LEDGER_FILE}.damaged-{number}"
+        assert ledger.set_aside.read_bytes() == rubbish
+        assert ledger.contents == Contents()
+        ledger.close()
+
+
+def test_a_ledger_damaged_in_the_middle_is_noticed(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for number in range(200):
+        writer.write(PutLease(lease(number, 1), "d" * 100))
+    writer.ledger.close()
+    path = tmp_path / LEDGER_FILE
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    data = bytearray(path.read_bytes())
+    data[8192:-4096] = os.urandom(len(data) - 8192 - 4096)
+    path.write_bytes(data)
+    ledger = Ledger.open(path)
+    assert ledger.set_aside is not None
+    ledger.close()
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
+        connection.execute("CREATE TABLE birds (name TEXT)")
+    connection.close()
+    with pytest.raises(LedgerError, match="another program's database"):
+        Ledger.open(tmp_path / LEDGER_FILE)
+
+
+def test_a_place_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="cannot open the ledger"):
+        Ledger.open(tmp_path / "no such folder" / LEDGER_FILE)
+
+
+# Versions
+
+ADDITIVE = Patch(number=2, least_reader=1, statements=("ALTER TABLE lease ADD COLUMN colour TEXT NOT NULL DEFAULT ''",))
+BREAKING = Patch(number=3, least_reader=3, statements=("CREATE TABLE fence (gpu TEXT)",))
+
+
+def test_an_upgrade_keeps_everything(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutLease(lease(1, 1), "d"), PutInstance(instance(1)))
+    writer.ledger.close()
+    newer = Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE))
+    assert newer.contents.leases[0].lease == lease(1, 1)
+    newer.close()
+
+
+def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE)).close()
+    writer = Writer(tmp_path)
+    writer.write(PutLease(lease(1, 1), "d"))
+    writer.ledger.close()
+    again = Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE))
+    assert again.contents.leases[0].lease == lease(1, 1)
+    again.close()
+
+
+def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE, BREAKING)).close()
+    before = (tmp_path / LEDGER_FILE).read_bytes()
+    with pytest.raises(LedgerError, match="a newer version of the agent wrote it"):
+        Ledger.open(tmp_path / LEDGER_FILE)
+    assert (tmp_path / LEDGER_FILE).read_bytes() == before
+
+
+def test_a_patch_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / LEDGER_FILE).close()
+    broken = Patch(number=2, least_reader=2, statements=("CREATE TABLE extra (a)", "NOT SQL"))
+    with pytest.raises(LedgerError, match="cannot open the ledger"):
+        Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, broken))
+    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'extra'").fetchone() == (0,)
+    connection.close()
+    writer = Writer(tmp_path)
+    writer.write(PutBootId("fine"))
+    writer.ledger.close()
+
+
+def test_patches_are_numbered_one_after_the_other() -> None:
+    assert [patch.number for patch in PATCHES] == list(range(1, len(PATCHES) + 1))
+    assert all(patch.least_reader <= patch.number for patch in PATCHES)
+
+
+# The end of the process
+
+
+@pytest.mark.parametrize("point", ["before-commit", "after-commit"])
+def test_a_process_killed_at_a_commit_has_written_it_or_has_not(tmp_path: Path, point: str) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_ledger import Writer, PutBootId
+writer = Writer(Path({str(tmp_path)!r}))
+for number in range(1, 10):
+    writer.write(PutBootId(str(number)))
+    print(number, flush=True)
+"""
+    environment = {**os.environ, "MIG_AGENT_CRASH_AT": f"{point}:5"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.split() == ["1", "2", "3", "4"]
+    assert contents(tmp_path).boot_id == ("4" if point == "before-commit" else "5")

@@ -1,0 +1,92 @@
+"""A client that goes away at any moment of Hold: nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.frontends.api import PartitionManagerServicer
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from support.engine import Node, engine
+from support.service import ask
+
+
+class Connection:
+    """The server's end of a call, as far as the servicer uses it."""
+
+    def __init__(self) -> None:
+        self.written: list[object] = []
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return {}
+
+    async def write(self, message: object) -> None:
+        await asyncio.sleep(0)
+        self.written.append(message)
+
+
+async def gone(node: Node) -> None:
+    """Returns when nothing is done for anybody any more and the clients' time to be back is over."""
+    acquisitions = node.manager._parts.acquisitions
+    await node.until(lambda: not acquisitions._jobs)
+    await node.quiet()
+    node.clock.advance(6)
+    await node.until(lambda: not node.leases)
+    assert {each.state.value for each in node.instances()} <= {"idle"}
+
+
+@pytest.mark.parametrize("profile", ["1g.5gb", "7g.40gb"], ids=["small", "destroys idle ones"])
+async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path: Path, profile: str) -> None:
+    moments = random.Random(7)  # noqa: S311 -- not a secret
+    async with engine(tmp_path, "a100-40gb") as node:
+        servicer = PartitionManagerServicer(node.manager, admin=False)
+        for steps in range(40):
+            for each in [await node.acquire("1g.5gb") for _ in range(3)]:
+                await node.release(each)
+            message = pb.HoldRequest(request=ask(profile=profile))
+            call = asyncio.create_task(servicer.hold(message, cast("Any", Connection())))
+            if steps % 2:
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+            else:  # also while a thread is at work
+                await asyncio.sleep(moments.random() * 0.01)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            await gone(node)
+
+
+async def test_a_client_that_is_back_at_once_gets_its_lease(tmp_path: Path) -> None:
+    """Its connection broke while it was served. It may hear `cancelled` first, which says to ask again."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        servicer = PartitionManagerServicer(node.manager, admin=False)
+        message = pb.HoldRequest(request=ask(memory="4G", request_id="mine"))
+        call = asyncio.create_task(servicer.hold(message, cast("Any", Connection())))
+        await node.until(lambda: node.manager._parts.acquisitions._jobs)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        while True:
+            connection = Connection()
+            held = asyncio.create_task(servicer.hold(message, cast("Any", connection)))
+            await node.until(lambda: held.done() or connection.written)  # noqa: B023 -- called at once
+            if not held.done():
+                break
+            refused = held.exception()
+            assert isinstance(refused, RefusedError)
+            assert refused.refusal.reason is Reason.CANCELLED
+        await node.quiet()
+        node.clock.advance(600)
+        await node.quiet()
+        assert len(node.leases) == 1
+        held.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await held
+        await gone(node)

@@ -1,0 +1,147 @@
+"""Ctrl-C, broken pipes and full disks, against a real agent: nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
+
+
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    """One A100-40GB; every test leaves it as it was."""
+    with short_folder() as folder, Agent(folder, "a100-40gb:1") as running:
+        yield running
+
+
+@pytest.fixture
+def full(agent: Agent) -> Iterator[None]:
+    """Somebody holds all of it."""
+    lease = agent.ask("request", "--mig-profile", "7g.40gb")["lease"]
+    yield
+    agent.migctl("release", lease)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("verb", [("request",), ("run",)], ids=["request", "run"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_who_waits_and_is_interrupted_leaves_the_queue(
+    agent: Agent, verb: tuple[str, ...], number: signal.Signals
+) -> None:
+    command = ("--", "true") if verb == ("run",) else ()
+    waiting = agent.begin(*verb, "--gpu-memory", "4G", "--wait", "10m", *command)
+    eventually(lambda: agent.ask("status")["queue"], "it waits")
+    waiting.send_signal(number)
+    out, err = waiting.communicate(timeout=GENEROUS_SECONDS)
+    assert waiting.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)
+    assert out == ""
+    assert "migctl: waiting, next in the queue" in err
+    assert "Traceback" not in err
+    eventually(lambda: not agent.ask("status")["queue"], "it has left the queue")
+
+
+@pytest.mark.usefixtures("full")
+def test_the_place_is_shown_when_it_changes(agent: Agent) -> None:
+    first = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "10m")
+    eventually(lambda: agent.ask("status")["queue"], "the first waits")
+    second = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "10m")
+    eventually(lambda: len(agent.ask("status")["queue"]) == 2, "the second waits")
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=GENEROUS_SECONDS)
+    assert second.stderr is not None
+    shown = [second.stderr.readline() for _ in range(2)]
+    assert "place 2 in the queue" in shown[0]
+    assert "next in the queue" in shown[1]
+    second.send_signal(signal.SIGINT)
+    second.communicate(timeout=GENEROUS_SECONDS)
+    eventually(lambda: not agent.ask("status")["queue"], "nobody waits")
+
+
+def test_a_reader_that_goes_away_is_no_mistake(agent: Agent) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "mig_agent.migctl", "status"],
+            check=False,
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=agent.person(),
+            timeout=GENEROUS_SECONDS,
+        )
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize("output", ["text", "json", "env"])
+def test_a_lease_that_cannot_be_told_is_given_back(agent: Agent, output: str) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full_disk:
+        done = subprocess.run(
+            [sys.executable, "-m", "mig_agent.migctl", "request", "--gpu-memory", "4G", "-o", output],
+            check=False,
+            stdout=full_disk,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=agent.person(),
+            timeout=GENEROUS_SECONDS,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("migctl: cannot ")
+    assert "Traceback" not in done.stderr
+    assert not agent.ask("status")["leases"]
+
+
+def test_top_is_live_on_a_terminal_and_ends_with_ctrl_c(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")["lease"]
+    master, slave = pty.openpty()
+    live = subprocess.Popen(
+        [sys.executable, "-m", "mig_agent.migctl", "top", "--interval", "50ms"],
+        stdin=slave,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        env=agent.person({"TERM": "xterm", "LINES": "24"}),
+    )
+    os.close(slave)
+    seen = b""
+    while b"alice" not in seen:
+        seen += os.read(master, 4096)
+    agent.migctl("release", lease)
+    seen = b""
+    while b"idle" not in seen:
+        seen += os.read(master, 4096)
+    live.send_signal(signal.SIGINT)
+    while True:  # or it could not write its last lines
+        try:
+            if not os.read(master, 4096):
+                break
+        except OSError:
+            break
+    _, err = live.communicate(timeout=GENEROUS_SECONDS)
+    os.close(master)
+    assert live.returncode == 0
+    assert err == b""
+
+
+def test_events_are_followed_as_they_happen(agent: Agent) -> None:
+    following = agent.begin("events", "--since", "1h", "--follow", "-o", "json")
+    assert following.stdout is not None
+    assert json.loads(following.stdout.readline())["kind"] == "agent-started", "first comes what has happened"
+    lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+    agent.migctl("release", lease)
+    told = {"kind": "", "lease": ""}
+    while (told["kind"], told["lease"]) != ("lease-ended", lease):
+        told = json.loads(following.stdout.readline())
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=GENEROUS_SECONDS)
+    assert following.returncode == 130

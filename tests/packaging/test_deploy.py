@@ -1,0 +1,61 @@
+"""What is deployed fits the program: the unit for systemd and the image."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mig_agent.__main__ import main
+from mig_agent.config import load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+@pytest.fixture
+def unit() -> configparser.SectionProxy:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's keys have capitals
+    parser.read(ROOT / "deploy/mig-agent.service")
+    return parser["Service"]
+
+
+def test_the_unit_starts_what_there_is(unit: configparser.SectionProxy) -> None:
+    program, verb, *flags = shlex.split(unit["ExecStart"])
+    assert program.endswith("/mig-agent")
+    shown = CliRunner().invoke(main, [verb, "--help"]).output
+    assert all(flag in shown for flag in flags if flag.startswith("--"))
+
+
+def test_the_unit_makes_the_folders_that_the_defaults_name(unit: configparser.SectionProxy) -> None:
+    settings = load()
+    assert settings.state_dir == Path("/var/lib") / unit["StateDirectory"]
+    runtime = Path("/run") / unit["RuntimeDirectory"]
+    assert settings.admin_address.path.parent == runtime
+    assert settings.lock_dir.is_relative_to(runtime)
+
+
+def test_the_unit_waits_for_what_the_agent_tells(unit: configparser.SectionProxy) -> None:
+    assert unit["Type"] == "notify"
+    assert int(unit["TimeoutStopSec"]) > load().stop_deadline
+    assert int(unit["WatchdogSec"]) > load().call_deadline
+
+
+def test_the_guide_installs_the_configuration_that_the_unit_reads(unit: configparser.SectionProxy) -> None:
+    guide = (ROOT / "docs/admin.md").read_text()
+    config = re.search(r"--config (\S+)", unit["ExecStart"])
+    assert config
+    assert f"docs/mig-agent.example.yaml {config[1]}" in guide
+
+
+def test_the_image_copies_what_is_there() -> None:
+    for line in (ROOT / "Dockerfile.agent").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            *sources, _ = line.split()[1:]
+            assert all((ROOT / source).exists() for source in sources), line
