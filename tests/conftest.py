@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,16 @@ base = settings(
 settings.register_profile("search", base)
 settings.register_profile("ci", base, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "search")
+
+
+@pytest.fixture(autouse=True)
+def no_client_is_left_behind() -> Iterator[None]:
+    """A client's thread that outlives its test goes on calling, and disturbs tests that have nothing to do with it."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("mig-agent-"):
+            thread.join(timeout=10)
+            assert not thread.is_alive(), f"{thread.name} was left behind"
 
 
 @pytest.fixture

@@ -186,6 +186,7 @@ def test_a_held_lease_survives_a_restart_of_the_agent(agent: Agent, graceful: bo
             assert [each["lease"] for each in agent.ask("status")["leases"]] == [lease.id]
             assert lease.lost is None
         assert not client.status().leases
+        assert f"mig-agent-hold-{lease.id}" not in {each.name for each in threading.enumerate()}
     assert lost.empty()
 
 

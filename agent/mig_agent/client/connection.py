@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -57,13 +58,18 @@ class Connection:
         return answer
 
     def call_safely_repeated(
-        self, work: Callable[[PartitionManagerStub], _Answer], *, patience: float | None = None
+        self,
+        work: Callable[[PartitionManagerStub], _Answer],
+        *,
+        patience: float | None = None,
+        unwanted: threading.Event | None = None,
     ) -> _Answer:
         """As `call`, for work that does no harm when done twice: repeated while the connection breaks.
 
-        For `patience` seconds (the connection's own by default) with growing pauses. An agent that never answered and
-        is not there is not waited for: then NoAgent tells at once why.
+        For `patience` seconds (the connection's own by default) with growing pauses, and only until `unwanted` is set.
+        An agent that never answered and is not there is not waited for: then NoAgent tells at once why.
         """
+        unwanted = unwanted or threading.Event()
         try:
             return self.call(work)
         except (NoAgent, Refused) as error:
@@ -73,13 +79,16 @@ class Connection:
         from tenacity import (  # noqa: PLC0415 -- see above
             Retrying,
             retry_if_exception,
+            sleep_using_event,
             stop_after_delay,
+            stop_when_event_set,
             wait_random_exponential,
         )
 
         retrying = Retrying(
             retry=retry_if_exception(is_interruption),
-            stop=stop_after_delay(self._patience if patience is None else patience),
+            stop=stop_after_delay(self._patience if patience is None else patience) | stop_when_event_set(unwanted),
+            sleep=sleep_using_event(unwanted),
             wait=wait_random_exponential(multiplier=0.1, max=1),
             reraise=True,
         )

@@ -81,7 +81,9 @@ class Holding:
         error = self._end_of_stream()
         while not self._closing.is_set() and is_interruption(error):
             try:
-                self._connection.call_safely_repeated(lambda _stub: self._attach(None), patience=ATTACH_AGAIN_SECONDS)
+                self._connection.call_safely_repeated(
+                    lambda _stub: self._attach(None), patience=ATTACH_AGAIN_SECONDS, unwanted=self._closing
+                )
                 error = self._end_of_stream()
             except ClientError as failed:
                 error = failed
