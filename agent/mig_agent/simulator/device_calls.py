@@ -104,18 +104,10 @@ def handle_by_bus_id(library: Library, bus_id: bytes | None, device: Address) ->
 
 @symbol("nvmlDeviceGetHandleByUUID", c_char_p, c_void_p)
 def handle_by_uuid(library: Library, uuid: bytes | None, device: Address) -> None:
-    wanted = (uuid or b"").decode()
-    for index, gpu in enumerate(library.read()["gpus"]):
-        if gpu["uuid"] == wanted:
-            write_handle(device, handles.encode(Kind.GPU, index))
-            return
-        for instance in gpu["instances"]:
-            for compute in instance["compute"]:
-                ids = (instance["id"], compute["id"])
-                if wanted in {mig_uuid(gpu, *ids), f"MIG-{gpu['uuid']}/{ids[0]}/{ids[1]}"}:
-                    write_handle(device, handles.encode(Kind.MIG, index, compute["mig_index"]))
-                    return
-    raise Failure(Code.NOT_FOUND)
+    handle = library.handles_by_uuid().get((uuid or b"").decode())
+    if handle is None:
+        raise Failure(Code.NOT_FOUND)
+    write_handle(device, handle)
 
 
 @symbol("nvmlDeviceGetName", c_void_p, c_void_p, c_uint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from mig_agent.simulator.codes import Code, Failure
-from mig_agent.simulator.state import ComputeInstance, Ghost, Gpu, GpuInstance, Machine
+from mig_agent.simulator.state import ComputeInstance, Ghost, Gpu, GpuInstance, Machine, mig_uuid
 
 _TAG = 0x4D49 << 48
 
@@ -87,6 +87,19 @@ def mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, 
         if ghost["mig_index"] == mig_index:
             return ghost
     raise Failure(Code.INVALID_ARGUMENT)
+
+
+def by_uuid(machine: Machine) -> dict[str, int]:
+    """The handles of all that has a UUID; a MIG device also has the name that its ids make, as before R470."""
+    found = {}
+    for index, gpu in enumerate(machine["gpus"]):
+        found[gpu["uuid"]] = encode(Kind.GPU, index)
+        for instance in gpu["instances"]:
+            for compute in instance["compute"]:
+                handle = encode(Kind.MIG, index, compute["mig_index"])
+                found[mig_uuid(gpu, instance["id"], compute["id"])] = handle
+                found[f"MIG-{gpu['uuid']}/{instance['id']}/{compute['id']}"] = handle
+    return found
 
 
 def live_mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance]:

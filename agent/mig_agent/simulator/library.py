@@ -67,6 +67,7 @@ class Library:
         """The machine's revision at the last initialisation: what was deleted before is not listed."""
         self.event_sets: dict[int, EventSet] = {}
         self._event_sets_made = 0
+        self._named: tuple[Machine | None, dict[str, int]] = None, {}
         for each in SYMBOLS.values():
             if each.name not in without:
                 setattr(self, each.name, each.prototype(partial(self._answer, each)))
@@ -77,6 +78,18 @@ class Library:
     def read(self) -> Machine:
         """The machine as it is; never changed by its readers."""
         return self._store.read()
+
+    def handles_by_uuid(self) -> dict[str, int]:
+        """The handles of all GPUs and MIG devices by every name that the driver knows them by.
+
+        Kept as long as the machine stays the same: an agent asks before every reuse.
+        """
+        machine = self.read()
+        known, found = self._named
+        if known is not machine:
+            found = handles.by_uuid(machine)
+            self._named = machine, found
+        return found
 
     @contextmanager
     def change(self, function: str, *, seconds: float = 0.0) -> Iterator[Machine]:

@@ -8,13 +8,15 @@ from functools import cache
 
 from placement_bench import rules
 from placement_bench.agent import planner_rule
+from placement_bench.estimates import estimate
 from placement_bench.mixes import MIXES, Setting, random_settings
 from placement_bench.optimum import Ints, OneGpu, states_by_profile
 from placement_bench.options import Options, run_all
 from placement_bench.results import Check, Json, Report, Table
 
 AGENT = "this agent"
-_SETTINGS = 250
+_SETTINGS = 2000
+"""So many that the mean does not depend on which are drawn; 250 of them give 0.20 to 0.26 % for this agent."""
 _LOAD = 0.85
 _DIGITS = 6
 """What is behind them differs with the build of the linear algebra."""
@@ -56,7 +58,7 @@ def run(options: Options) -> Report:
         tuple(
             (
                 name,
-                f"{statistics.fmean(each[name] for each in regrets):.2f}",
+                estimate([each[name] for each in regrets]).text(2),
                 f"{max(each[name] for each in regrets):.1f}",
             )
             for name in _policies()
