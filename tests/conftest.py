@@ -11,6 +11,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.figures import figure, pytest_terminal_summary
+
+__all__ = ["figure", "pytest_terminal_summary"]
+
 # A shell that runs this in the background has it ignore Ctrl-C, and whatever the tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -14,14 +16,19 @@ from mig_agent.config.load import load
 from mig_agent.core.errors import ConfigError
 
 _USAGE = 2
+_INTERRUPTED = 130
+
+
+def _tell(message: str, hint: str) -> None:
+    click.echo(f"mig-agent: {message}{f'. Hint: {hint}' if hint else ''}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-def main() -> None:
+def program() -> None:
     """Turns requests for GPU memory into MIG instances, on this node."""
 
 
-@main.command(cls=GroupedCommand, params=settings_flags())
+@program.command(cls=GroupedCommand, params=settings_flags())
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -37,9 +44,7 @@ def serve(config: Path | None, **flags: object) -> None:
     try:
         settings = load(config, texts_of(flags))
     except ConfigError as error:
-        click.echo(f"mig-agent: {error.message}", err=True)
-        if error.hint:
-            click.echo(f"  hint: {error.hint}", err=True)
+        _tell(error.message, error.hint)
         sys.exit(_USAGE)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are no JSON, and ours say the same in words
     from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
@@ -47,13 +52,13 @@ def serve(config: Path | None, **flags: object) -> None:
     until_stopped(settings)
 
 
-@main.command()
+@program.command()
 def version() -> None:
     """Print the version."""
     click.echo(f"mig-agent {__version__}")
 
 
-@main.command()
+@program.command()
 @click.option("--fast", is_flag=True, help="Do not pause between the steps.")
 def demo(*, fast: bool) -> None:
     """Show what the agent does, over simulated GPUs; takes half a minute and leaves nothing behind."""
@@ -62,5 +67,23 @@ def demo(*, fast: bool) -> None:
     sys.exit(show(fast=fast))
 
 
+def main(arguments: Sequence[str] | None = None, prog_name: str = "mig-agent") -> NoReturn:
+    """Runs the program and ends the process. A mistake on the command line is told in one line, as migctl does."""
+    try:
+        code = program.main(arguments, prog_name, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(_USAGE)
+    except click.ClickException as error:
+        message = error.format_message().strip().rstrip(".")
+        context = getattr(error, "ctx", None)
+        see = prog_name if context is None else context.command_path
+        _tell(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
 if __name__ == "__main__":
-    main(prog_name="mig-agent")
+    main()

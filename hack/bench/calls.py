@@ -26,9 +26,10 @@ def stub_on(channel: grpc.aio.Channel) -> AsyncStub:
     return cast("AsyncStub", pb_grpc.PartitionManagerStub(channel))
 
 
-async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = ()) -> pb.Granted:
+async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = (), *, request_id: str = "") -> pb.Granted:
     """One instance with so much memory, or grpc.RpcError."""
-    request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=uuid.uuid4().hex, gpus=gpus)
+    name = request_id or uuid.uuid4().hex
+    request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=name, gpus=gpus)
     granted = None
     async for answer in stub.Acquire(pb.AcquireRequest(request=request)):
         granted = answer.granted

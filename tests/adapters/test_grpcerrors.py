@@ -39,3 +39,24 @@ def test_details_stay_within_what_headers_have_room_for(number: int, length: int
     assert [each.gpu_index for each in detail.blockers] == list(range(len(detail.blockers)))
     if number and length < 100:
         assert detail.blockers
+
+
+@pytest.mark.parametrize("lines", [0, 3, 1000])
+@pytest.mark.parametrize("length", [10, 10_000])
+def test_the_explanation_takes_what_room_is_left(lines: int, length: int) -> None:
+    explanation = tuple(f"{each}: " + "ä" * length for each in range(lines))
+    blocker = Blocker(gpu_index=0, what="w", state="leased")
+    refusal = Refusal(
+        reason=Reason.NO_CAPACITY, message="cannot", hint="h", blockers=(blocker,) * 10, explanation=explanation
+    )
+    serialised = trailer_of(refusal)
+    assert len(serialised) <= MOST_TRAILER_BYTES
+    detail = pb.RefusalDetail.FromString(serialised)
+    assert len(detail.blockers) == 10
+    assert [each[:2] for each in detail.explanation] == [each[:2] for each in explanation[: len(detail.explanation)]]
+    if lines:
+        assert detail.explanation
+    if lines == 3:
+        assert len(detail.explanation) == 3
+    if length == 10:
+        assert tuple(detail.explanation) == explanation[: len(detail.explanation)]

@@ -109,6 +109,20 @@ def test_plans(client: Client) -> None:
     assert not client.status().leases
 
 
+def test_plans_and_refusals_are_explained(client: Client) -> None:
+    client.acquire(mig_profile="7g.40gb", name="bob")
+    plan = client.plan(gpu_memory="4G", explain=True)
+    assert isinstance(plan, Plan)
+    assert "(chosen)" in plan.explanation[1]
+    assert plan.explanation[-1] == "  GPU 0: no place, slices 0-7 are leased to bob"
+    full = client.plan(mig_profile="2g.10gb", explain=True)
+    assert isinstance(full, NoPlan)
+    with pytest.raises(Refused) as refused:
+        client.acquire(mig_profile="2g.10gb")
+    assert refused.value.explanation == full.explanation
+    assert client.plan(gpu_memory="4G").explanation == ()
+
+
 def test_waiting_tells_the_place_and_ends_with_the_lease(agent: Agent, client: Client) -> None:
     places: queue.Queue[int] = queue.Queue()
     got: queue.Queue[Lease] = queue.Queue()

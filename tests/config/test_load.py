@@ -26,6 +26,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings.gpus is None
     assert settings.foreign == "respect"
     assert settings.idle_limit is None
+    assert settings.reservation_after is None
     assert settings.metrics == TcpAddress("127.0.0.1", 9400)
     assert settings.max_waiting == 1000
 
@@ -120,3 +121,8 @@ def test_variables_of_clients_and_of_kubernetes_services_are_no_mistake(monkeypa
     for name in ("ADDRESS", "TLS_CA", "LEASE", "PORT", "SERVICE_HOST", "PORT_9400_TCP_ADDR", "CONFIG"):
         monkeypatch.setenv(f"MIG_AGENT_{name}", "x")
     assert load().max_waiting == 1000
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("auto", None), ("Auto", None), ("90s", 90.0), ("1h30m", 5400.0)])
+def test_the_reservation_limit_is_a_duration_or_found_out(tmp_path: Path, written: str, seconds: float | None) -> None:
+    assert load(write(tmp_path, f"reservation_after: {written}\n")).reservation_after == seconds

@@ -110,6 +110,17 @@ def test_strict_fifo_lets_nobody_pass() -> None:
     assert started(EMPTY, queue, 2, strict=True) == "large"
 
 
+@pytest.mark.parametrize(("newcomer", "strict", "starts"), [(0, False, ""), (1, False, "small"), (1, True, "")])
+def test_only_a_newcomer_is_looked_at(newcomer: int, strict: bool, starts: str) -> None:
+    """What is before it is in its way all the same: by a reservation, or as strict order has it."""
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)), (1, named("other", ONE)))
+    only = queue.waiting[newcomer]
+    now = next_to_start(PARTLY, queue.waiting, POLICY, 2, limit_seconds=100, strict_fifo=strict, only=only)
+    assert (now[0].request.request_id if now is not None else "") == starts
+    late = next_to_start(PARTLY, queue.waiting, POLICY, 500, limit_seconds=100, strict_fifo=strict, only=only)
+    assert late is None
+
+
 def test_after_the_limit_the_oldest_keeps_its_gpu() -> None:
     queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
     assert started(PARTLY, queue, 99.9) == "small"

@@ -21,6 +21,7 @@ from mig_agent.core.model import (
 from mig_agent.core.observed import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
     DESTROYED,
+    GPU_RESET,
     INSTANCE_LOST,
     NEVER_MADE,
     REBOOT,
@@ -111,10 +112,10 @@ REMOVE = FinishDestroy(GPU, 7, 19, Placement(0, 1), ONE)
         (ours("blocked"), found(), []),
         (ours("foreign"), found(), []),
         # What is gone
-        (ours("idle"), None, [ForgetInstance(ONE, INSTANCE_LOST)]),
-        (ours("blocked"), None, [ForgetInstance(ONE, INSTANCE_LOST)]),
+        (ours("idle"), None, [ForgetInstance(ONE, GPU_RESET)]),
+        (ours("blocked"), None, [ForgetInstance(ONE, GPU_RESET)]),
         (ours("foreign"), None, [ForgetForeign(ONE)]),
-        (ours("leased", lease=LEASE), None, [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST)]),
+        (ours("leased", lease=LEASE), None, [EndLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET)]),
         (ours("destroying"), None, [ForgetInstance(ONE, DESTROYED)]),
         (ours("creating", None), None, [ForgetInstance(ONE, NEVER_MADE)]),
         (ours("creating", None, lease=LEASE), None, [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,40 @@ async def test_the_mode_is_not_switched_while_anything_runs_or_is_leased(tmp_pat
             assert "bob" in refusal.message
         assert node.simulator.calls(SET_MODE) == 0
         assert node.gpu().state is (GpuState.WHOLE if off else GpuState.READY)
+
+
+async def test_of_many_instances_in_the_way_the_first_is_told_and_all_are_listed(tmp_path: Path) -> None:
+    async with engine(tmp_path, "h100-80gb") as node:
+        for name in ("bob", "carol", "dave"):
+            await node.acquire("1g.10gb", name=name)
+        with pytest.raises(RefusedError) as refused:
+            await node.manager.set_mig_mode("0", False, ADMIN)
+        refusal = refused.value.refusal
+        assert refusal.message.endswith(", and 2 more")
+        assert {each.holder for each in refusal.blockers} == {"bob", "carol", "dave"}
+        assert len(refusal.blockers) == 3
+
+
+@pytest.mark.parametrize("there", ["a100-40gb", "h100-80gb"])
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+async def test_nothing_switches_a_mode_unasked(tmp_path: Path, there: str, on: bool) -> None:
+    async with engine(tmp_path, there, mig_mode=on, idle_limit_seconds=60.0) as node:
+        wanted = WHOLE if not on else "4G"
+        granted = await node.acquire(wanted)
+        await node.release(granted)
+        for asked in ("4G", WHOLE):
+            if asked != wanted:
+                with contextlib.suppress(RefusedError):
+                    await node.release(await node.acquire(asked))
+        await node.manager.cordon("0", True, "", ADMIN)
+        await node.manager.cordon("0", False, "", ADMIN)
+        await node.manager.reclaim((), ADMIN)
+        node.clock.advance(3600)
+        await node.look()
+    async with engine(tmp_path) as node:
+        await node.look()
+        assert node.gpu().mode.current is on
+        assert node.simulator.calls(SET_MODE) == 0
 
 
 async def test_a_gpu_without_mig_mode_says_so(tmp_path: Path) -> None:

@@ -87,6 +87,39 @@ async def test_a_watcher_that_is_too_slow_is_told_so(tmp_path: Path) -> None:
         assert not hub._subscriptions
 
 
+async def test_a_watcher_that_resumes_far_back_is_not_too_slow_at_once(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        revision = node.manager.snapshot.view.revision
+        await node.acquire("4G")
+        hub = node.manager._context.events
+        example = Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, words="example")
+        for _ in range(2 * MOST_UNREAD):
+            hub.emit(example)
+        events = node.manager.subscribe(revision)
+        for _ in range(MOST_UNREAD):
+            hub.emit(example)
+        assert len(await take(events, 3 * MOST_UNREAD)) == 3 * MOST_UNREAD
+        for _ in range(4 * MOST_UNREAD):
+            hub.emit(example)
+        assert events.overrun
+        events.close()
+
+
+@pytest.mark.parametrize("read", [False, True], ids=["never read", "read"])
+async def test_a_watcher_that_closes_is_forgotten(tmp_path: Path, read: bool) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        events = node.manager.subscribe(None)
+        await node.acquire("4G")
+        if read:
+            assert (await anext(events)).kind is EventKind.INSTANCE_CREATED
+        events.close()
+        events.close()
+        assert not node.manager._context.events._subscriptions
+        await node.acquire("4G")
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
+
+
 async def test_a_failing_observer_disturbs_nobody(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
 

@@ -27,12 +27,14 @@ from mig_agent.engine.answers import Granted
 from mig_agent.simulator import MODELS, Code, SimulatorError
 from mig_agent.simulator.models import GpuModel, GpuProfile
 from support.engine import ADMIN, ANYBODY, CREATE, CREATE_COMPUTE, DESTROY, DESTROY_COMPUTE, Node, killed, start
+from support.figures import Figure
 
 WITH_MIG = [key for key, model in MODELS.items() if model.can_mig]
 MIXED = ["a100-40gb,h100-80gb", "a30,h200-141gb:2", "rtx-pro-6000,a100-80gb", "h100-80gb:3"]
 EXAMPLES = int(os.environ.get("HISTORIES", "6"))
 """For each model; more of them by hand: HISTORIES=500."""
 STEPS = 30
+STEPS_DONE = "steps of random histories in one process"
 
 CALLS = [
     CREATE,
@@ -404,12 +406,14 @@ async def live(gpus: str, steps: list[tuple[str, int, int]]) -> None:
 @pytest.mark.parametrize("model", WITH_MIG)
 @settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEP, min_size=STEPS, max_size=STEPS))
-def test_every_model(model: str, steps: list[tuple[str, int, int]]) -> None:
+def test_every_model(model: str, steps: list[tuple[str, int, int]], figure: Figure) -> None:
     asyncio.run(live(model, steps))
+    figure(STEPS_DONE, len(steps))
 
 
 @pytest.mark.parametrize("gpus", MIXED)
 @settings(max_examples=EXAMPLES)
 @given(steps=st.lists(STEP, min_size=STEPS, max_size=STEPS))
-def test_several_gpus(gpus: str, steps: list[tuple[str, int, int]]) -> None:
+def test_several_gpus(gpus: str, steps: list[tuple[str, int, int]], figure: Figure) -> None:
     asyncio.run(live(gpus, steps))
+    figure(STEPS_DONE, len(steps))

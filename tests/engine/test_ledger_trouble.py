@@ -16,12 +16,12 @@ from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 
 
 @contextmanager
-def full_disk(node: Node) -> Iterator[None]:
-    """Commits fail as on a full disk."""
+def full_disk(node: Node, words: str = "database or disk is full") -> Iterator[None]:
+    """Commits fail as on a full disk, or another that cannot be written."""
     original = node.ledger._commit
 
     def fails(batch: object) -> None:  # noqa: ARG001 -- as the ledger calls it
-        raise sqlite3.OperationalError("database or disk is full")
+        raise sqlite3.OperationalError(words)
 
     node.ledger._commit = fails  # type: ignore[method-assign] # what the disk would do
     try:
@@ -30,19 +30,22 @@ def full_disk(node: Node) -> Iterator[None]:
         node.ledger._commit = original  # type: ignore[method-assign] # as a full disk would have it
 
 
-async def test_no_lease_is_given_that_is_not_recorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", ["database or disk is full", "attempt to write a readonly database", "disk I/O error", "locking protocol"]
+)
+async def test_no_lease_is_given_that_is_not_recorded(tmp_path: Path, words: str) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         idle = await node.acquire("1g.5gb")
         await node.release(idle)
         kept = await node.acquire("2g.10gb")
-        with full_disk(node):
+        with full_disk(node, words):
             for asked in ("1g.5gb", "3g.20gb"):
                 with pytest.raises(RefusedError) as refused:
                     await node.acquire(asked)
                 assert refused.value.refusal.reason is Reason.LEDGER_FAILED
-                assert "disk is full" in refused.value.refusal.message
+                assert words in refused.value.refusal.message
             assert list(node.leases) == [kept.lease.id]
-            assert "disk is full" in node.manager.snapshot.ledger_error
+            assert words in node.manager.snapshot.ledger_error
             assert node.simulator.machine()["gpus"][0]["instances"][2:] == []
             assert node.kinds().count(EventKind.LEDGER_FAILED) == 1
         assert (await node.acquire("1g.5gb")).devices[0].reused

@@ -168,12 +168,15 @@ async def test_idle_foreign_instances_are_adopted_where_that_is_configured(tmp_p
     async with engine(tmp_path, "a100-40gb", foreign="adopt") as node:
         idle, _ = node.simulator.create_foreign(0, "1g.5gb", start=0)
         busy, _ = node.simulator.create_foreign(0, "1g.5gb", start=1)
-        node.simulator.occupy(f"0/{busy}")
+        pid = node.simulator.occupy(f"0/{busy}")
         node.simulator.create_foreign(0, "1g.5gb", start=2, with_compute=False)
         await node.look()
         assert node.layout() == "0:1g.5gb=idle 1:1g.5gb=foreign 2:1g.5gb=foreign"
         granted = await node.acquire("1g.5gb")
         assert granted.devices[0].gpu_instance_id == idle
+        node.simulator.vacate(pid)
+        await node.look()
+        assert node.layout() == "0:1g.5gb=leased 1:1g.5gb=idle 2:1g.5gb=foreign"
     async with engine(tmp_path) as after:
         assert list(after.leases) == [granted.lease.id]
 

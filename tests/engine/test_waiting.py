@@ -28,7 +28,7 @@ async def test_a_request_waits_and_is_served_when_something_is_released(tmp_path
         first = await node.acquire("7g.40gb")
         task = await waits(node, "7g.40gb")
         queue = node.manager.snapshot.queue
-        assert [(each.position, each.holder, each.wants[0].text) for each in queue] == [(1, "alice", "7g.40gb")]
+        assert [(each.position, each.who.name, each.wants[0].text) for each in queue] == [(1, "alice", "7g.40gb")]
         await node.release(first)
         granted = await task
         assert granted.devices[0].reused
@@ -71,6 +71,30 @@ async def test_what_can_never_be_served_does_not_wait(tmp_path: Path) -> None:
             assert refused.value.refusal.reason is reason
 
 
+async def test_nor_does_it_behind_others_or_on_a_full_node(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:2") as node:
+        full = [await node.acquire("7g.40gb") for _ in range(2)]
+        first = await waits(node, "7g.40gb")
+        told = len(node.told(EventKind.REQUEST_QUEUED))
+        never: tuple[tuple[tuple[str, ...], tuple[str, ...], Reason], ...] = (
+            (("48G",), (), Reason.TOO_LARGE),
+            (("9g.99gb",), (), Reason.UNKNOWN_PROFILE),
+            (("7g.40gb",) * 3, (), Reason.TOO_MANY_DEVICES),
+            (("1g.5gb",) * 15, (), Reason.TOO_MANY_DEVICES),
+            (("1g.5gb", "7g.40gb"), ("0",), Reason.TOO_MANY_DEVICES),
+            (("1g.5gb",), ("7",), Reason.UNKNOWN_GPU),
+        )
+        for wants, gpus, reason in never:
+            with pytest.raises(RefusedError) as refused:
+                await node.acquire(*wants, wait_seconds=600.0, gpus=gpus)
+            assert refused.value.refusal.reason is reason
+            assert not refused.value.refusal.retryable
+        assert len(node.manager.snapshot.queue) == 1
+        assert len(node.told(EventKind.REQUEST_QUEUED)) == told
+        await node.release(full[0])
+        await first
+
+
 async def test_a_client_that_goes_away_leaves_the_queue(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
@@ -88,7 +112,7 @@ async def test_higher_priority_goes_first(tmp_path: Path) -> None:
         first = await node.acquire("7g.40gb")
         low = await waits(node, "7g.40gb", name="low")
         high = await waits(node, "7g.40gb", name="high", priority=5)
-        assert [each.holder for each in node.manager.snapshot.queue] == ["high", "low"]
+        assert [each.who.name for each in node.manager.snapshot.queue] == ["high", "low"]
         await node.release(first)
         served = await high
         assert not low.done()

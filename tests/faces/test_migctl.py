@@ -69,6 +69,45 @@ def test_request_several_devices_at_once(agent: Agent) -> None:
     assert answer["devices"][0]["profile"] == "2g.10gb"
 
 
+def test_a_dry_run_explains_itself(agent: Agent) -> None:
+    agent.migctl("request", "--mig-profile", "7g.40gb", "--name", "bob")
+    for typed in (["plan", "--gpu-memory", "4G"], ["request", "--gpu-memory", "4G", "--dry-run"]):
+        lines = agent.migctl(*typed, "--explain").stdout.splitlines()
+        assert lines[0].startswith("GPU 1: create 1g.10gb")
+        assert "  GPU 0: no place, slices 0-7 are leased to bob" in lines
+        assert sum("(chosen)" in line for line in lines) == 1
+        assert "(chosen)" not in agent.migctl(*typed).stdout
+        assert agent.ask(*typed, "--explain")["explanation"][-1] == lines[-1]
+    full = agent.migctl("plan", "--mig-profile", "2g.10gb", "--explain", code=3)
+    assert full.stdout.splitlines()[:2] == ["2g.10gb:", "  GPU 0: no place, slices 0-7 are leased to bob"]
+    assert full.stderr.startswith("migctl: cannot place 2g.10gb")
+    error = agent.ask("plan", "--mig-profile", "2g.10gb", "--explain", code=3)["error"]
+    assert error["explanation"] == full.stdout.splitlines()
+    # Also where it was no dry run.
+    assert agent.ask("request", "--mig-profile", "2g.10gb", code=3)["error"]["explanation"] == error["explanation"]
+
+
+def test_what_is_done_is_not_explained(agent: Agent) -> None:
+    for verb in ("request", "run"):
+        wrong = agent.migctl(verb, "--gpu-memory", "4G", "--explain", *(["true"] if verb == "run" else []), code=2)
+        assert wrong.stderr.startswith("migctl: cannot explain what is done")
+        assert wrong.stderr.count("\n") == 1
+    assert not agent.instances()
+
+
+def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
+    assert agent.ask("status")["reservation_after_seconds"] == 300
+    assert "GPUs are kept" not in agent.migctl("status").stdout
+    agent.migctl("request", "--mig-profile", "7g.40gb")
+    waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
+    try:
+        eventually(lambda: agent.ask("status")["queue"], "it waits")
+        assert "GPUs are kept for the first that has waited 5m" in agent.migctl("status").stdout
+    finally:
+        waiting.kill()
+        waiting.communicate()
+
+
 def test_request_a_fraction_and_a_whole_gpu(agent: Agent) -> None:
     assert device_of(agent.ask("request", "--gpu-fraction", "0.5", "--gpu", "1"))["profile"] == "3g.40gb"
     assert device_of(agent.ask("request", "--num-gpus", "1"))["profile"] == "7g.40gb"
@@ -218,6 +257,50 @@ def test_top_where_it_is_not_a_terminal(agent: Agent) -> None:
     lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
     agent.simulator.occupy(device_of(lease)["uuid"], used_mib=1234)
     assert "alice" in agent.migctl("top", "--once").stdout
+
+
+def test_every_verb_speaks_json(agent: Agent) -> None:
+    """One document on stdout, whatever the verb, with the keys that a program looks for."""
+    lease = agent.ask("request", "--gpu-memory", "4G", "--ttl", "2h")["lease"]
+    expected = {
+        ("status",): {"node", "revision", "gpus", "leases", "queue"},
+        ("profiles",): {"models"},
+        ("plan", "--gpu-memory", "4G"): {"devices", "steps", "score", "notes", "revision"},
+        ("request", "--gpu-memory", "4G", "--dry-run"): {"devices", "steps", "score"},
+        ("run", "--gpu-memory", "4G", "--dry-run"): {"devices", "steps", "score"},
+        ("renew", lease, "--ttl", "1h"): {"lease", "expires_at"},
+        ("top", "--once"): {"instances"},
+        ("events", "--since", "2h"): {"events"},
+        ("release", lease): {"released"},
+        ("reclaim",): {"destroyed"},
+        ("cordon", "--gpu", "1"): {"index", "state", "reason"},
+        ("uncordon", "--gpu", "1"): {"index", "state"},
+        ("mode", "disable", "--gpu", "1"): {"gpu", "mig", "needs", "words"},
+    }
+    for typed, keys in expected.items():
+        verb, *rest = typed
+        answer = json.loads(agent.migctl(verb, "-o", "json", *rest).stdout)
+        assert keys <= set(answer), typed
+    # What runs has stdout for itself.
+    ran = agent.migctl("run", "-o", "json", "--gpu-memory", "4G", "--", "echo", "hello")
+    assert ran.stdout == "hello\n"
+    assert {"lease", "token", "devices", "env"} <= set(json.loads(ran.stderr))
+    refused = {
+        ("request", "--gpu-memory", "900G"): (3, "too-large"),
+        ("plan", "--mig-profile", "9g.99gb"): (3, "unknown-profile"),
+        ("run", "--gpu-memory", "900G", "--", "true"): (125, "too-large"),
+        ("release", "nope"): (3, "unknown-lease"),
+        ("renew", "nope"): (3, "unknown-lease"),
+        ("cordon", "--gpu", "9"): (3, "unknown-gpu"),
+        ("mode", "enable", "--gpu", "9"): (3, "unknown-gpu"),
+        ("reclaim", "--gpu", "9"): (3, "unknown-gpu"),
+        ("events", "--since", "soon"): (2, "invalid-request"),
+    }
+    for typed, (code, reason) in refused.items():
+        verb, *rest = typed
+        done = agent.migctl(verb, "-o", "json", *rest, code=code)
+        assert json.loads(done.stdout)["error"]["reason"] == reason, typed
+        assert done.stderr.startswith("migctl: cannot ")
 
 
 def test_completion_for_every_shell(agent: Agent) -> None:

@@ -142,6 +142,37 @@ def test_the_agent_itself_tells_of_mistakes(typed: str, code: int, words: str) -
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("frob", "no such command 'frob'"),
+        ("serve --simulat a30", "--simulate"),
+        ("serve --reread", "--reread"),
+        ("--frob", "--frob"),
+        ("demo --slow", "--slow"),
+        ("serve something", "something"),
+    ],
+)
+def test_its_command_line_is_judged_in_one_line(typed: str, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mig_agent", *typed.split()], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("mig-agent: cannot understand the command line: ")
+    assert words in done.stderr
+    assert "Hint: see `mig-agent" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_verb_its_help_is_shown() -> None:
+    done = subprocess.run([sys.executable, "-m", "mig_agent"], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "serve" in done.stderr
 
 
 def test_without_a_driver_it_says_what_a_person_without_one_can_do() -> None:

@@ -248,6 +248,39 @@ def test_gpus_can_be_selected(folder: Path) -> None:
         assert [gpu["index"] for gpu in agent.ask("status")["gpus"]] == [2]
 
 
+def test_where_the_driver_differs_from_the_catalog_is_logged_once(folder: Path) -> None:
+    ours = Path(__file__).resolve().parents[2] / "profiles"
+    mistaken = folder / "profiles"
+    mistaken.mkdir()
+    text = (ours / "a100-40gb.yaml").read_text()
+    assert text.count("memory_mib: 4864") > 1
+    (mistaken / "a100-40gb.yaml").write_text(text.replace("memory_mib: 4864", "memory_mib: 5000", 1))
+    with Agent(folder, "a100-40gb:2", flags=["--profiles-dir", str(mistaken)]) as agent:
+        answer = agent.ask("request", "--gpu-memory", "4G")
+        assert answer["devices"][0]["memory_mib"] == 4864
+        assert agent.stop() == 0
+        lines = [json.loads(line) for line in agent.log().splitlines()]
+    told = [line for line in lines if line.get("event_kind") == "profile-differs"]
+    assert len(told) == 1
+    assert told[0]["level"] == "warning"
+    assert "profile 1g.5gb (id 19) with MiB 4864, 5000 in the catalog" in told[0]["event"]
+
+
+def test_how_it_chooses_and_how_long_nobody_is_passed_by_can_be_set(folder: Path) -> None:
+    with Agent(folder, "h100-80gb", flags=["--creation-cost", "8", "--reservation-after", "90s"]) as agent:
+        assert agent.ask("status")["reservation_after_seconds"] == 90
+        fresh = agent.ask("plan", "--mig-profile", "7g.80gb", "--explain")
+        agent.stop()
+    with Agent(folder, "h100-80gb", flags=["--creation-cost", "0", "--reservation-after", "auto"]) as agent:
+        assert agent.ask("status")["reservation_after_seconds"] == 300
+        free = agent.ask("plan", "--mig-profile", "7g.80gb", "--explain")
+
+    def cost(answer: dict[str, list[str]]) -> float:
+        return float(answer["explanation"][1].split("costs ")[1].split(",")[0])
+
+    assert cost(fresh) - cost(free) == pytest.approx(8)
+
+
 def test_it_serves_where_some_gpus_have_no_mig(folder: Path) -> None:
     with Agent(folder, "t4:1,a100-40gb:1:off,h100-80gb:1") as agent:
         states = [(gpu["state"], bool(gpu["reason"])) for gpu in agent.ask("status")["gpus"]]

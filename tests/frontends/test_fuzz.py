@@ -66,7 +66,7 @@ requests = st.builds(
 def test_a_message_becomes_a_valid_request_or_a_mistake_in_words(message: pb.Request) -> None:
     mistake = request = None
     try:
-        request = request_from(message, Caller(name="alice"))
+        request = request_from(message, Caller(name="alice", scheduler=True))
     except UsageError as error:
         mistake = error.message
     if request is not None:
@@ -89,6 +89,7 @@ def test_the_planner_answers_every_request_that_the_api_lets_through(messages: l
             async with service(Path(folder), "a30:1,a100-40gb:1") as served:
                 for message in messages:
                     outcome = await planned(served, message)
+                    assert all(line.isprintable() for line in outcome.explanation)
                     if outcome.HasField("refusal"):
                         assert outcome.refusal.message.startswith("cannot ")
                     else:
@@ -126,7 +127,7 @@ async def test_every_method_of_the_service_is_served(tmp_path: Path) -> None:
 async def planned(served: Service, message: pb.Request) -> pb.PlanOutcome:
     """What Plan answers; a request that cannot be meant as a refusal like others."""
     try:
-        answer = await served.users.Plan(pb.PlanRequest(requests=[message]), timeout=TIMEOUT)
+        answer = await served.users.Plan(pb.PlanRequest(requests=[message], explain=True), timeout=TIMEOUT)
     except grpc.RpcError as error:
         return pb.PlanOutcome(refusal=detail_of(error))
     (outcome,) = answer.outcomes

@@ -15,7 +15,7 @@ from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.frontends.api import PartitionManagerServicer
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import Node, engine
-from support.service import ask
+from support.service import TRUSTING, ask
 
 
 class Connection:
@@ -23,6 +23,9 @@ class Connection:
 
     def __init__(self) -> None:
         self.written: list[object] = []
+
+    def peer(self) -> str:
+        return ""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         return {}
@@ -46,7 +49,7 @@ async def gone(node: Node) -> None:
 async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path: Path, profile: str) -> None:
     moments = random.Random(7)  # noqa: S311 -- not a secret
     async with engine(tmp_path, "a100-40gb") as node:
-        servicer = PartitionManagerServicer(node.manager, admin=False)
+        servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING)
         for steps in range(40):
             for each in [await node.acquire("1g.5gb") for _ in range(3)]:
                 await node.release(each)
@@ -66,7 +69,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path
 async def test_a_client_that_is_back_at_once_gets_its_lease(tmp_path: Path) -> None:
     """Its connection broke while it was served. It may hear `cancelled` first, which says to ask again."""
     async with engine(tmp_path, "a100-40gb") as node:
-        servicer = PartitionManagerServicer(node.manager, admin=False)
+        servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING)
         message = pb.HoldRequest(request=ask(memory="4G", request_id="mine"))
         call = asyncio.create_task(servicer.hold(message, cast("Any", Connection())))
         await node.until(lambda: node.manager._parts.acquisitions._jobs)

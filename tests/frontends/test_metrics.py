@@ -47,6 +47,7 @@ async def test_the_gauges_show_the_node(tmp_path: Path) -> None:
         assert value(metrics, "mig_agent_memory_slices", gpu_uuid=node.gpu(1).uuid) == 8
         assert value(metrics, "mig_agent_gpus", state="ready") == 2
         assert value(metrics, "mig_agent_ledger_writable") == 1
+        assert value(metrics, "mig_agent_reservation_after_seconds") == 150, "after one lease of no length"
         device = granted.devices[0]
         assert (
             value(

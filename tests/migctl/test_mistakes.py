@@ -28,6 +28,8 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 MISTAKES = [
     ("", "missing command"),
     ("frob", "no such command"),
+    ("reqest --gpu-memory 4G", "did you mean request?"),
+    ("cordn 0", "did you mean cordon?"),
     ("--frob status", "--frob"),
     ("status --frob", "--frob"),
     ("status extra", "extra"),
@@ -193,7 +195,19 @@ words = st.one_of(
 )
 FLAGS = (
     *("--gpu-memory", "--mig-profile", "--gpu-fraction", "--num-gpus", "--device", "--min-compute", "--attribute"),
-    *("--gpu", "--wait", "--priority", "--ttl", "--pid", "--dry-run", "--request-id", "--tenant", "--name", "--each"),
+    *(
+        "--gpu",
+        "--wait",
+        "--priority",
+        "--ttl",
+        "--pid",
+        "--dry-run",
+        "--explain",
+        "--request-id",
+        "--tenant",
+        "--name",
+        "--each",
+    ),
     *("--token", "--since", "--limit", "--interval", "--once", "--reason", "--output", "--tls-ca", "--help"),
 )
 flags = st.sampled_from(FLAGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from mig_agent.client.answers import (
     Waiting,
 )
 from mig_agent.migctl.commands import status, top
-from mig_agent.migctl.printing import memory, place, slices, table
+from mig_agent.migctl.printing import memory, place, slices, table, until
 
 LEASED = Instance(
     uuid="MIG-1",
@@ -99,7 +100,7 @@ WITHOUT_MIG = replace(
     GPU,
     index=1,
     state="whole",
-    reason="MIG mode is off",
+    reason="MIG mode comes on at the next reset",
     memory_slices=1,
     mig=MigMode(capable=True, current=False, pending=True),
     instances=(replace(LEASED, placement=None, profile="whole", state="idle", lease="", holder=""),),
@@ -138,8 +139,21 @@ def test_status_in_colour_says_the_same() -> None:
 
 def test_status_says_why_a_gpu_is_not_used_and_what_comes() -> None:
     page = status.render(replace(NODE, gpus=(WITHOUT_MIG,), leases=(), queue=()), width=80, color=False, unicode=True)
-    assert "GPU 1 is whole: MIG mode is off" in page
-    assert "MIG mode will be on after a reset" in page
+    assert "GPU 1 is whole: MIG mode comes on at the next reset" in page
+    assert page.count("reset") == 1, "it is said once"
+    cordoned = replace(WITHOUT_MIG, state="cordoned", reason="a fan is broken")
+    page = status.render(replace(NODE, gpus=(cordoned,), leases=(), queue=()), width=80, color=False, unicode=True)
+    assert "GPU 1 is cordoned: a fan is broken" in page
+    assert "GPU 1: MIG mode will be on after a reset" in page
+
+
+def test_a_deadline_is_told_to_the_nearest_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    assert until(1000.0 + 7199.9) == "2h"
+    assert until(1000.98) == "1s"
+    assert until(1000.1) == "1s"
+    assert until(1000.0) == "now"
+    assert until(None) == "-"
 
 
 def test_status_says_that_no_lease_can_be_written_down() -> None:

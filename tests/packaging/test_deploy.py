@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mig_agent.__main__ import main
+from mig_agent.__main__ import program
 from mig_agent.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,9 +27,9 @@ def unit() -> configparser.SectionProxy:
 
 
 def test_the_unit_starts_what_there_is(unit: configparser.SectionProxy) -> None:
-    program, verb, *flags = shlex.split(unit["ExecStart"])
-    assert program.endswith("/mig-agent")
-    shown = CliRunner().invoke(main, [verb, "--help"]).output
+    path, verb, *flags = shlex.split(unit["ExecStart"])
+    assert path.endswith("/mig-agent")
+    shown = CliRunner().invoke(program, [verb, "--help"]).output
     assert all(flag in shown for flag in flags if flag.startswith("--"))
 
 

@@ -103,3 +103,15 @@ def test_reading_what_to_simulate() -> None:
 def test_what_cannot_be_simulated(text: str) -> None:
     with pytest.raises(SimulatorError, match=r"^cannot"):
         parse_gpus(text)
+
+
+@pytest.mark.parametrize("kind", [["fail"], ["hang"]], ids=["fail", "hang"])
+def test_a_fault_in_a_function_that_nobody_calls_is_refused(run: Run, kind: list[str]) -> None:
+    run("create", "a30:1")
+    code = ["in-use"] if kind == ["fail"] else []
+    told = run("inject", *kind, "nvmlDeviceGetMigMod", *code, code=1)
+    assert "did you mean nvmlDeviceGetMigMode?" in told
+    assert told.count("\n") == 0
+    # With or without the version that C adds.
+    run("inject", *kind, "nvmlDeviceGetCount", *code)
+    run("inject", *kind, "nvmlDeviceGetCount_v2", *code)

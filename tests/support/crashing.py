@@ -38,6 +38,9 @@ class Story:
         self._file.write(json.dumps(facts) + "\n")
         self._file.flush()
 
+    def close(self) -> None:
+        self._file.close()
+
     async def acquire(self, name: str, *wants: str | Want) -> Granted:
         self.note(begun=name, wants=wants)
         granted = await self._node.acquire(*wants, request_id=name)

@@ -23,6 +23,7 @@ from mig_agent.core.requests import memory_want, profile_want
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager, start_manager
+from mig_agent.engine.newcomers import Claim
 from mig_agent.engine.settings import EngineSettings
 from mig_agent.simulator import STATE_FILE, Simulator, open_library
 from support.simulated import machine
@@ -164,6 +165,8 @@ async def start(
     clock: Clock | None = None,
     mig_mode: bool = True,
     driver_version: str = "580.95.05",
+    catalog: Catalog = _CATALOG,
+    claim: Claim = lambda _index, _uuid: None,
     **changes: Any,
 ) -> Node:
     """Starts an engine over these GPUs; without any over the machine that is in the folder already."""
@@ -178,7 +181,7 @@ async def start(
     ledger = Ledger.open(folder / LEDGER_FILE)
     chosen = settings(**changes)
     manager = await start_manager(
-        driver=driver, ledger=ledger, host=host, catalog=_CATALOG, clock=clock, settings=chosen
+        driver=driver, ledger=ledger, host=host, catalog=catalog, clock=clock, settings=chosen, claim=claim
     )
     node = Node(
         manager=manager,

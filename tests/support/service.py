@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from mig_agent.adapters.grpcerrors import TRAILER
+from mig_agent.config import Settings
+from mig_agent.engine.callers import Role
 from mig_agent.frontends.api import PartitionManagerServicer
+from mig_agent.frontends.callers import Roles
 from mig_agent.frontends.handlers import SERVICE, method_handlers
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
@@ -21,6 +24,8 @@ from support.engine import Node, engine
 if TYPE_CHECKING:  # it is in the stubs alone
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
+TRUSTING = Roles(unidentified=Role.SCHEDULER)
+"""With no relay in between nobody is known, and what requests say of their holders counts."""
 TIMEOUT = 60.0
 """Seconds for any call in a test."""
 
@@ -56,10 +61,14 @@ async def service(folder: Path, there: str = "a100-40gb", /, **changes: Any) -> 
         node = await stack.enter_async_context(engine(folder, there, **changes))
         stubs, servicers, servers = [], [], []
         for name, admin in (("agent.sock", False), ("admin.sock", True)):
-            servicer = PartitionManagerServicer(node.manager, admin=admin)
+            servicer = PartitionManagerServicer(node.manager, admin=admin, roles=TRUSTING)
             server = grpc.aio.server()
             server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(SERVICE.full_name, dict(method_handlers(servicer))),)
+                (
+                    grpc.method_handlers_generic_handler(
+                        SERVICE.full_name, dict(method_handlers(servicer, Settings().max_calls))
+                    ),
+                )
             )
             server.add_insecure_port(f"unix:{sockets}/{name}")
             await server.start()

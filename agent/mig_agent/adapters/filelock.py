@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.errors import MigAgentError
 from mig_agent.core.model import GpuUuid
 
@@ -37,15 +38,17 @@ class FileLock:
         Raises LockedError at once where another process has it, naming its pid.
         """
         try:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            with CRASH_POINTS.around("lock-file"):
+                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
         try:
             # A lock of the open file: it also excludes a second one in this process, and no child inherits it.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with CRASH_POINTS.around("lock-owner"):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BlockingIOError:
             pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
             os.close(descriptor)

@@ -1,7 +1,8 @@
 """Refusals on the wire: one table from reason to gRPC status, and the typed details that travel as a trailer.
 
 Trailing metadata has little room: gRPC's implementations stop reading at 8 KiB of headers unless told otherwise, and
-binary values grow by a third. So texts and the list of blockers are shortened until they fit, the most telling first.
+binary values grow by a third. So texts, the list of blockers and the explanation are shortened until they fit, the most
+telling first.
 """
 
 from __future__ import annotations
@@ -19,10 +20,15 @@ TRAILER: Final = "migagent-refusal-bin"
 """The key of trailing metadata under which a serialised RefusalDetail travels."""
 MOST_TRAILER_BYTES: Final = 3000
 """Of the serialised RefusalDetail, before base64."""
+MOST_DETAIL_BYTES: Final = 8000
+"""The same within the body of a message, such as the answer of Plan."""
 LONGEST_WORDS: Final = 600
-"""Characters of a message or hint on the wire."""
+"""Bytes of a message or hint on the wire; where gRPC writes one into a header, a byte may become three."""
+LONGEST_LINE: Final = 200
+"""Bytes of a line of the explanation on the wire."""
 LONGEST_NAME: Final = 128
-"""Characters of any name in a blocker."""
+"""Bytes of any name in a blocker."""
+_ELLIPSIS: Final = "…"
 
 STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
     {
@@ -54,26 +60,20 @@ STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
 """The one table. A test holds it complete."""
 
 
-def detail_of(refusal: Refusal) -> pb.RefusalDetail:
-    """The typed details of a refusal, unshortened."""
-    return pb.RefusalDetail(
-        reason=refusal.reason.value,
-        message=refusal.message,
-        hint=refusal.hint,
-        retryable=refusal.retryable,
-        blockers=[_blocker(each) for each in refusal.blockers],
-    )
-
-
 def trailer_of(refusal: Refusal) -> bytes:
     """What travels under TRAILER: the details, shortened to MOST_TRAILER_BYTES."""
+    return detail_of(refusal, MOST_TRAILER_BYTES).SerializeToString()
+
+
+def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.RefusalDetail:
+    """The typed details of a refusal, shortened to so many bytes."""
     detail = pb.RefusalDetail(
         reason=refusal.reason.value,
         message=shortened(refusal.message, LONGEST_WORDS),
         hint=shortened(refusal.hint, LONGEST_WORDS),
         retryable=refusal.retryable,
     )
-    room = MOST_TRAILER_BYTES - detail.ByteSize() - 8  # for blockers_left_off
+    room = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
     for blocker in refusal.blockers:
         message = _blocker(blocker)
         room -= message.ByteSize() + 4  # its tag and length
@@ -81,12 +81,21 @@ def trailer_of(refusal: Refusal) -> bytes:
             break
         detail.blockers.append(message)
     detail.blockers_left_off = len(refusal.blockers) - len(detail.blockers)
-    return detail.SerializeToString()
+    for line in refusal.explanation:
+        words = shortened(line, LONGEST_LINE)
+        room -= len(words.encode()) + 4
+        if room < 0:
+            break
+        detail.explanation.append(words)
+    return detail
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most so many characters, with an ellipsis where it was longer."""
-    return text if len(text) <= most else text[: most - 1] + "…"
+    """`text` in at most so many bytes of UTF-8, with an ellipsis where it was longer."""
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= most:
+        return text
+    return encoded[: most - len(_ELLIPSIS.encode())].decode("utf-8", "ignore") + _ELLIPSIS
 
 
 def _blocker(blocker: Blocker) -> pb.Blocker:

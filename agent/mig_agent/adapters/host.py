@@ -172,9 +172,8 @@ class Host:
         instance = f"gpu{gpu_minor}/mig/gi{gpu_instance_id}"
         for node, capability in zip(nodes, (instance, f"{instance}/ci{compute_instance_id}"), strict=True):
             if not self._is_there(node):
-                CRASH_POINTS.reach("before-device-node")
-                self._make_node(node, f"/proc/driver/nvidia/capabilities/{capability}/access")
-                CRASH_POINTS.reach("after-device-node")
+                with CRASH_POINTS.around("device-node"):
+                    self._make_node(node, f"/proc/driver/nvidia/capabilities/{capability}/access")
         return nodes
 
     def _minors(self) -> dict[str, int]:

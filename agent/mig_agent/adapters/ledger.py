@@ -161,13 +161,12 @@ class Ledger:
                 self._connection.close()
 
     def _write(self, batch: Sequence[Entry]) -> LedgerError | None:
-        CRASH_POINTS.reach("before-commit")
         try:
-            self._commit(batch)
+            with CRASH_POINTS.around("commit"):
+                self._commit(batch)
         except (sqlite3.Error, OverflowError, TypeError, ValueError) as error:  # also values that SQLite cannot hold
             self._drop_connection()
             return LedgerError(f"cannot write the ledger {self.path}: {error}")
-        CRASH_POINTS.reach("after-commit")
         return None
 
     def _commit(self, batch: Sequence[Entry]) -> None:
@@ -211,7 +210,8 @@ class Ledger:
         if self._connection is None or not (due or closing):
             return
         self._commits = 0
-        with contextlib.suppress(sqlite3.Error):  # the log grows and the next one folds it in
+        # When it fails the log grows, and the next one folds it in.
+        with contextlib.suppress(sqlite3.Error), CRASH_POINTS.around("ledger-checkpoint"):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
@@ -235,14 +235,19 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _open(path: Path, patches: tuple[Patch, ...]) -> tuple[sqlite3.Connection, Contents]:
-    path.touch(mode=0o600)
+    if not path.exists():
+        # Of a damaged ledger that was being set aside when the process died: SQLite would throw it away.
+        _set_aside_logs(path, _aside(path, -1))
+        with CRASH_POINTS.around("ledger-file"):
+            path.touch(mode=0o600)
     connection = _connect(path, "rw")
     try:
         _check(connection)
         check_version(connection, str(path), patches)
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # counts for a new file alone
-        connection.execute("PRAGMA journal_mode = WAL")
-        prepare(connection, str(path), patches)
+        with CRASH_POINTS.around("ledger-schema"):
+            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # counts for a new file alone
+            connection.execute("PRAGMA journal_mode = WAL")
+            prepare(connection, str(path), patches)
         return connection, read_contents(connection, MOST_ENDED_IN_MEMORY)
     except BaseException:
         connection.close()
@@ -261,11 +266,24 @@ def _is_damage(error: sqlite3.DatabaseError) -> bool:
 
 def _set_aside(path: Path) -> Path:
     """Renames a damaged ledger, with its log beside it; never over an earlier one."""
-    number = 1
-    while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
-    path.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+    aside = _aside(path, 0)
+    with CRASH_POINTS.around("ledger-aside"):
+        path.rename(aside)
+    _set_aside_logs(path, aside)
     return aside
+
+
+def _aside(path: Path, step: int) -> Path:
+    """The first free name for a damaged ledger, or with step -1 the one before it."""
+    number = 1
+    while path.with_name(f"{path.name}.damaged-{number}").exists():
+        number += 1
+    return path.with_name(f"{path.name}.damaged-{max(number + step, 1)}")
+
+
+def _set_aside_logs(path: Path, aside: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        log = path.with_name(path.name + suffix)
+        if log.exists():
+            with CRASH_POINTS.around("ledger-aside"):
+                log.rename(aside.with_name(aside.name + suffix))

@@ -13,9 +13,11 @@ Statement = tuple[str, tuple[str | int | float | None, ...]]
 
 _PUT_INSTANCE = (
     "INSERT INTO instance (generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start,"
-    " size, state, gpu_instance_id, compute_instance_id, uuid, since) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
-    " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since"
+    " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since,"
+    " last_tenant = excluded.last_tenant"
 )
 _DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
 _PUT_LEASE = (
@@ -66,6 +68,7 @@ class PutInstance:
                 instance.compute_instance_id,
                 instance.uuid,
                 instance.since,
+                instance.last_tenant,
             ),
         )
 

@@ -92,7 +92,7 @@ def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
 
 _INSTANCES = (
     "SELECT generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size, state,"
-    " gpu_instance_id, compute_instance_id, uuid, since FROM instance ORDER BY generation"
+    " gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
@@ -109,7 +109,7 @@ _EVENTS = (
 
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
-    (generation, gpu, profile_id, name, compute, memory, mib, start, size, state, gi, ci, uuid, since) = row
+    (generation, gpu, profile_id, name, compute, memory, mib, start, size, state, gi, ci, uuid, since, tenant) = row
     placement = Placement(_int(start), _int(size))
     # The record alone, without the GPU's layout, tells no engines and no other placements.
     profile = Profile(
@@ -130,6 +130,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
         uuid=str(uuid),
         lease=lease,
         since=_float(since),
+        last_tenant=None if tenant is None else str(tenant),
     )
 
 

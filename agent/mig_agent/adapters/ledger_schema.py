@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
+from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.errors import LedgerError
 
 APPLICATION_ID = 0x4D494741
@@ -46,7 +47,8 @@ PATCHES = (
                 gpu_instance_id INTEGER,
                 compute_instance_id INTEGER,
                 uuid TEXT NOT NULL,
-                since REAL NOT NULL)""",
+                since REAL NOT NULL,
+                last_tenant TEXT)""",
             """CREATE TABLE lease (
                 id TEXT PRIMARY KEY,
                 request_id TEXT NOT NULL UNIQUE,
@@ -104,22 +106,23 @@ def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ..
     version, _ = _version(connection, where)
     if version >= known:
         return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        for patch in patches:
-            if patch.number > version:
-                for statement in patch.statements:
-                    connection.execute(statement)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {known}")
-        connection.execute(
-            "INSERT INTO fact VALUES ('least_reader', ?) ON CONFLICT DO UPDATE SET value = excluded.value",
-            (str(patches[-1].least_reader),),
-        )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+    with CRASH_POINTS.around("ledger-schema-patches"):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for patch in patches:
+                if patch.number > version:
+                    for statement in patch.statements:
+                        connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {known}")
+            connection.execute(
+                "INSERT INTO fact VALUES ('least_reader', ?) ON CONFLICT DO UPDATE SET value = excluded.value",
+                (str(patches[-1].least_reader),),
+            )
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
 
 
 def _version(connection: sqlite3.Connection, where: str) -> tuple[int, int]:

@@ -11,13 +11,16 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.filelock import FileLock, LockedError
 from mig_agent.core.errors import ConfigError
 
-_LOCK_HINT = "stop that agent, or give another address with --listen"
+_LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin-listen"
 _NARROW_UMASK = 0o177
 """A socket is born readable and writable by its owner alone."""
 _FOLDER_MODE = 0o755
+_BACKLOG = 4096
+"""Connections that the kernel keeps for us to accept; it may keep fewer."""
 
 
 class OwnedSocket:
@@ -35,7 +38,8 @@ class OwnedSocket:
         something that is no socket.
         """
         try:
-            path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+            with CRASH_POINTS.around("socket-folder"):
+                path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder {path.parent} of the socket: {error.strerror}",
@@ -62,19 +66,59 @@ class OwnedSocket:
         finally:
             os.umask(before)
         try:
-            if group_id is not None:
-                os.chown(self.path, -1, group_id, follow_symlinks=False)
-            self.path.chmod(mode)
+            with CRASH_POINTS.around("socket-mode"):
+                if group_id is not None:
+                    os.chown(self.path, -1, group_id, follow_symlinks=False)
+                self.path.chmod(mode)
         except PermissionError as error:
             raise ConfigError(
                 f"cannot give the socket {self.path} to the group {group}: {error.strerror}",
                 "run as root or as a member of the group, or leave socket_group out",
             ) from error
 
+    def listen(self, mode: int, group: str = "") -> socket.socket:
+        """A socket that listens at the path, with these permissions. Raises ConfigError where it cannot be had."""
+        self._check_folder()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self.being_bound(mode, group):
+                listener.bind(str(self.path))
+            self.check(mode, group)
+            # Only now: nobody was let in before the permissions were seen to be right.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot listen on {self.path}: {error.strerror}", "give another address with --listen unix:///path"
+            ) from error
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def check(self, mode: int, group: str = "") -> None:
+        """Raises ConfigError where the socket's permissions are not these, as on a file system that keeps none."""
+        there = self.path.lstat()
+        if stat.S_IMODE(there.st_mode) != mode or (group and there.st_gid != _group_id(group)):
+            raise ConfigError(
+                f"cannot protect the socket {self.path}: its mode is {stat.S_IMODE(there.st_mode):04o} and its group "
+                f"{there.st_gid}, though {mode:04o}{f' and {group}' if group else ''} were set",
+                "put it on a file system that keeps permissions, such as /run",
+            )
+
+    def _check_folder(self) -> None:
+        """Where anybody may rename files, anybody could put a socket of their own in the place of this one."""
+        folder = self.path.parent.stat()
+        if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
+            raise ConfigError(
+                f"cannot protect the socket {self.path}: everybody may rename files in {self.path.parent}",
+                f"chmod o-w {self.path.parent}, or give another address with --listen unix:///path",
+            )
+
     def close(self) -> None:
         """Removes the socket and lets others have the path."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        with contextlib.suppress(OSError), CRASH_POINTS.around("socket-removal"):
+            self.path.unlink(missing_ok=True)
         self._lock.release()
 
 
@@ -105,7 +149,7 @@ def _remove_stale(path: Path) -> None:
         answer = probe.connect_ex(str(path))
     if answer == errno.ECONNREFUSED:
         # Its agent is dead: we hold the lock.
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), CRASH_POINTS.around("socket-take-over"):
             path.unlink()
     elif answer != errno.ENOENT:
         raise LockedError(f"cannot use the socket {path}: another program listens there", _LOCK_HINT)

@@ -7,6 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
+from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import LeaseId
 
@@ -31,7 +32,8 @@ class Tokens:
         try:
             return cls(_read(path))
         except FileNotFoundError:
-            _make(path)
+            with CRASH_POINTS.around("token-key"):
+                _make(path)
             return cls(_read(path))
 
     def token(self, lease: LeaseId) -> str:

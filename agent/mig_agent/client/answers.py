@@ -64,8 +64,13 @@ class LeaseInfo:
     created_at: float
     expires_at: float | None
     pid: int | None
+    """The process whose end ends it."""
     hold: bool
     unused: bool
+    holder_uid: int | None = None
+    """Who asked for it on the agent's machine, as the kernel told; None for one over TCP."""
+    holder_pid: int | None = None
+    """The process that asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +145,8 @@ class Status:
     version: str
     driver_version: str
     strict_fifo: bool
+    reservation_after: float | None = None
+    """Seconds after which GPUs are kept for who waits, as things are now; None: an older agent does not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +208,8 @@ class Plan:
     score: float
     notes: tuple[str, ...]
     revision: int
+    explanation: tuple[str, ...] = ()
+    """When asked for: the places that were weighed, with what each costs, and what blocks the other GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +221,8 @@ class NoPlan:
     hint: str
     retryable: bool
     blockers: tuple[Blocker, ...]
+    explanation: tuple[str, ...] = ()
+    """When asked for: what blocks each GPU, and whose it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,13 +116,13 @@ class Client:
         return Lease(self, self._connection.call_safely_repeated(lambda _stub: take()))
 
     def release(self, lease: str, token: str = "") -> None:
-        """Ends a lease. Without a token this is for administrators."""
+        """Ends a lease. Without a token: for the user of this machine who asked for it, and for administrators."""
         connection = self._connection if token else self._for_admin()
         request = pb.ReleaseRequest(lease=lease, token=token)
         connection.call_safely_repeated(lambda stub: stub.Release(request, timeout=ANSWER_SECONDS))
 
     def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
-        """Gives a lease a new deadline from now (`2h`, or seconds), or none. Without a token: for administrators."""
+        """Gives a lease a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""
         connection = self._connection if token else self._for_admin()
         request = pb.RenewRequest(lease=lease, token=token, ttl_seconds=seconds(ttl))
         answer = connection.call_safely_repeated(lambda stub: stub.Renew(request, timeout=ANSWER_SECONDS))
@@ -130,13 +130,13 @@ class Client:
 
     # ------------------------------------------------------------ looking
 
-    def plan(self, **asking: Unpack[Asking]) -> answers.Plan | answers.NoPlan:
-        """How a request would be served now, or why not. Changes nothing."""
-        return self.plan_each([asking])[0]
+    def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> answers.Plan | answers.NoPlan:
+        """How a request would be served now, or why not; with `explain` also how that comes about. Changes nothing."""
+        return self.plan_each([asking], explain=explain)[0]
 
-    def plan_each(self, askings: Sequence[Asking]) -> list[answers.Plan | answers.NoPlan]:
+    def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[answers.Plan | answers.NoPlan]:
         """How each of several requests would be served now, each as though it came alone."""
-        request = pb.PlanRequest(requests=[request_for(each) for each in askings])
+        request = pb.PlanRequest(requests=[request_for(each) for each in askings], explain=explain)
         answer = self._connection.call_safely_repeated(lambda stub: stub.Plan(request, timeout=ANSWER_SECONDS))
         return [reading.outcome(each, answer.revision) for each in answer.outcomes]
 

@@ -30,6 +30,11 @@ class ClientError(MigAgentError):
         """What stands in the way, where that is known."""
         return ()
 
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """What was weighed and what blocks each GPU, in lines for people, where that is known."""
+        return ()
+
 
 class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoAgent`
     """No agent answered: none listens, the socket may not be opened, or the connection broke and stayed so."""
@@ -49,12 +54,20 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
     """The agent said no, in words."""
 
     def __init__(
-        self, *, reason: str, message: str, hint: str = "", retryable: bool = False, blockers: tuple[Blocker, ...] = ()
+        self,
+        *,
+        reason: str,
+        message: str,
+        hint: str = "",
+        retryable: bool = False,
+        blockers: tuple[Blocker, ...] = (),
+        explanation: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message, hint)
         self._reason = reason
         self._retryable = retryable
         self._blockers = blockers
+        self._explanation = explanation
 
     @property
     def reason(self) -> str:
@@ -70,3 +83,8 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
     def blockers(self) -> tuple[Blocker, ...]:
         """What stands in the way, and who holds it."""
         return self._blockers
+
+    @property
+    def explanation(self) -> tuple[str, ...]:
+        """What was weighed and what blocks each GPU; its first lines."""
+        return self._explanation

@@ -52,6 +52,7 @@ def _refusal(error: grpc.RpcError) -> Refused | None:
                 hint=detail.hint,
                 retryable=detail.retryable,
                 blockers=blockers(detail.blockers),
+                explanation=tuple(detail.explanation),
             )
     return None
 

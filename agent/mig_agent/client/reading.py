@@ -56,6 +56,8 @@ def lease(message: pb.Lease) -> answers.LeaseInfo:
         pid=message.pid if message.HasField("pid") else None,
         hold=message.hold,
         unused=message.unused,
+        holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
+        holder_pid=message.holder.pid if message.holder.HasField("pid") else None,
     )
 
 
@@ -83,6 +85,7 @@ def status(message: pb.StatusResponse) -> answers.Status:
         version=message.version,
         driver_version=message.driver_version,
         strict_fifo=message.strict_fifo,
+        reservation_after=message.reservation_after_seconds or None,
     )
 
 
@@ -151,6 +154,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.No
             hint=refusal.hint,
             retryable=refusal.retryable,
             blockers=blockers(refusal.blockers),
+            explanation=tuple(message.explanation),
         )
     return answers.Plan(
         devices=tuple(
@@ -180,6 +184,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.No
         score=message.plan.score,
         notes=tuple(message.plan.notes),
         revision=revision,
+        explanation=tuple(message.explanation),
     )
 
 

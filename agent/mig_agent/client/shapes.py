@@ -5,7 +5,7 @@ Moments are RFC 3339 texts in UTC; null is what is not known or not there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
@@ -50,6 +50,8 @@ def lease_info(each: answers.LeaseInfo) -> Json:
         "lease": each.id,
         "holder": each.holder,
         "tenant": each.tenant,
+        "holder_uid": each.holder_uid,
+        "holder_pid": each.holder_pid,
         "devices": [device(one) for one in each.devices],
         "created_at": moment(each.created_at),
         "expires_at": moment(each.expires_at),
@@ -88,6 +90,7 @@ def status(each: answers.Status) -> Json:
         "version": each.version,
         "driver_version": each.driver_version,
         "strict_fifo": each.strict_fifo,
+        "reservation_after_seconds": each.reservation_after,
     }
 
 
@@ -205,6 +208,7 @@ def plan(each: answers.Plan) -> Json:
         "score": each.score,
         "notes": list(each.notes),
         "revision": each.revision,
+        **_explanation(each.explanation),
     }
 
 
@@ -263,7 +267,13 @@ def mode_change(each: answers.ModeChange) -> Json:
 
 
 def failure(
-    *, reason: str, message: str, hint: str = "", retryable: bool = False, blockers: Iterable[Blocker] = ()
+    *,
+    reason: str,
+    message: str,
+    hint: str = "",
+    retryable: bool = False,
+    blockers: Iterable[Blocker] = (),
+    explanation: Sequence[str] = (),
 ) -> Json:
     """What stands in the place of an answer when there is none."""
     return {
@@ -282,8 +292,14 @@ def failure(
                 }
                 for each in blockers
             ],
+            **_explanation(explanation),
         }
     }
+
+
+def _explanation(lines: Sequence[str]) -> dict[str, Json]:
+    """Only where there is one: it is for those who asked."""
+    return {"explanation": list(lines)} if lines else {}
 
 
 def moment(at: float | None) -> str | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 
-from mig_agent.config.settings import Row, groups
+from mig_agent.config.rows import Row
+from mig_agent.config.settings import groups
 
 _WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z0-9_./-][A-Za-z0-9_./:+@ -]*")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import click
 
-from mig_agent.config.settings import ROWS, Row, groups
+from mig_agent.config.rows import Row
+from mig_agent.config.settings import ROWS, groups
 
 
 def settings_flags() -> list[click.Parameter]:

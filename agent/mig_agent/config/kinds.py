@@ -17,6 +17,7 @@ from mig_agent.core.quantities import format_duration, parse_duration, shown
 from mig_agent.core.requests import parse_gpu
 
 OFF = "off"
+AUTO = "auto"
 _OCTAL = re.compile(r"(?:0o?)?[0-7]{3}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
@@ -43,6 +44,8 @@ class Kind:
     many: bool = False
     """Whether it is a list: several texts, or texts with commas between; its values are tuples."""
     is_switch: bool = False
+    none: str = OFF
+    """How None is written."""
 
     def read(self, given: str | tuple[str, ...]) -> object:
         """The value of what was written. Raises UsageError."""
@@ -55,9 +58,9 @@ class Kind:
         return self.parse(given.strip())
 
     def write(self, value: object) -> str:
-        """The value as one would write it; None is `off`."""
+        """The value as one would write it; None is `off`, or what the kind says."""
         if value is None:
-            return OFF
+            return self.none
         if self.many and isinstance(value, tuple):
             return ", ".join(self.show(each) for each in value)
         return self.show(value)
@@ -106,6 +109,10 @@ def _parse_number(text: str) -> float:
 
 def _parse_duration_or_off(text: str) -> float | None:
     return None if text.lower() in _NO else parse_duration(text)
+
+
+def _parse_duration_or_auto(text: str) -> float | None:
+    return None if text.lower() == AUTO else parse_duration(text)
 
 
 def _parse_tcp_or_off(text: str) -> TcpAddress | None:
@@ -171,7 +178,15 @@ DURATION = Kind(metavar="DURATION", words=_DURATION_WORDS, parse=parse_duration,
 DURATION_OR_OFF = Kind(
     metavar="DURATION", words=f"{_DURATION_WORDS}, or `off`", parse=_parse_duration_or_off, show=_show_duration
 )
+DURATION_OR_AUTO = Kind(
+    metavar="DURATION",
+    words=f"{_DURATION_WORDS}, or `auto`",
+    parse=_parse_duration_or_auto,
+    show=_show_duration,
+    none=AUTO,
+)
 ADDRESSES = Kind(metavar="ADDRESS", words="a list of `unix:///PATH` and `HOST:PORT`", parse=parse_address, many=True)
 UNIX_ADDRESS = Kind(metavar="ADDRESS", words="`unix:///PATH`", parse=_parse_unix_address)
 TCP_OR_OFF = Kind(metavar="ADDRESS", words="`HOST:PORT`, or `off`", parse=_parse_tcp_or_off)
+NAMES = Kind(metavar="NAME,...", words="a list of names", parse=_parse_name, many=True)
 GPUS = Kind(metavar="GPU,...", words="a list of indices and UUIDs", parse=_parse_selected_gpu, many=True)

@@ -1,61 +1,23 @@
 """The one table of settings. Flags, the example file and the page of documentation are all made from it."""
 
-# ruff: noqa: RUF009 -- _setting() makes a dataclasses.field, which is no default that instances share
+# ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from mig_agent.config import kinds
 from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
-from mig_agent.config.kinds import Kind
+from mig_agent.config.rows import ROW, Row, setting
 from mig_agent.core.errors import ConfigError
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
 """Where clients look when they are told nothing else."""
-ENVIRONMENT_PREFIX = "MIG_AGENT_"
-"""`MIG_AGENT_STATE_DIR` sets `state_dir`."""
-_ROW = "row"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One setting, as everything that is made from the table sees it."""
-
-    name: str
-    """As the file spells it: `state_dir`."""
-    kind: Kind
-    words: str
-    """What it does, in a sentence or two."""
-    group: str
-    """The heading that it stands under."""
-    example: str
-    default: str
-    """As one would write it; "" where `when_unset` says what a missing value means."""
-    when_unset: str
-
-    @property
-    def flag(self) -> str:
-        """`--state-dir`."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        """`MIG_AGENT_STATE_DIR`."""
-        return ENVIRONMENT_PREFIX + self.name.upper()
-
-
-def _setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
-    """One row of the table; its name comes from the field."""
-    shown = "" if when_unset else kind.write(default)
-    row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
-    return field(default=default, metadata={_ROW: row})
-
 
 _PLACE = "Where it lives and listens"
 _TLS = "TCP, with certificates on both sides"
@@ -70,21 +32,21 @@ _SIMULATED = "Simulated GPUs"
 class Settings:
     """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError where they do not fit together."""
 
-    state_dir: Path = _setting(
+    state_dir: Path = setting(
         Path("/var/lib/mig-agent"),
         "Folder of the ledger of leases and its key, mode 0700. One agent a folder.",
         kind=kinds.PATH,
         group=_PLACE,
         example="/var/lib/mig-agent",
     )
-    listen: tuple[Address, ...] = _setting(
+    listen: tuple[Address, ...] = setting(
         (UnixAddress(DEFAULT_SOCKET),),
         "Where clients connect. Unix sockets get `socket_mode` and `socket_group`; TCP needs the three `tls_` files.",
         kind=kinds.ADDRESSES,
         group=_PLACE,
         example="unix:///run/mig-agent/mig-agent.sock, 0.0.0.0:7400",
     )
-    admin_listen: UnixAddress | None = _setting(
+    admin_listen: UnixAddress | None = setting(
         None,
         "Unix socket, mode 0600, where its owner may do what concerns others: cordon, switch MIG mode, reclaim, and "
         "release any lease.",
@@ -93,14 +55,14 @@ class Settings:
         example="unix:///run/mig-agent/admin.sock",
         when_unset="`admin.sock` beside the first Unix socket of `listen`",
     )
-    socket_mode: int = _setting(
+    socket_mode: int = setting(
         0o660,
         "Who may use the Unix sockets of `listen`, in octal.",
         kind=kinds.SOCKET_MODE,
         group=_PLACE,
         example="0660",
     )
-    socket_group: str = _setting(
+    socket_group: str = setting(
         "",
         "Group that the Unix sockets of `listen` belong to; its members may ask for GPUs.",
         kind=kinds.TEXT,
@@ -108,7 +70,24 @@ class Settings:
         example="gpu-users",
         when_unset="the agent's own group",
     )
-    lock_dir: Path = _setting(
+    socket_schedulers: tuple[str, ...] = setting(
+        (),
+        "Users of this machine, by name or number, who may ask for others on the Unix sockets of `listen`, under any "
+        "tenant and name. Root and the agent's own user always may.",
+        kind=kinds.NAMES,
+        group=_PLACE,
+        example="slurm",
+        when_unset="nobody else",
+    )
+    max_connections: int = setting(
+        4096,
+        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user; more "
+        "are turned away. Fewer where the process may not open three files for each.",
+        kind=kinds.COUNT,
+        group=_PLACE,
+        example="4096",
+    )
+    lock_dir: Path = setting(
         Path("/run/mig-agent/locks"),
         "Folder of one lock for each managed GPU, the same for all agents of a machine. For simulated GPUs it lies in "
         "the simulated machine.",
@@ -116,7 +95,15 @@ class Settings:
         group=_PLACE,
         example="/run/mig-agent/locks",
     )
-    node: str | None = _setting(
+    max_calls: int = setting(
+        2000,
+        "So many requests and watches may be open at once on each of `listen` and `admin_listen`, and as many other "
+        "calls; more are refused. A request that waits is one.",
+        kind=kinds.COUNT,
+        group=_PLACE,
+        example="2000",
+    )
+    node: str | None = setting(
         None,
         "Name of this node, as Status shows it.",
         kind=kinds.NAME,
@@ -124,7 +111,7 @@ class Settings:
         example="gpu-17",
         when_unset="the host's name",
     )
-    tls_cert: Path | None = _setting(
+    tls_cert: Path | None = setting(
         None,
         "The agent's certificate chain (PEM).",
         kind=kinds.PATH,
@@ -132,7 +119,7 @@ class Settings:
         example="/etc/mig-agent/tls/server.pem",
         when_unset="no TCP",
     )
-    tls_key: Path | None = _setting(
+    tls_key: Path | None = setting(
         None,
         "The private key of `tls_cert` (PEM).",
         kind=kinds.PATH,
@@ -140,7 +127,7 @@ class Settings:
         example="/etc/mig-agent/tls/server.key",
         when_unset="no TCP",
     )
-    tls_client_ca: Path | None = _setting(
+    tls_client_ca: Path | None = setting(
         None,
         "The authority that signed the clients' certificates (PEM); others are turned away.",
         kind=kinds.PATH,
@@ -148,7 +135,31 @@ class Settings:
         example="/etc/mig-agent/tls/clients-ca.pem",
         when_unset="no TCP",
     )
-    gpus: tuple[str, ...] | None = _setting(
+    tls_admins: tuple[str, ...] = setting(
+        (),
+        "Clients who may do over TCP what administrators may, by the common name in their certificates.",
+        kind=kinds.NAMES,
+        group=_TLS,
+        example="ops",
+        when_unset="nobody",
+    )
+    tls_schedulers: tuple[str, ...] = setting(
+        (),
+        "Clients who may ask over TCP for others, under any tenant and name.",
+        kind=kinds.NAMES,
+        group=_TLS,
+        example="scheduler.cluster-a",
+        when_unset="nobody",
+    )
+    tls_users: tuple[str, ...] | None = setting(
+        None,
+        "Clients who may ask over TCP for themselves; the name in the certificate is their tenant.",
+        kind=kinds.NAMES,
+        group=_TLS,
+        example="alice, bob",
+        when_unset="everybody with a certificate of `tls_client_ca`",
+    )
+    gpus: tuple[str, ...] | None = setting(
         None,
         "The GPUs to manage, by index or UUID. The others are left alone.",
         kind=kinds.GPUS,
@@ -156,14 +167,22 @@ class Settings:
         example="0, 2",
         when_unset="those in CUDA_VISIBLE_DEVICES where it is set, else all",
     )
-    foreign: Literal["respect", "adopt"] = _setting(
+    foreign: Literal["respect", "adopt"] = setting(
         "respect",
         "Instances that somebody else made: `respect` never touches them, `adopt` takes over those that nobody uses.",
         kind=kinds.choice("respect", "adopt"),
         group=_GPUS,
         example="adopt",
     )
-    profiles_dir: Path | None = _setting(
+    reuse: Literal["any", "same-tenant", "never"] = setting(
+        "any",
+        "Whose idle instances serve a request as they are: `any`, those that the `same-tenant` held last, or `never`. "
+        "The others are destroyed and created anew. See security.md.",
+        kind=kinds.choice("any", "same-tenant", "never"),
+        group=_GPUS,
+        example="same-tenant",
+    )
+    profiles_dir: Path | None = setting(
         None,
         "Folder with one YAML file for each GPU model.",
         kind=kinds.PATH,
@@ -171,76 +190,77 @@ class Settings:
         example="/etc/mig-agent/profiles",
         when_unset="the profiles that come with the agent",
     )
-    idle_limit: float | None = _setting(
+    idle_limit: float | None = setting(
         None,
         "Destroy an instance that has been idle for so long. `off` keeps it until its slices are needed.",
         kind=kinds.DURATION_OR_OFF,
         group=_GPUS,
         example="2h",
     )
-    creation_cost: float = _setting(
+    creation_cost: float = setting(
         2.0,
         "What creating an instance costs against reusing one in a worse place; towards 8 where creating is slow.",
         kind=kinds.NUMBER,
         group=_CHOOSING,
         example="2",
     )
-    strict_fifo: bool = _setting(
+    strict_fifo: bool = setting(
         False,
         "Serve waiting requests strictly in order, instead of letting a later one start when it fits.",
         kind=kinds.SWITCH,
         group=_CHOOSING,
         example="yes",
     )
-    reservation_after: float = _setting(
-        300.0,
-        "After so long the oldest waiting request gets GPUs kept free for it.",
-        kind=kinds.DURATION,
+    reservation_after: float | None = setting(
+        None,
+        "After so long the first waiting request gets GPUs kept free for it. `auto` is twice as long as leases last on "
+        "average, between 10s and 24h, and 5m before any has ended.",
+        kind=kinds.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",
     )
-    max_waiting: int = _setting(
+    max_waiting: int = setting(
         1000, "So many requests may wait; more are refused.", kind=kinds.COUNT, group=_CHOOSING, example="1000"
     )
-    reread: float = _setting(
+    reread: float = setting(
         30.0, "How often the driver is asked what it really has.", kind=kinds.DURATION, group=_LIMITS, example="30s"
     )
-    call_deadline: float = _setting(
+    call_deadline: float = setting(
         30.0,
         "A call of the driver that takes longer counts as hung: its GPU is cordoned.",
         kind=kinds.DURATION,
         group=_LIMITS,
         example="30s",
     )
-    stop_deadline: float = _setting(
+    stop_deadline: float = setting(
         15.0,
         "On SIGTERM the step under way may take so long before the agent ends all the same.",
         kind=kinds.DURATION,
         group=_LIMITS,
         example="15s",
     )
-    metrics: TcpAddress | None = _setting(
+    metrics: TcpAddress | None = setting(
         TcpAddress("127.0.0.1", 9400),
         "Where Prometheus reads metrics over HTTP, without a password: think before leaving loopback.",
         kind=kinds.TCP_OR_OFF,
         group=_TELLING,
         example="0.0.0.0:9400",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
         "The least important messages that are logged.",
         kind=kinds.choice("debug", "info", "warning", "error"),
         group=_TELLING,
         example="debug",
     )
-    log_format: Literal["auto", "text", "json"] = _setting(
+    log_format: Literal["auto", "text", "json"] = setting(
         "auto",
         "`auto` writes text to a terminal and JSON elsewhere.",
         kind=kinds.choice("auto", "text", "json"),
         group=_TELLING,
         example="json",
     )
-    simulate: str = _setting(
+    simulate: str = setting(
         "",
         "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `:off` behind it leaves MIG mode off.",
         kind=kinds.TEXT,
@@ -248,7 +268,7 @@ class Settings:
         example="a100-40gb:1,h100-80gb:2",
         when_unset="the real GPUs",
     )
-    simulate_dir: Path | None = _setting(
+    simulate_dir: Path | None = setting(
         None,
         "Folder of the simulated machine.",
         kind=kinds.PATH,
@@ -256,14 +276,14 @@ class Settings:
         example="/tmp/simulated",  # noqa: S108 -- an example for people who try things
         when_unset="`state_dir`",
     )
-    simulate_create_seconds: float = _setting(
+    simulate_create_seconds: float = setting(
         0.16,
         "How long creating a GPU instance takes on a new simulated machine.",
         kind=kinds.NUMBER,
         group=_SIMULATED,
         example="0.16",
     )
-    simulate_destroy_seconds: float = _setting(
+    simulate_destroy_seconds: float = setting(
         0.10,
         "How long destroying a GPU instance takes on a new simulated machine.",
         kind=kinds.NUMBER,
@@ -331,7 +351,7 @@ class Settings:
 
 
 ROWS: Mapping[str, Row] = MappingProxyType(
-    {each.name: Row(name=each.name, **each.metadata[_ROW]) for each in fields(Settings) if _ROW in each.metadata}
+    {each.name: Row(name=each.name, **each.metadata[ROW]) for each in fields(Settings) if ROW in each.metadata}
 )
 """Every setting by its name, in the order of the table."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Gpu, Instance, InstanceState, Profile, Slot
+from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, Gpu, Instance, InstanceState, Profile, Slot
 from mig_agent.core.placement import Tables, Window, tables_for
+from mig_agent.core.policy import DEFAULT_POLICY, Policy, Reuse
 
+NOTHING: frozenset[Generation] = frozenset()
 VICTIM_COST_SHARE = 0.1
 """What destroying an idle instance costs, as a share of what creating one costs."""
 
@@ -29,9 +31,28 @@ class Candidate:
 class Board:
     """A GPU with some devices already given away in thought. Never changes; `place` makes the next one."""
 
-    __slots__ = ("_best", "engines", "engines_with_idle", "gpu", "held", "idle", "idle_mask", "idle_slots", "tables")
+    __slots__ = (
+        "_best",
+        "_not_reused",
+        "engines",
+        "engines_with_idle",
+        "gpu",
+        "held",
+        "idle",
+        "idle_mask",
+        "idle_slots",
+        "tables",
+    )
 
-    def __init__(self, gpu: Gpu, tables: Tables, held: int, engines: int, idle: tuple[Instance, ...]) -> None:
+    def __init__(  # noqa: PLR0917 -- made in three places, and often
+        self,
+        gpu: Gpu,
+        tables: Tables,
+        held: int,
+        engines: int,
+        idle: tuple[Instance, ...],
+        not_reused: frozenset[Generation] = NOTHING,
+    ) -> None:
         self.gpu = gpu
         self.tables = tables
         self.held = held
@@ -41,20 +62,29 @@ class Board:
         self.idle = idle
         self.idle_mask = 0
         self.idle_slots: dict[tuple[int, int], Instance] = {}
-        """The idle instances by profile id and start."""
+        """The idle instances that may be given as they are, by profile id and start."""
+        self._not_reused = not_reused
+        """Idle instances that may only be destroyed."""
         self.engines_with_idle = engines
         for instance in idle:
             slot = instance.slot
             placement = slot.placement
             self.idle_mask |= placement.mask
-            self.idle_slots[slot.profile.id, placement.start] = instance
+            if instance.generation not in not_reused:
+                self.idle_slots[slot.profile.id, placement.start] = instance
             self.engines_with_idle += tables.engines_of(slot.profile)
         self._best: dict[tuple[int, float], Candidate | None] = {}
 
     @classmethod
-    def of(cls, gpu: Gpu) -> Board:
-        """The board of a GPU as it is; made once for each frozen Gpu."""
-        board = gpu.scratch.get("board")
+    def of(cls, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Board:
+        """The board of a GPU as it is; made once for each frozen Gpu and what may be reused on it."""
+        not_reused = NOTHING
+        key = "board"
+        if policy.reuse is not Reuse.ANY:
+            not_reused = frozenset(each.generation for each in gpu.idle if not policy.may_reuse(each))
+            if not_reused:
+                key = f"board without {sorted(not_reused)}"
+        board = gpu.scratch.get(key)
         if isinstance(board, cls):
             return board
         tables = tables_for(gpu.layout)
@@ -69,8 +99,8 @@ class Board:
                 engines += tables.engines_of(slot.profile)
         if WHOLE_GPU_PROFILE_ID in tables.windows and not idle:
             held = 1  # nothing can be created on such a GPU
-        board = cls(gpu, tables, held, engines, tuple(idle))
-        gpu.scratch["board"] = board
+        board = cls(gpu, tables, held, engines, tuple(idle), not_reused)
+        gpu.scratch[key] = board
         return board
 
     def best(self, profile: Profile, creation_cost: float) -> Candidate | None:
@@ -110,6 +140,7 @@ class Board:
             self.held | window.mask,
             self.engines + self.tables.engines_of(window.profile),
             tuple(each for each in self.idle if all(each is not other for other in gone)),
+            self._not_reused,
         )
 
     def _find(self, profile: Profile, creation_cost: float) -> Candidate | None:

@@ -86,6 +86,8 @@ class Refusal:
     """Starts with "cannot"."""
     hint: str = ""
     blockers: tuple[Blocker, ...] = ()
+    explanation: tuple[str, ...] = ()
+    """What was weighed and what blocks each GPU, as `core.explain` writes it; empty where there is nothing to tell."""
 
     @property
     def retryable(self) -> bool:

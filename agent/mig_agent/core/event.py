@@ -33,9 +33,12 @@ class EventKind(StrEnum):
     GPU_LOST = "gpu-lost"
     GPU_RECOVERED = "gpu-recovered"
     GPU_MODE_CHANGED = "gpu-mode-changed"
+    GPU_MODE_REQUESTED = "gpu-mode-requested"
+    ACCESS_DENIED = "access-denied"
     PROFILE_DIFFERS = "profile-differs"
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
+    LEDGER_SET_ASIDE = "ledger-set-aside"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

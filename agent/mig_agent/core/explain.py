@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mig_agent.core.blockers import in_words, obstacle
@@ -11,7 +12,13 @@ from mig_agent.core.choosing import choose, wasted_mib
 from mig_agent.core.finding import COST_IN_SCORE, NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
 from mig_agent.core.policy import DEFAULT_POLICY, Policy
-from mig_agent.core.wording import want_words
+from mig_agent.core.wording import several
+
+MOST_LINES = 64
+"""In the explanation of one request."""
+LONGEST_LINE = 300
+"""In characters."""
+_FEWEST_OF_A_KIND = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,32 +43,62 @@ class Option:
         return self.waste_mib + COST_IN_SCORE * self.cost
 
     def describe(self) -> str:
-        """One line: `GPU 0: reuse 1g.10gb on slice 6, wastes 6169 MiB, costs 17.007 (chosen)`."""
+        """One line: `GPU 0: reuse 1g.10gb on slice 6: wastes 6169 MiB, costs 17.007, score 6169.017 (chosen)`."""
         verb = "reuse" if self.reuse else "create"
         destroys = ", ".join(str(victim.slot) for victim in self.victims)
         after = f" after destroying idle {destroys}" if destroys else ""
         chosen = " (chosen)" if self.chosen else ""
-        numbers = f"wastes {self.waste_mib:.0f} MiB, costs {self.cost:.3f}"
-        return f"GPU {self.gpu_index}: {verb} {self.slot}{after}, {numbers}{chosen}"
+        numbers = f"wastes {self.waste_mib:.0f} MiB, costs {self.cost:.3f}, score {self.score:.3f}"
+        return f"GPU {self.gpu_index}: {verb} {self.slot}{after}: {numbers}{chosen}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that was weighed for one device, each place as if the device were alone."""
+    """All that was weighed for one device, or several that are alike, each place as if the device were alone."""
 
     want: Want
+    count: int
+    """How many such devices are asked for."""
     options: tuple[Option, ...]
     """The best first."""
     blocked: tuple[tuple[int, str], ...]
     """GPUs without a place, by index, with the reason in words."""
 
-    def lines(self) -> tuple[str, ...]:
-        """For people: what is wanted, then one line for each place and each blocked GPU."""
+    def lines(self, most: int = MOST_LINES) -> tuple[str, ...]:
+        """For people: what is wanted, then a line for each place and each blocked GPU, at most so many of either."""
+        places = [f"  {option.describe()}" for option in self.options[:most]]
+        blocked = [f"  GPU {index}: no place, {why}" for index, why in self.blocked[:most]]
         return (
-            f"{want_words(self.want)}:",
-            *(f"  {option.describe()}" for option in self.options),
-            *(f"  GPU {index}: no place, {why}" for index, why in self.blocked),
+            f"{several([self.want] * self.count)}:",
+            *_some(places, len(self.options), "places"),
+            *_some(blocked, len(self.blocked), "GPUs"),
         )
+
+
+def explanation(
+    view: NodeView,
+    request: Request,
+    policy: Policy = DEFAULT_POLICY,
+    *,
+    reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    exclude: frozenset[Slot] = NOTHING_EXCLUDED,
+    most: int = MOST_LINES,
+) -> tuple[str, ...]:
+    """The lines of `explanations`, about `most` of them however many GPUs and devices there are, none too long."""
+    found = explanations(view, request, policy, reserved=reserved, exclude=exclude)
+    share = max((most // max(len(found), 1) - 3) // 2, _FEWEST_OF_A_KIND)  # a heading, and what is left out of either
+    lines = [line for each in found for line in each.lines(share)]
+    return tuple(_cut(line) for line in _some(lines[:most], len(lines), "lines"))
+
+
+def _some(lines: Sequence[str], there_are: int, what: str) -> Iterator[str]:
+    yield from lines
+    if there_are > len(lines):
+        yield f"  and {there_are - len(lines)} more {what}"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
 def explanations(
@@ -72,7 +109,7 @@ def explanations(
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> tuple[Explanation, ...]:
-    """For each want of the request, in order, what `planner.plan` weighs with the same arguments.
+    """For each kind of want of the request, in order, what `planner.plan` weighs with the same arguments.
 
     Several devices are planned together, so the chosen place of one need not be its best. GPUs that the request does
     not name are left out.
@@ -80,9 +117,13 @@ def explanations(
     found = find(view, request, policy, reserved=reserved, exclude=exclude)
     taken = [device.slot for device in found.devices] if found is not None else []
     gpus = named_gpus(view, request)
+    policy = policy.of(request)
+    kinds: dict[Want, list[Slot]] = {want: [] for want in request.wants}
+    for want, slot in zip(request.wants, taken, strict=False):  # nothing is taken where nothing was found
+        kinds[want].append(slot)
+    counts = Counter(request.wants)
     return tuple(
-        _explanation(view, gpus, want, taken[number : number + 1], policy, reserved, exclude)
-        for number, want in enumerate(request.wants)
+        _explanation(view, gpus, want, counts[want], slots, policy, reserved, exclude) for want, slots in kinds.items()
     )
 
 
@@ -90,6 +131,7 @@ def _explanation(  # noqa: PLR0917 -- private, and called once
     view: NodeView,
     gpus: Sequence[Gpu],
     want: Want,
+    count: int,
     taken: Sequence[Slot],
     policy: Policy,
     reserved: frozenset[GpuUuid],
@@ -103,7 +145,7 @@ def _explanation(  # noqa: PLR0917 -- private, and called once
         if not places:
             blocked.append((gpu.index, _why_not(view, gpu, want, reserved)))
     ordered = sorted(options, key=lambda option: (option.waste_mib, option.cost, option.gpu_index))
-    return Explanation(want=want, options=tuple(ordered), blocked=tuple(blocked))
+    return Explanation(want=want, count=count, options=tuple(ordered), blocked=tuple(blocked))
 
 
 def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclude: frozenset[Slot]) -> list[Option]:
@@ -111,7 +153,7 @@ def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclud
     if profile is None:
         return []
     options = []
-    for candidate in Board.of(gpu).candidates(profile, policy.creation_cost, exclude):
+    for candidate in Board.of(gpu, policy).candidates(profile, policy.creation_cost, exclude):
         slot = Slot(gpu.uuid, profile, candidate.window.placement)
         options.append(
             Option(

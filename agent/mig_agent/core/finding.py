@@ -29,6 +29,7 @@ def find(
 ) -> Plan | None:
     """The cheapest plan for a request; None when it does not fit now."""
     gpus = usable_gpus(view, request, reserved)
+    policy = policy.of(request)
     wants = request.wants
     if len(wants) == 1:
         return _find_one(gpus, wants[0], policy, exclude)
@@ -70,7 +71,7 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
         profile, waste = choice
         if profile is None:
             continue
-        board = Board.of(gpu)
+        board = Board.of(gpu, policy)
         if exclude:
             candidate = next(iter(board.candidates(profile, creation_cost, exclude)), None)
         else:

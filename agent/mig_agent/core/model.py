@@ -179,6 +179,8 @@ class Instance:
     """When the state began."""
     reason: str = ""
     """Why it is blocked, and which process holds it."""
+    last_tenant: str | None = ""
+    """Whose lease it is or was last in; None: nobody has had it since it was created, "": that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,10 +115,12 @@ def next_to_start(
     *,
     limit_seconds: float,
     strict_fifo: bool = False,
+    only: Waiting | None = None,
 ) -> tuple[Waiting, Plan] | None:
     """The first request in order that can start now, with its plan; None when none can.
 
-    With `strict_fifo` only the head of the queue may start.
+    With `strict_fifo` only the head of the queue may start. With `only` no other request is looked at: a newcomer,
+    where those before it are known not to fit.
     """
     ordered = in_order(waiting)
     if strict_fifo:
@@ -127,6 +129,8 @@ def next_to_start(
     else:
         head = ordered
         kept = reservation(view, ordered, now, limit_seconds)
+    if only is not None:
+        head = tuple(each for each in head if each.seq == only.seq)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
     for each in head:

@@ -16,6 +16,8 @@ REBOOT = "reboot"
 """The machine was started anew: no instance outlives that."""
 INSTANCE_LOST = "instance-lost"
 """Gone, or replaced, or taken apart by somebody else."""
+GPU_RESET = "gpu-reset"
+"""Nothing of what was on its GPU is there any more: a reset, or somebody destroyed all of it; no call tells which."""
 NEVER_MADE = "never-made"
 """The agent stopped while it was being made; nobody was told of it."""
 DESTROYED = "destroyed"
@@ -163,6 +165,7 @@ class _Comparison:
         self._gone: list[Repair] = []
         self._kept: list[Repair] = []
         self._found: list[Repair] = []
+        self._why_gone = INSTANCE_LOST
 
     def repairs(self) -> tuple[Repair, ...]:
         ended = (EndLease(lease, reason) for lease, reason in self._ended.items())
@@ -176,6 +179,7 @@ class _Comparison:
 
     def compare_gpu(self, gpu: ObservedGpu) -> None:
         unmatched = {instance.gpu_instance_id: instance for instance in gpu.instances}
+        self._why_gone = GPU_RESET if gpu.mode.current and not gpu.instances else INSTANCE_LOST
         records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
         # Those whose id is known choose first, so that what is left for the others is known to nobody.
         for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
@@ -221,7 +225,7 @@ class _Comparison:
         if record.state is InstanceState.FOREIGN:
             self._gone.append(ForgetForeign(record.generation))
             return
-        reason = INSTANCE_LOST
+        reason = self._why_gone
         if record.state is InstanceState.DESTROYING:
             reason = DESTROYED
         elif record.state is InstanceState.CREATING and not _answered(record):

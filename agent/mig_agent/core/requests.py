@@ -16,9 +16,12 @@ MOST_WANTS = 64
 """Devices in one request."""
 MOST_COMPUTE_SLICES = 64
 LONGEST_TEXT = 256
-"""Characters of any name in a request."""
+"""Bytes, in UTF-8, of any name in a request."""
 LONGEST_REQUEST_ID = 128
+"""Bytes, in UTF-8."""
 MOST_GPUS_NAMED = 64
+MOST_ATTRIBUTES = 16
+"""Of profiles, asked for with one device."""
 _LONGEST_ATTRIBUTE = 16
 MOST_PRIORITY = 1_000_000
 MOST_PID = 2**31 - 1
@@ -109,19 +112,25 @@ def validate(request: Request) -> None:
             "cannot serve a request for nothing",
             "ask for memory (--gpu-memory 4G), a profile (--mig-profile 1g.10gb) or whole GPUs (--num-gpus 1)",
         )
-    if len(request.wants) > MOST_WANTS:
-        raise UsageError(
-            f"cannot serve {len(request.wants)} devices in one request: at most {MOST_WANTS}",
-            "split it into several requests",
-        )
+    validate_numbers(wants=len(request.wants), gpus=len(request.gpus))
     for want in request.wants:
         validate_want(want)
-    if len(request.gpus) > MOST_GPUS_NAMED:
-        raise UsageError(f"cannot choose among {len(request.gpus)} named GPUs: at most {MOST_GPUS_NAMED}")
     for gpu in request.gpus:
         parse_gpu(gpu)
     _validate_texts(request)
     _validate_numbers(request)
+
+
+def validate_numbers(*, wants: int = 0, gpus: int = 0, attributes: int = 0) -> None:
+    """Raises UsageError for more devices or named GPUs than one request has, or more attributes than one device has."""
+    if wants > MOST_WANTS:
+        raise UsageError(
+            f"cannot serve {wants} devices in one request: at most {MOST_WANTS}", "split it into several requests"
+        )
+    if gpus > MOST_GPUS_NAMED:
+        raise UsageError(f"cannot choose among {gpus} named GPUs: at most {MOST_GPUS_NAMED}")
+    if attributes > MOST_ATTRIBUTES:
+        raise UsageError(f"cannot ask for {attributes} attributes of profiles: at most {MOST_ATTRIBUTES}")
 
 
 def validate_want(want: Want) -> None:
@@ -148,21 +157,26 @@ def validate_want(want: Want) -> None:
         )
     if want.profile is not None:
         profile_want(want.profile)
-    if len(want.text) > LONGEST_TEXT:
-        raise UsageError(f"cannot serve a device whose text is {len(want.text)} characters long")
+    if _bytes(want.text) > LONGEST_TEXT:
+        raise UsageError(f"cannot serve a device whose text is {_bytes(want.text)} bytes long: at most {LONGEST_TEXT}")
+    validate_numbers(attributes=len(want.attributes))
     for attribute in want.attributes:
         if parse_attribute(attribute) != attribute:
             raise UsageError(f"cannot take {shown(attribute)} as an attribute of profiles", "write +me or +gfx")
 
 
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
 def _validate_texts(request: Request) -> None:
     texts = {"tenant": request.holder.tenant, "name of the holder": request.holder.name}
     for what, text in texts.items():
-        if len(text) > LONGEST_TEXT:
-            raise UsageError(f"cannot take a {what} of {len(text)} characters: at most {LONGEST_TEXT}")
+        if _bytes(text) > LONGEST_TEXT:
+            raise UsageError(f"cannot take a {what} of {_bytes(text)} bytes: at most {LONGEST_TEXT}")
         if not text.isprintable():
             raise UsageError(f"cannot take {shown(text)} as the {what}: it has characters that cannot be printed")
-    if len(request.request_id) > LONGEST_REQUEST_ID or not request.request_id.isprintable():
+    if _bytes(request.request_id) > LONGEST_REQUEST_ID or not request.request_id.isprintable():
         raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
 
 

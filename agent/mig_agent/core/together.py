@@ -86,7 +86,7 @@ def find_together(
     gpus: Sequence[Gpu], wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot] = frozenset()
 ) -> Together | None:
     """A placement of all wants; None when they do not fit together."""
-    boards = [Board.of(gpu) for gpu in gpus]
+    boards = [Board.of(gpu, policy) for gpu in gpus]
     search = _Search(wants, policy, exclude)
     best: Together | None = None
     for order in search.orders(boards):

@@ -12,6 +12,7 @@ import structlog
 from mig_agent import __version__
 from mig_agent.adapters import profiles
 from mig_agent.adapters.clock import SystemClock
+from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.config import Settings
@@ -20,6 +21,7 @@ from mig_agent.core.model import GpuUuid
 from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus
 from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import serve_metrics
+from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.engine.settings import EngineSettings
@@ -100,6 +102,14 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     hardware, there = await _in_time(driver_thread, settings, metrics)
     # Held as long as the process lives, whatever becomes of the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items())))
+
+    def claim(index: int, uuid: GpuUuid) -> None:
+        """Of a GPU that answers only now."""
+        if uuid not in claimed:
+            stack.enter_context(lock_gpus(hardware.lock_folder, [(index, uuid)]))
+            claimed.add(uuid)
+
+    claimed = set(there.values())
     ledger = Ledger.open(settings.state_dir / LEDGER_FILE)
     clock = SystemClock()
     began = clock.now()
@@ -111,6 +121,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
         clock=clock,
         settings=_engine_settings(settings, there),
         telemetry=metrics,
+        claim=claim,
     )
     metrics.watch(lambda: manager.snapshot)
     event_log = EventLog()
@@ -121,8 +132,9 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     manager.observers.extend((metrics.observe, event_log))
     metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
     stack.callback(stop_metrics)
-    servicers = tuple(PartitionManagerServicer(manager, admin=admin) for admin in (False, True))
-    users, admins = (method_handlers(servicer) for servicer in servicers)
+    roles = configured_roles(settings, servers.user_names)
+    servicers = tuple(PartitionManagerServicer(manager, admin=admin, roles=roles) for admin in (False, True))
+    users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
     return Agent(
         settings=settings,
@@ -139,7 +151,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
 def _make_state_dir(settings: Settings) -> None:
     folder = settings.state_dir
     try:
-        folder.mkdir(mode=_STATE_DIR_MODE, parents=True, exist_ok=True)
+        with CRASH_POINTS.around("state-folder"):
+            folder.mkdir(mode=_STATE_DIR_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot keep state in {folder}: {error.strerror}", "run as root, or give another --state-dir"
@@ -173,6 +186,7 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid]) -> Engi
         reservation_after_seconds=settings.reservation_after,
         idle_limit_seconds=settings.idle_limit,
         foreign=settings.foreign,
+        reuse=settings.reuse,
         max_waiting=settings.max_waiting,
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,

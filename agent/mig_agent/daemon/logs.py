@@ -21,9 +21,10 @@ _WARNINGS = frozenset(
         EventKind.STEP_FAILED,
         EventKind.GPU_CORDONED,
         EventKind.PROFILE_DIFFERS,
+        EventKind.ACCESS_DENIED,
     }
 )
-_ERRORS = frozenset({EventKind.GPU_LOST, EventKind.LEDGER_FAILED})
+_ERRORS = frozenset({EventKind.GPU_LOST, EventKind.LEDGER_FAILED, EventKind.LEDGER_SET_ASIDE})
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
 """Another event tells the same to most readers."""
 _TOGETHER_SECONDS = 0.02
@@ -92,8 +93,10 @@ class EventLog:
             self._write(event)
 
     def _write(self, event: Event) -> None:
-        facts = {"event_kind": event.kind.value, "revision": event.revision}
-        named = {"gpu": event.gpu_index, "lease": event.lease, "holder": event.holder or None}
+        facts: dict[str, object] = {"event_kind": event.kind.value, "revision": event.revision}
+        named: dict[str, object] = {"gpu": event.gpu_index, "lease": event.lease, "holder": event.holder or None}
+        # Who called for it, where somebody did.
+        named |= {name: event.data.get(name) for name in ("by", "role", "uid", "pid", "method")}
         facts |= {name: value for name, value in named.items() if value is not None}
         if event.kind in _ERRORS:
             self._log.error(event.words, **facts)

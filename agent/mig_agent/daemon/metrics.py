@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from mig_agent.config import Settings, TcpAddress
 from mig_agent.core.errors import ConfigError
+from mig_agent.daemon.httpserver import BoundedServer
 
 _log = structlog.get_logger(__name__)
 
@@ -23,7 +24,7 @@ def serve_metrics(settings: Settings, registry: CollectorRegistry) -> tuple[str,
     if address is None:
         return "", _nothing
     try:
-        server, _thread = start_http_server(address.port, _host(address), registry)
+        server = BoundedServer(_host(address), address.port, make_wsgi_app(registry))
     except OSError as error:
         words = f"cannot serve metrics on {address}: {error.strerror or error}"
         if "metrics" in settings.given:
@@ -31,11 +32,8 @@ def serve_metrics(settings: Settings, registry: CollectorRegistry) -> tuple[str,
         _log.warning(words, hint="give another address with --metrics, or --metrics off")
         return "", _nothing
 
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-
-    return f"http://{address.host}:{server.server_port}/metrics", stop
+    server.begin("metrics")
+    return f"http://{address.host}:{server.server_port}/metrics", server.end
 
 
 def _host(address: TcpAddress) -> str:

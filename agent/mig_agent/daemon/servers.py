@@ -1,10 +1,14 @@
-"""The gRPC servers: one for users (Unix sockets, TCP with certificates), one for administrators."""
+"""The gRPC servers: one for users (Unix sockets, TCP with certificates), one for administrators.
+
+On Unix sockets gRPC itself is reached through the relay alone, which tells it who is calling.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -13,21 +17,36 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from mig_agent.adapters.peers import own_uid
+from mig_agent.adapters.places import Places, allow_open_files
+from mig_agent.adapters.private import PrivateFolder
+from mig_agent.adapters.relay import Relay
 from mig_agent.adapters.sockets import OwnedSocket
 from mig_agent.adapters.tls import TlsFiles, server_credentials
+from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.frontends.handlers import SERVICE
 
 _ADMIN_MODE = 0o600
+_ADMIN_CONNECTIONS = 64
+"""They have places of their own: administrators get in whatever users do."""
+_INNER_FOLDER = "sockets"
+_LAST_BYTES_SECONDS = 1.0
+_ROOT = 0
 _HEALTH: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.so_reuseport", 0),  # or a second agent would quietly share the port
+    ("grpc.max_receive_message_length", 1 << 20),  # a Plan of as many requests as are taken, with the longest texts
     ("grpc.keepalive_time_ms", 60_000),  # a client's machine that dies without a word ends its Hold
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.server_handshake_timeout_ms", 20_000),  # who connects and says nothing takes a place no longer
 )
+
+_MOST_PROBES = 500
+"""Calls of health and reflection at once."""
 
 _log = structlog.get_logger(__name__)
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
@@ -56,14 +75,45 @@ async def _not_yet(_request: bytes, context: grpc.aio.ServicerContext[bytes, byt
 class _Server:
     """One gRPC server with health and reflection; its service comes later."""
 
-    def __init__(self) -> None:
-        self.grpc = grpc.aio.server(options=_OPTIONS)
+    def __init__(self, name: str, most_calls: int, folder: PrivateFolder, places: Places, users: Users) -> None:
+        """`name` is that of its socket in the folder."""
+        self._name = name
+        self._folder = folder
+        self._places = places
+        self._names = users
+        self.relays: list[Relay] = []
+        # Its refusals have no words of ours: it stands for health and reflection, behind the limits of the service.
+        self.grpc = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * most_calls + _MOST_PROBES)
         self.gate = _Gate()
         self.health = health.HealthServicer()
         self.grpc.add_generic_rpc_handlers((self.gate,))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = (SERVICE.full_name, _HEALTH, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self.grpc)
+
+    def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> None:
+        """Serves who connects to this socket, too. Raises ConfigError."""
+        inner = self._folder.path_of(self._name)
+        if not self.relays:
+            # The one of an agent that was killed is taken over: the state directory is locked by now.
+            _add_port(address, lambda: self.grpc.add_insecure_port(f"unix:{inner}"))
+        listener = owned.listen(mode, group)
+        self.relays.append(Relay(listener, inner, places=self._places, users=self._names))
+
+    async def start(self) -> None:
+        """Listens, not yet serving."""
+        await self.set_serving(serving=False)
+        await self.grpc.start()
+        for relay in self.relays:
+            relay.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Takes no new calls, and ends those that are open after the grace."""
+        for relay in self.relays:
+            relay.stop_accepting()
+        await self.grpc.stop(grace_seconds)
+        for relay in self.relays:
+            await relay.close(_LAST_BYTES_SECONDS)
 
     async def set_serving(self, *, serving: bool) -> None:
         kind = health_pb2.HealthCheckResponse.ServingStatus
@@ -81,11 +131,17 @@ class Servers:
     def __init__(self, settings: Settings) -> None:
         """Takes the addresses. Raises LockedError where another has one, ConfigError where one cannot be used."""
         self._sockets = ExitStack()
-        self._users, self._admins = _Server(), _Server()
+        self.user_names = Users()
+        """Those of the users who have connected to a Unix socket."""
         self.addresses: list[str] = []
         """Where users connect; a TCP port that the kernel chose is filled in."""
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
+            folder = PrivateFolder.open(_inner_folder(settings))
+            self._sockets.callback(folder.close)
+            calls, names = settings.max_calls, self.user_names
+            self._users = _Server("users", calls, folder, _places(settings), names)
+            self._admins = _Server("admins", calls, folder, Places(_ADMIN_CONNECTIONS), names)
             credentials = _credentials(settings)
             for address in settings.listen:
                 self._bind(self._users, address, settings, credentials)
@@ -95,8 +151,7 @@ class Servers:
     async def start(self) -> None:
         """Listens, not yet serving."""
         for server in (self._users, self._admins):
-            await server.set_serving(serving=False)
-            await server.grpc.start()
+            await server.start()
 
     async def open(self, users: Handlers, admins: Handlers) -> None:
         """Serves."""
@@ -111,7 +166,7 @@ class Servers:
 
     async def stop(self, grace_seconds: float) -> None:
         """Takes no new calls, and ends those that are open after the grace."""
-        await asyncio.gather(*(server.grpc.stop(grace_seconds) for server in (self._users, self._admins)))
+        await asyncio.gather(*(server.stop(grace_seconds) for server in (self._users, self._admins)))
         self._sockets.close()
 
     def _bind(
@@ -126,23 +181,32 @@ class Servers:
     def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
         owned = OwnedSocket.own(address.path)
         self._sockets.callback(owned.close)
-        with owned.being_bound(mode, group):
-            try:
-                server.grpc.add_insecure_port(address.target)
-            except RuntimeError as error:
-                raise ConfigError(f"cannot listen on {address}: {_why(error)}", "give another address") from error
+        server.relay_from(address, owned, mode, group)
+
+
+def _inner_folder(settings: Settings) -> Path:
+    return settings.state_dir / _INNER_FOLDER
+
+
+def _places(settings: Settings) -> Places:
+    most = min(settings.max_connections, allow_open_files())
+    # Root and the agent's own user could stop it anyway.
+    return Places(most, most_of_one_user=max(most // 2, 1), unbounded=(_ROOT, own_uid()))
 
 
 def _bind_tcp(server: _Server, address: TcpAddress, credentials: grpc.ServerCredentials | None) -> TcpAddress:
     if credentials is None:
         raise ConfigError(f"cannot listen on {address} without certificates")
-    try:
-        port = server.grpc.add_secure_port(str(address), credentials)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"cannot listen on {address}: {_why(error)}", "is another program listening there?"
-        ) from error
+    port = _add_port(address, lambda: server.grpc.add_secure_port(str(address), credentials))
     return TcpAddress(address.host, port)
+
+
+def _add_port(address: Address, add: Callable[[], int]) -> int:
+    try:
+        return add()
+    except RuntimeError as error:
+        hint = "give another address" if isinstance(address, UnixAddress) else "is another program listening there?"
+        raise ConfigError(f"cannot listen on {address}: {_why(error)}", hint) from error
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials | None:

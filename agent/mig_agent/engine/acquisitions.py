@@ -27,6 +27,9 @@ MOST_TRIES = 4
 MOST_BLOCKED = 32
 """Instances that one request may find in use."""
 
+MOST_SERVED = 1000
+"""Requests that are being served at once, beside those that may wait."""
+
 _CANCELLED = Refusal(reason=Reason.CANCELLED, message="cannot go on: the client has gone away")
 
 
@@ -71,13 +74,14 @@ class Acquisitions:
             return self._again(known, digest)
         job = self._jobs.get(request.request_id)
         if job is None:
+            self._refuse_when_full(request)
             job = self._begin(request, caller, digest, hold=hold)
         elif job.order.digest != digest:
             raise _reused(request.request_id)
         outcome = await self._join(job, on_queued)
         seconds = time.perf_counter() - began
         if isinstance(outcome, Refusal):
-            self._refused(request, outcome, seconds)
+            self._refused(request, caller, outcome, seconds)
             raise RefusedError(outcome)
         self._context.telemetry.acquired(seconds, "reused" if all(outcome.reused) else "created")
         return self.granted(outcome, job.notes)
@@ -113,6 +117,16 @@ class Acquisitions:
             notes=notes,
             revision=state.revision,
         )
+
+    def _refuse_when_full(self, request: Request) -> None:
+        """Those who waited and went away count as long as anything is done for them."""
+        if len(self._jobs) >= self._context.settings.max_waiting + MOST_SERVED:
+            raise refuse(
+                Reason.QUEUE_FULL,
+                f"cannot serve {describe(request)}: {len(self._jobs)} requests are being served or wait, "
+                "which is the limit",
+                "try again later",
+            )
 
     async def over(self, request: RequestId) -> None:
         """Returns when nobody works on the request, however it came out."""
@@ -153,7 +167,7 @@ class Acquisitions:
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = Order(request=request, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on)
+        order = Order(request=request, caller=caller, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on)
         job = self._jobs[request.request_id] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job
@@ -183,6 +197,9 @@ class Acquisitions:
         tries = blocked = 0
         try:
             while True:
+                if len(order.request.wants) > 1:
+                    await self._context.turns.mine()
+                order.go_on()  # who has left by now would never be taken out of the queue
                 execution = await self._room.next(order, job.told, failed, exclude)
                 job.place = 0
                 job.notes = execution.plan.notes
@@ -203,7 +220,7 @@ class Acquisitions:
         finally:
             del self._jobs[order.request.request_id]
 
-    def _refused(self, request: Request, refusal: Refusal, seconds: float) -> None:
+    def _refused(self, request: Request, caller: Caller, refusal: Refusal, seconds: float) -> None:
         context = self._context
         context.telemetry.acquired(seconds, refusal.reason.value)
         holder = request.holder
@@ -214,6 +231,7 @@ class Acquisitions:
                 holder=str(holder),
                 tenant=holder.tenant,
                 reason=refusal.reason.value,
+                caller=caller,
             )
         )
 

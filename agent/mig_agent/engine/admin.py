@@ -50,7 +50,8 @@ class Admin:
             context.state.touch(record.uuid)
 
         try:
-            await context.journal.write((change,), (context.journal.event(kind, told, gpu=record.uuid),), apply)
+            event = context.journal.event(kind, told, gpu=record.uuid, caller=caller)
+            await context.journal.write((change,), (event,), apply)
         except LedgerError as error:
             raise ledger_refusal(error, "cordon" if on else "uncordon") from error
         context.freed()
@@ -62,7 +63,7 @@ class Admin:
         records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
         why = f"reclaimed by {caller}"
         results = await asyncio.gather(
-            *(self._destroy_idle(record, why, lambda _: True) for record in records), return_exceptions=True
+            *(self._destroy_idle(record, why, lambda _: True, caller) for record in records), return_exceptions=True
         )
         destroyed: list[Instance] = []
         for result in results:
@@ -86,15 +87,17 @@ class Admin:
                 except LedgerError:
                     return
 
-    async def _destroy_idle(self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool]) -> list[Instance]:
+    async def _destroy_idle(
+        self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool], caller: Caller | None = None
+    ) -> list[Instance]:
         lane = self._context.lanes[record.uuid]
         if lane.hung or record.lost:
             return []
         async with lane.lock:
-            return await self._destroy_idle_locked(record, why, chosen)
+            return await self._destroy_idle_locked(record, why, chosen, caller)
 
     async def _destroy_idle_locked(
-        self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool]
+        self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool], caller: Caller | None = None
     ) -> list[Instance]:
         context, state = self._context, self._context.state
         now = context.clock.now()
@@ -129,13 +132,13 @@ class Admin:
                     gone.append(each)
         finally:
             state.unreserve(going)
-            await self._record_gone(gone, why)
+            await self._record_gone(gone, why, caller)
             if failed:
                 await self._observer.check_locked(record.uuid)
             context.freed()
         return gone
 
-    async def _record_gone(self, gone: Iterable[Instance], why: str) -> None:
+    async def _record_gone(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
         context = self._context
         draft = Draft(context.journal)
         for each in gone:
@@ -147,6 +150,7 @@ class Admin:
                     f"destroyed idle {context.place(each)}: {why}",
                     instance=each,
                     reason="reclaimed",
+                    caller=caller,
                 )
             )
         if draft:
@@ -178,6 +182,7 @@ class Admin:
             async with context.lanes[record.uuid].lock:
                 return await self._switch(record, verb, caller, enable=enable)
         except DriverError as error:
+            await self._observer.check(record.uuid)  # it may have been switched all the same
             raise _mode_refusal(record, verb, error) from error
         except LedgerError as error:
             raise ledger_refusal(error, f"{verb} MIG mode") from error
@@ -198,11 +203,13 @@ class Admin:
                 f"cannot {verb} MIG mode on GPU {record.index}: used by {', '.join(users)}",
                 "end those processes first",
             )
-        await self._destroy_idle_locked(record, f"MIG mode is switched by {caller}", lambda _: True)
+        await self._destroy_idle_locked(record, f"MIG mode is switched by {caller}", lambda _: True, caller)
         self._refuse_when_used(record, verb)
         change = await lane.change(f"{verb} MIG mode", lambda: driver.set_mig_mode(record.uuid, on=enable))
         await self._observer.check_locked(record.uuid)
         needs, words = _outcome(record, change, enable=enable)
+        asked = f"{caller} asked for MIG mode {'on' if enable else 'off'} on GPU {record.index}: {words}"
+        context.journal.tell(context.journal.event(EventKind.GPU_MODE_REQUESTED, asked, gpu=record.uuid, caller=caller))
         if change.problem is DriverErrorKind.IN_USE:
             raise refuse(Reason.IN_USE, f"cannot {verb} MIG mode on GPU {record.index}: {words}", _IN_USE_HINT)
         if change.problem is not None and not needs:
@@ -211,11 +218,10 @@ class Admin:
 
     def _refuse_when_used(self, record: GpuRecord, verb: str) -> None:
         state = self._context.state
-        held = [
-            each
-            for each in (*record.instances.values(), *record.reserved.values())
-            if each.state is not InstanceState.IDLE
-        ]
+        there = (record.instances | record.reserved).values()
+        held = sorted(
+            (each for each in there if each.state is not InstanceState.IDLE), key=lambda each: each.slot.placement
+        )
         if not held:
             return
         blockers = []
@@ -230,9 +236,10 @@ class Admin:
                     holder=str(lease.holder) if lease is not None else "",
                 )
             )
+        others = f", and {len(blockers) - 1} more" if len(blockers) > 1 else ""
         raise refuse(
             Reason.IN_USE,
-            f"cannot {verb} MIG mode on GPU {record.index}: {'; '.join(each.describe() for each in blockers)}",
+            f"cannot {verb} MIG mode on GPU {record.index}: {blockers[0].describe()}{others}",
             f"cordon it with `migctl cordon --gpu {record.index}`, wait for its leases to end, and try again",
             tuple(blockers),
         )

@@ -8,6 +8,7 @@ from typing import Literal
 from mig_agent.core.model import (
     Generation,
     GpuUuid,
+    Holder,
     Lease,
     LeaseId,
     MigMode,
@@ -54,8 +55,7 @@ class Queued:
     """A request that waits."""
 
     request_id: RequestId
-    holder: str
-    tenant: str
+    who: Holder
     priority: int
     position: int
     """1 for the first."""
@@ -72,6 +72,8 @@ class Snapshot:
     started_at: float
     driver_version: str
     strict_fifo: bool
+    reservation_after_seconds: float
+    """How long a request waits now before it keeps GPUs from those behind it."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
     unused: frozenset[LeaseId] = frozenset()

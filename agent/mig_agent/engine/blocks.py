@@ -33,9 +33,8 @@ class Blocks:
         """Sets an instance aside from now on; `reason` names who holds it, where known."""
         context = self._context
         now = context.clock.now()
-        blocked = replace(
-            instance, state=InstanceState.BLOCKED, lease=None, reason=reason, since=now, generation=instance.generation
-        )
+        # Whoever uses it without a lease is not known to be of the tenant that had it last.
+        blocked = replace(instance, state=InstanceState.BLOCKED, lease=None, reason=reason, since=now, last_tenant="")
         context.state.put(blocked)
         context.journal.tell(
             context.journal.event(

@@ -13,6 +13,7 @@ from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, refuse
 from mig_agent.core.model import Generation, GpuUuid, Instance
+from mig_agent.core.patience import Patience
 from mig_agent.core.policy import Policy
 from mig_agent.engine.events import Events
 from mig_agent.engine.journal import Journal
@@ -21,6 +22,7 @@ from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.state import GpuRecord, State
 from mig_agent.engine.tasks import Tasks
 from mig_agent.engine.threads import CallThread
+from mig_agent.engine.turns import Turns
 
 
 class Telemetry(Protocol):
@@ -59,14 +61,23 @@ class Context:
     events: Events
     journal: Journal
     tasks: Tasks
+    patience: Patience
     aside: CallThread
     """For calls that belong to no GPU: reading events, looking at processes."""
+    turns: Turns = field(default_factory=Turns)
+    """For planning what takes long: several devices in one request, or many requests."""
     lanes: dict[GpuUuid, Lane] = field(default_factory=dict)
     never_made: set[Generation] = field(default_factory=set)
     """Instances whose creation failed for certain: what stands in their place is somebody else's."""
     closing: bool = False
     freed: Callable[[], None] = lambda: None
     """To be called when something was freed, so that a waiting request may start."""
+
+    @property
+    def reservation_after_seconds(self) -> float:
+        """How long a request waits, as things are now, before it keeps GPUs from those behind it."""
+        configured = self.settings.reservation_after_seconds
+        return self.patience.bounded_limit_seconds if configured is None else configured
 
     def place(self, instance: Instance) -> str:
         """An instance in messages: `1g.10gb on slices 0-1 of GPU 0`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Self
 
 import structlog
 
@@ -16,29 +17,38 @@ _LOG = structlog.get_logger("mig_agent.engine")
 RING = 4096
 """Recent events that a subscriber can resume from."""
 MOST_UNREAD = 1024
-"""Events that wait for a slow reader before it is dropped."""
+"""Events that wait for a slow reader before it is dropped, beside those that it asked for on resuming."""
 MOST_SUBSCRIBERS = 256
 
 
 class Subscription:
-    """One reader's events, in order. Raises RefusedError when it has fallen too far behind."""
+    """One reader's events, in order. Raises RefusedError when it has fallen too far behind.
 
-    def __init__(self, events: Iterable[Event], close: Callable[[Subscription], None]) -> None:
+    Whoever has one closes it, also when nothing was read from it.
+    """
+
+    def __init__(self, events: Iterable[Event], forget: Callable[[Subscription], None]) -> None:
         self._unread = deque(events)
+        # What it missed comes on top, so that one that has just resumed is not too slow already.
+        self._most = len(self._unread) + MOST_UNREAD
         self._wake = asyncio.Event()
-        self._close = close
-        self._overrun = False
+        self._forget = forget
         self._ended = False
+        self.overrun = False
+        """Whether so much is unread that nothing more is kept for the reader."""
+        self.on_overrun: Callable[[], object] = lambda: None
+        """Called when that comes about: a reader that is stuck elsewhere does not see it by itself."""
         if self._unread:
             self._wake.set()
 
     def push(self, event: Event) -> None:
         """One more."""
-        if len(self._unread) >= MOST_UNREAD:
-            self._overrun = True
-            self._close(self)
-        else:
+        if len(self._unread) < self._most:
             self._unread.append(event)
+        else:
+            self.overrun = True
+            self.close()
+            self.on_overrun()
         self._wake.set()
 
     def end(self) -> None:
@@ -46,26 +56,29 @@ class Subscription:
         self._ended = True
         self._wake.set()
 
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self._read()
+    def close(self) -> None:
+        """Nothing more is kept for the reader; harmless when repeated."""
+        self._unread.clear()
+        self._forget(self)
+        self.end()
 
-    async def _read(self) -> AsyncIterator[Event]:
-        try:
-            while True:
-                while self._unread and not self._overrun:
-                    yield self._unread.popleft()
-                if self._overrun:
-                    raise refuse(
-                        Reason.QUEUE_FULL,
-                        f"cannot go on telling what happens: the reader is {MOST_UNREAD} events behind",
-                        "read the status, and watch again from its revision",
-                    )
-                if self._ended:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-        finally:
-            self._close(self)
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            if self.overrun:
+                raise refuse(
+                    Reason.QUEUE_FULL,
+                    f"cannot go on telling what happens: the reader is {self._most} events behind",
+                    "read the status, and watch again from its revision",
+                )
+            if self._unread:
+                return self._unread.popleft()
+            if self._ended:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
 
 
 class Events:

@@ -79,7 +79,9 @@ class Execution:
 
     def _intended(self, step: CreateInstance, now: float) -> Instance:
         generation = self._context.state.next_generation()
-        return Instance(slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now)
+        return Instance(
+            slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now, last_tenant=None
+        )
 
     def drop(self) -> None:
         """Gives back what was taken. For an execution that was never run, or has ended."""
@@ -282,7 +284,15 @@ class Execution:
             reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
         )
         leased = [
-            replace(each, state=InstanceState.LEASED, lease=lease.id, since=now, reason="") for each in self._devices
+            replace(
+                each,
+                state=InstanceState.LEASED,
+                lease=lease.id,
+                since=now,
+                reason="",
+                last_tenant=lease.holder.tenant,
+            )
+            for each in self._devices
         ]
         recorded = RecordedLease(lease=lease, digest=order.digest, pid_started=order.pid_started)
         draft = Draft(journal)
@@ -298,6 +308,7 @@ class Execution:
                 lease=lease.id,
                 holder=str(lease.holder),
                 tenant=lease.holder.tenant,
+                caller=order.caller,
             )
         )
 
@@ -317,7 +328,8 @@ class Execution:
 
     def _tell_of(self, draft: Draft, before: Instance, instance: Instance, lease: Lease) -> None:
         made = before.state is InstanceState.CREATING
-        if made or self._context.state.is_unrecorded(instance.generation):
+        changed = before.last_tenant != instance.last_tenant
+        if made or changed or self._context.state.is_unrecorded(instance.generation):
             draft.changes.append(PutInstance(instance))
         draft.events.append(
             self._context.journal.event(

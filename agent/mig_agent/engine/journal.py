@@ -18,6 +18,7 @@ from mig_agent.adapters.ledger_changes import AddEvent, Change, Record
 from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.events import Events
 from mig_agent.engine.state import State
 
@@ -71,13 +72,19 @@ class Journal:
         generation: Generation | None = None,
         holder: str = "",
         instance: Instance | None = None,
+        caller: Caller | None = None,
         **data: str | float | bool,
     ) -> Event:
-        """An event of the record that is written next, now. `instance` gives its GPU, generation and slot."""
+        """An event of the record that is written next, now. `instance` gives its GPU, generation and slot.
+
+        `caller` is who called for it, where somebody did.
+        """
         if instance is not None:
             gpu, generation = instance.slot.gpu, instance.generation
             placement = instance.slot.placement
             data |= {"profile": instance.slot.profile.name, "start": placement.start, "size": placement.size}
+        if caller is not None:
+            data |= caller.facts()
         return Event(
             kind=kind,
             at=self._clock.now(),

@@ -14,6 +14,7 @@ from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState, Lease, LeaseId
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.memory import Memory
@@ -27,7 +28,7 @@ RETRY_SECONDS = 5.0
 class EndReason(StrEnum):
     """Why a lease ended by this agent's doing. The words are in the ledger; never rename one.
 
-    What recovery finds (`core.recovery`) has its own: `reboot`, `instance-lost`.
+    What recovery finds (`core.recovery`) has its own: `reboot`, `gpu-reset`, `instance-lost`.
     """
 
     RELEASED = "released"
@@ -46,6 +47,7 @@ _WORDS = {
     EndReason.GPU_LOST: "its GPU was lost",
     "reboot": "the machine was rebooted",
     "instance-lost": "its instance is gone",
+    "gpu-reset": "its GPU was reset, or somebody destroyed all that was on it",
 }
 
 
@@ -115,12 +117,16 @@ class Lifetimes:
             seconds = min(BACK_SECONDS, self._context.settings.grace_seconds)
             watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
 
-    async def renew(self, lease: Lease, expires_at: float | None) -> Lease:
+    async def renew(self, lease: Lease, expires_at: float | None, caller: Caller) -> Lease:
         """Gives it another deadline. Raises LedgerError."""
         state = self._context.state
         words = "without a deadline" if expires_at is None else f"for {expires_at - self._context.clock.now():.0f} s"
         event = self._context.journal.event(
-            EventKind.LEASE_RENEWED, f"lease {lease.id} of {lease.holder} goes on {words}", lease=lease.id
+            EventKind.LEASE_RENEWED,
+            f"lease {lease.id} of {lease.holder} goes on {words}",
+            lease=lease.id,
+            holder=str(lease.holder),
+            caller=caller,
         )
         renewed = replace(lease, expires_at=expires_at)
 
@@ -137,12 +143,15 @@ class Lifetimes:
         await self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
         return renewed
 
-    async def end(self, lease: LeaseId, reason: str, *, by: str = "") -> None:
-        """Ends a lease; nothing happens to one that has ended. Raises LedgerError, and then it stands."""
+    async def end(self, lease: LeaseId, reason: str, *, by: str = "", caller: Caller | None = None) -> None:
+        """Ends a lease; nothing happens to one that has ended. Raises LedgerError, and then it stands.
+
+        `by` says who ended it, in words, and `caller` who called for it.
+        """
         under_way = self._ending.get(lease)
         if under_way is None:
             draft = Draft(self._context.journal)
-            self.draft_end(draft, lease, reason, by=by)
+            self.draft_end(draft, lease, reason, by=by, caller=caller)
             if not draft:
                 return
             under_way = self._ending[lease] = draft.write()
@@ -150,7 +159,9 @@ class Lifetimes:
         # Whoever waits for it may go away; the end comes all the same.
         await asyncio.shield(under_way)
 
-    def draft_end(self, draft: Draft, lease: LeaseId, reason: str, *, by: str = "") -> None:
+    def draft_end(
+        self, draft: Draft, lease: LeaseId, reason: str, *, by: str = "", caller: Caller | None = None
+    ) -> None:
         """Puts the end of a lease into a record: its instances are idle then."""
         context = self._context
         known = context.state.leases.get(lease)
@@ -169,6 +180,7 @@ class Lifetimes:
                 holder=str(known.holder),
                 reason=reason,
                 tenant=known.holder.tenant,
+                caller=caller,
             )
         )
         draft.applied.append(partial(self._ended, lease, now, reason))
@@ -184,6 +196,9 @@ class Lifetimes:
         for instance in tuple(state.instances_of(lease)):
             if instance.lease == lease:
                 state.put(replace(instance, state=InstanceState.IDLE, lease=None, since=at))
+        known = state.leases.get(lease)
+        if known is not None:
+            self._context.patience.lease_ended(at - known.created_at)
         state.drop_lease(lease)
         self._memory.ended(lease, at, reason)
         watches = self._watches.pop(lease, None)

@@ -7,11 +7,13 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.nvml import ChangeListener, Driver
 from mig_agent.core.errors import DriverError
 
 WAIT_SECONDS = 1.0
 """One wait in the driver; it bounds how long the thread outlives the agent."""
+AGAIN_SECONDS = 10.0
+"""After an error of the driver."""
 
 
 class Listening:
@@ -20,7 +22,7 @@ class Listening:
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
         self._driver = driver
         self._on_change = on_change
-        self._closed = False
+        self._closed = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -30,19 +32,28 @@ class Listening:
 
     def close(self) -> None:
         """Stops at the next occasion; does not wait."""
-        self._closed = True
+        self._closed.set()
 
     def _run(self) -> None:
-        with contextlib.suppress(DriverError):  # the slow look remains
-            listener = self._driver.listen()
-            if listener is None:
-                return
-            try:
-                while not self._closed:
-                    if listener.wait(WAIT_SECONDS) and not self._closed:
+        missed = False
+        while not self._closed.is_set():
+            with contextlib.suppress(DriverError):  # meanwhile the slow look remains
+                listener = self._driver.listen()
+                if listener is None:
+                    return
+                try:
+                    if missed:
                         self._tell()
-            finally:
-                listener.close()
+                    missed = True
+                    self._listen(listener)
+                finally:
+                    listener.close()
+            self._closed.wait(AGAIN_SECONDS)
+
+    def _listen(self, listener: ChangeListener) -> None:
+        while not self._closed.is_set():
+            if listener.wait(WAIT_SECONDS) and not self._closed.is_set():
+                self._tell()
 
     def _tell(self) -> None:
         if self._loop is not None:

@@ -10,17 +10,22 @@ from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.errors import LedgerError, Reason, refuse
+from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.event import Event, EventKind
+from mig_agent.core.explain import MOST_LINES, explanation
 from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Lease, LeaseId, Request, RequestId
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
+from mig_agent.core.quantities import shown
 from mig_agent.engine.answers import Granted, ModeAnswer, Snapshot
 from mig_agent.engine.callers import Caller, may_change
 from mig_agent.engine.context import Telemetry
+from mig_agent.engine.denials import DENIED, Denials
+from mig_agent.engine.events import Subscription
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifetimes import EndReason
+from mig_agent.engine.newcomers import Claim
 from mig_agent.engine.observer import unused
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.settings import EngineSettings
@@ -29,6 +34,12 @@ from mig_agent.engine.usage import read_usage
 
 CLOSING_SECONDS = 5.0
 """For the step under way when the agent stops; a driver that hangs does not get more."""
+MOST_EXPLAINED_LINES = 4096
+"""Of all requests of one dry run, so that the answer stays within what gRPC takes."""
+
+_MOST_READINGS = 4
+"""Of the ledger at once, for those who ask what happened; the others wait for their turn."""
+_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode"})
 
 
 class Manager:
@@ -39,6 +50,9 @@ class Manager:
         self._context = parts.context
         self.observers = parts.context.events.observers
         """Called with each event, at once, on the event loop."""
+        self._denials = Denials(parts.context.journal, parts.context.clock)
+        self._readings = asyncio.Semaphore(_MOST_READINGS)
+        self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
 
@@ -89,7 +103,7 @@ class Manager:
         try:
             # Who has the token of a lease is its holder, whatever the transport knows.
             by = str(caller) if caller.name or caller.admin else "its holder"
-            await self._parts.lifetimes.end(lease, EndReason.RELEASED, by=by)
+            await self._parts.lifetimes.end(lease, EndReason.RELEASED, by=by, caller=caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"release lease {lease}") from error
 
@@ -100,9 +114,22 @@ class Manager:
             raise refuse(Reason.LEASE_ENDED, f"cannot renew lease {lease}: it has ended", "ask for a new one")
         expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
         try:
-            return await self._parts.lifetimes.renew(known, expires_at)
+            return await self._parts.lifetimes.renew(known, expires_at, caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"renew lease {lease}") from error
+
+    def denied(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
+        """A call was refused: that is told where it says something of its caller, or an administrator made it.
+
+        `about` is the lease or GPU that it named.
+        """
+        if refusal.reason in DENIED:
+            self._denials.tell(method, caller, refusal, about)
+        elif method in _ADMINISTRATION:
+            words = f"{method} of {caller} was refused: {refusal.message}"
+            journal, reason = self._context.journal, refusal.reason.value
+            kind = EventKind.REQUEST_REFUSED
+            journal.mention(journal.event(kind, words, holder=str(caller), caller=caller, method=method, reason=reason))
 
     def _known(self, lease: LeaseId, token: str, caller: Caller) -> Lease | None:
         """The lease, if the caller may change it; None for one that has ended."""
@@ -119,7 +146,7 @@ class Manager:
             Reason.WRONG_TOKEN,
             f"cannot touch lease {lease}: the token is not its token"
             if token
-            else f"cannot touch lease {lease}: it takes its token",
+            else f"cannot touch lease {lease}: it takes its token, since you are not who asked for it",
             "give the token that came with the lease: --token",
         )
 
@@ -129,6 +156,22 @@ class Manager:
         """How each request would be served now; nothing is changed and nothing is kept for anybody."""
         view, now = self._context.state.working_view, self._context.clock.now()
         return tuple(plan(view, request, self._context.policy, now) for request in requests)
+
+    async def plan_in_turns(
+        self, requests: Sequence[Request], *, explain: bool = False
+    ) -> AsyncIterator[tuple[Outcome, tuple[str, ...]]]:
+        """As `plan`, one by one, all for the node as it is now; other calls are answered in between.
+
+        With each answer come, if wanted, lines for people of how it comes about; fewer of them for many requests.
+        """
+        context = self._context
+        view, now, policy = context.state.working_view, context.clock.now(), context.policy
+        most = min(max(MOST_EXPLAINED_LINES // max(len(requests), 1), 1), MOST_LINES)
+        for request in requests:
+            if len(requests) > 1 or len(request.wants) > 1:
+                await context.turns.mine()
+            outcome = plan(view, request, policy, now)
+            yield outcome, explanation(view, request, policy, most=most) if explain else ()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -143,25 +186,29 @@ class Manager:
             started_at=parts.started_at,
             driver_version=context.driver.version,
             strict_fifo=context.settings.strict_fifo,
+            reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             unused=frozenset(each.lease for each in idle_leases if each.lease is not None),
         )
 
-    def subscribe(self, after_revision: int | None = None) -> AsyncIterator[Event]:
-        """The events after a revision, or those to come; a reader that falls too far behind is refused."""
-        return aiter(self._context.events.subscribe(after_revision, self._context.state.revision))
+    def subscribe(self, after_revision: int | None = None) -> Subscription:
+        """The events after a revision, or those to come, until it is closed; a reader too far behind is refused."""
+        return self._context.events.subscribe(after_revision, self._context.state.revision)
 
     async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
         """The latest recorded events from a moment on, oldest first; of one GPU (index or UUID) or all."""
         ledger = self._parts.ledger
         try:
-            return await self._context.aside.run(lambda: ledger.events(since, gpu or "", limit))
+            async with self._readings:
+                return await self._context.aside.run(lambda: ledger.events(since, gpu or "", limit))
         except LedgerError as error:
             raise refuse(Reason.LEDGER_FAILED, str(error)) from error
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
-        """What is used on each instance."""
-        return await read_usage(self._context)
+        """What is used on each instance. Those who ask while it is being read get the same reading."""
+        if self._usage is None or self._usage.done():
+            self._usage = self._context.tasks.spawn("usage", read_usage(self._context))
+        return await asyncio.shield(self._usage)
 
     # Administration: who may call these is the transport's business
 
@@ -200,7 +247,9 @@ class Manager:
 
 def _unknown(lease: LeaseId) -> Exception:
     return refuse(
-        Reason.UNKNOWN_LEASE, f"cannot find lease {lease}: it never was, or ended long ago", "see `migctl status`"
+        Reason.UNKNOWN_LEASE,
+        f"cannot find lease {shown(lease)}: it never was, or ended long ago",
+        "see `migctl status`",
     )
 
 
@@ -213,6 +262,7 @@ async def start_manager(
     clock: Clock,
     settings: EngineSettings,
     telemetry: Telemetry | None = None,
+    claim: Claim = lambda _index, _uuid: None,
 ) -> Manager:
     """A manager that has recovered and is ready to serve.
 
@@ -228,5 +278,6 @@ async def start_manager(
             clock=clock,
             settings=settings,
             telemetry=telemetry,
+            claim=claim,
         )
     )

@@ -33,15 +33,23 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
             for want in request.wants
         ],
         request.gpus,
-        request.holder.tenant,
-        request.holder.name,
+        *_given(request, caller),
         request.ttl_seconds,
         request.pid,
         hold,
         caller.uid,
-        caller.name,
+        # What a user of this machine is called may not be known at every moment.
+        caller.name if caller.uid is None else "",
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+
+
+def _given(request: Request, caller: Caller) -> tuple[str, str]:
+    """Tenant and name as the request gave them: what the caller is called may change from one try to the next."""
+    tenant, name, own = request.holder.tenant, request.holder.name, str(caller)
+    if name == own or name.startswith(f"{own} ("):
+        name = name[len(own) :]
+    return "" if tenant == caller.tenant else tenant, name
 
 
 class Memory:

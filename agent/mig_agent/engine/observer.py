@@ -63,6 +63,7 @@ class Observer:
         self.boot_id = boot_id
         """Of the boot that the records belong to."""
         self._failed_readings: dict[GpuUuid, int] = {}
+        self._told_differences: set[str] = set()
         self._wake = asyncio.Event()
         self.also: list[Callable[[], Awaitable[None]]] = []
         """What is done after each look."""
@@ -118,19 +119,23 @@ class Observer:
         except LedgerError:
             return  # nothing was changed; the next look finds it again
 
-    async def _read(self, gpu: GpuUuid) -> ObservedGpu:
+    async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
         driver = self._context.driver
-        return await self._context.lanes[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu))
+        return await self._context.lanes[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Makes the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a second look."""
         repairs = self._differences(record, observed)
         if any(isinstance(each, _GRAVE) for each in repairs):
             # Nobody loses a lease, or an instance, over one reading that may have been a bad one.
-            observed = await self._read(record.uuid)
+            observed = await self._read(record.uuid, afresh=True)
+            layout = self.layout_of(observed)
+            if layout != record.layout:  # only then: tables are kept by the layout's identity
+                record.layout = layout
             repairs = self._differences(record, observed)
         self.take_facts(record, observed)
         await self._repairs.carry_out(record, repairs)
+        await self._repairs.take_over_unused(record, observed)
         await self._repairs.have_whole(record)
         self._look_at_processes(record, observed)
         self._context.freed()
@@ -155,6 +160,7 @@ class Observer:
         record.mode, record.minor = observed.mode, observed.minor
         if changed:
             record.layout = self.layout_of(observed)
+            self.tell_differences(observed)
             mode = "on" if observed.mode.current else "off"
             pending = "" if observed.mode.current == observed.mode.pending else ", and changes at the next reset"
             words = f"MIG mode of GPU {record.index} is {mode} now{pending}"
@@ -171,11 +177,22 @@ class Observer:
                 return layout
         return whole_gpu_layout(observed.model, observed.memory_mib)
 
+    def tell_differences(self, observed: ObservedGpu) -> None:
+        """Tells where driver and catalog do not agree: once for a model, not for each of its GPUs or at each look."""
+        journal = self._context.journal
+        from_file = self._context.catalog.layout(observed.model, observed.memory_mib)
+        for words in reconcile_layout(observed.layout, from_file)[1]:
+            if words not in self._told_differences:
+                self._told_differences.add(words)
+                journal.tell(journal.event(EventKind.PROFILE_DIFFERS, words, gpu=observed.uuid))
+
     # When a GPU does not answer
 
     def hung(self, gpu: GpuUuid, what: str) -> None:
         """A call has not come back in time."""
         record = self._context.state.gpus[gpu]
+        if record.hung:
+            return  # the other thread of the GPU hangs now, too
         record.hung = f"the driver has not come back from: {what}; nothing is placed here until it does"
         self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.hung}")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mig_agent.core.model import Request
+from mig_agent.engine.callers import Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +14,7 @@ class Order:
     """What is to become a lease."""
 
     request: Request
+    caller: Caller
     digest: str
     hold: bool
     pid_started: int | None

@@ -16,7 +16,7 @@ from mig_agent.core.model import (
     Profile,
     Slot,
 )
-from mig_agent.core.observed import ObservedInstance
+from mig_agent.core.observed import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
     AdoptForeign,
     EndLease,
@@ -116,9 +116,8 @@ class Repairs:
 
     def _found(self, draft: Draft, record: GpuRecord, observed: ObservedInstance) -> None:
         context = self._context
-        complete = len(observed.compute_instances) == 1 and bool(observed.uuid)
         profile = record.layout.by_id.get(observed.profile_id)
-        ours = context.settings.foreign == "adopt" and complete and profile is not None and not observed.processes
+        ours = profile is not None and self._may_take_over(observed)
         instance = Instance(
             slot=Slot(record.uuid, profile or _unknown(observed), observed.placement),
             generation=context.state.next_generation(),
@@ -139,6 +138,23 @@ class Repairs:
             )
         )
         draft.applied.append(partial(context.state.put, instance))
+
+    def _may_take_over(self, observed: ObservedInstance) -> bool:
+        complete = len(observed.compute_instances) == 1 and bool(observed.uuid)
+        return self._context.settings.foreign == "adopt" and complete and not observed.processes
+
+    async def take_over_unused(self, record: GpuRecord, observed: ObservedGpu) -> None:
+        """Foreign instances that were in use when they were found, and are not any more. Raises LedgerError."""
+        unused = {each.gpu_instance_id for each in observed.instances if self._may_take_over(each)}
+        draft = Draft(self._context.journal)
+        for each in record.instances.values():
+            known = each.slot.profile.id in record.layout.by_id
+            if each.state is InstanceState.FOREIGN and each.gpu_instance_id in unused and known:
+                self._change(draft, each.generation, InstanceState.IDLE)
+                words = f"nobody uses {self._context.place(each)} any more: taken over"
+                draft.events.append(self._context.journal.event(EventKind.INSTANCE_FOUND, words, instance=each))
+        if draft:
+            await draft.write()
 
     def _change(self, draft: Draft, generation: int, to: InstanceState) -> None:
         def apply() -> None:

@@ -18,12 +18,14 @@ class EngineSettings:
     """What creating an instance costs against reusing an idle one (`core.policy`)."""
     strict_fifo: bool = False
     """Whether only the first in the queue may start."""
-    reservation_after_seconds: float = 300.0
-    """How long a request waits before it keeps GPUs from those behind it."""
+    reservation_after_seconds: float | None = None
+    """How long a request waits before it keeps GPUs from those behind it; None: by how long leases last."""
     idle_limit_seconds: float | None = None
     """After so long an idle instance is destroyed; None: never."""
     foreign: Literal["respect", "adopt"] = "respect"
     """What is done with instances that somebody else made: leave them alone, or take idle ones over."""
+    reuse: Literal["any", "same-tenant", "never"] = "any"
+    """Whose idle instances may serve whom (`core.policy`)."""
     max_waiting: int = 1000
     """Requests that may wait at once."""
     reread_seconds: float = 30.0

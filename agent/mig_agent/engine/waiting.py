@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.core import queue
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
+from mig_agent.core.explain import explanation
 from mig_agent.core.finding import NOTHING_RESERVED
 from mig_agent.core.model import GpuUuid, Request, RequestId, Slot
 from mig_agent.core.plan import Outcome, Plan
@@ -24,6 +25,8 @@ from mig_agent.engine.orders import Order
 TELL_SECONDS = 1.0
 """Between two rounds of telling people their places."""
 _MOST_TEXTS = 3
+_EXPLAINED_LINES = 24
+"""Of a refusal; it travels in a trailer, which has little room."""
 _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
 
 
@@ -60,8 +63,7 @@ class WaitingRoom:
         return tuple(
             Queued(
                 request_id=each.request.request_id,
-                holder=each.request.holder.name,
-                tenant=each.request.holder.tenant,
+                who=each.request.holder,
                 priority=each.request.priority,
                 position=place,
                 since=each.since,
@@ -85,7 +87,7 @@ class WaitingRoom:
             if failed is not None and isinstance(self._plan(request), Plan):
                 raise RefusedError(failed)  # only what has just failed would serve it
             if not len(self._queue) and not _waits(request, outcome):
-                raise RefusedError(outcome)
+                raise RefusedError(self._explained(request, outcome, exclude=exclude))
             if outcome.reason not in _WORTH_WAITING:
                 raise RefusedError(outcome)
         return await self._stay(order, on_place)
@@ -108,8 +110,9 @@ class WaitingRoom:
             stay.started.set_exception(RefusedError(refusal))
         if stay.place:
             self._mention(EventKind.REQUEST_LEFT, stay.order.request, f"left the queue: {refusal.message}")
-        self._places_changed()
-        self.freed()
+            # It may have been in somebody's way; one that only came to look was not.
+            self._places_changed()
+            self.freed()
 
     def close(self) -> None:
         """Everybody who waits is told that the agent stops."""
@@ -160,7 +163,7 @@ class WaitingRoom:
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         self._stays[request.request_id] = stay
-        self._pump()
+        self._pump(waiting)
         if stay.started.done():
             return stay.started.result()
         if not patient:
@@ -175,9 +178,10 @@ class WaitingRoom:
         on_place(stay.place)
         return await stay.started
 
-    def _pump(self) -> None:
-        """Starts what fits, in the order of the queue."""
-        self._pump_is_due = False
+    def _pump(self, newcomer: queue.Waiting | None = None) -> None:
+        """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit."""
+        if newcomer is None:
+            self._pump_is_due = False
         context, settings = self._context, self._context.settings
         while len(self._queue) and not context.closing:
             began = time.perf_counter()
@@ -186,8 +190,9 @@ class WaitingRoom:
                 self._queue.waiting,
                 context.policy,
                 context.clock.now(),
-                limit_seconds=settings.reservation_after_seconds,
+                limit_seconds=context.reservation_after_seconds,
                 strict_fifo=settings.strict_fifo,
+                only=newcomer,
             )
             context.telemetry.planned(time.perf_counter() - began)
             if found is None:
@@ -207,20 +212,45 @@ class WaitingRoom:
         kept = None
         if not settings.strict_fifo:
             kept = queue.reservation(
-                context.state.working_view, before, context.clock.now(), settings.reservation_after_seconds
+                context.state.working_view, before, context.clock.now(), context.reservation_after_seconds
             )
-        outcome = self._plan(waiting.request, reserved=kept.gpus if kept is not None else NOTHING_RESERVED)
+        reserved = kept.gpus if kept is not None else NOTHING_RESERVED
+        outcome = self._plan(waiting.request, reserved=reserved)
         if isinstance(outcome, Refusal):
-            return outcome
+            return self._explained(waiting.request, outcome, reserved=reserved)
         return Refusal(
             reason=Reason.NO_CAPACITY,
             message=f"cannot serve {describe(waiting.request)} before the {len(before)} requests that wait for it",
             hint="wait for your turn with --wait 10m",
         )
 
+    def _explained(
+        self,
+        request: Request,
+        refusal: Refusal,
+        *,
+        exclude: frozenset[Slot] = frozenset(),
+        reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    ) -> Refusal:
+        """With what blocks each GPU. Only for an answer: a request that waits on is not explained at every try."""
+        if refusal.reason not in _WORTH_WAITING:
+            return refusal
+        context = self._context
+        lines = explanation(
+            context.state.working_view,
+            request,
+            context.policy,
+            reserved=reserved,
+            exclude=exclude,
+            most=_EXPLAINED_LINES,
+        )
+        return replace(refusal, explanation=lines)
+
     def _waited_too_long(self, stay: Stay) -> None:
         request = stay.order.request
         outcome = self._plan(request)
+        if isinstance(outcome, Refusal):
+            outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
         self.leave(
             request.request_id,
@@ -229,6 +259,7 @@ class WaitingRoom:
                 message=f"cannot serve {describe(request)} within {request.wait_seconds:g} s{why}",
                 hint="wait longer, or ask for less",
                 blockers=outcome.blockers if isinstance(outcome, Refusal) else (),
+                explanation=outcome.explanation if isinstance(outcome, Refusal) else (),
             ),
         )
 

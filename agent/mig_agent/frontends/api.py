@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import grpc
 
@@ -18,13 +18,15 @@ from mig_agent.core.requests import parse_gpu
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends import messages
-from mig_agent.frontends.callers import caller_of, require_admin
+from mig_agent.frontends.callers import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.handlers import Context, abort
 from mig_agent.frontends.requests import request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
 """In one answer of Events."""
+MOST_ANSWER_BYTES = 3 << 20
+"""Of an answer that could be longer: gRPC's libraries take no messages above 4 MiB unless told to."""
 MOST_PLANS = 256
 """Requests in one call of Plan."""
 
@@ -38,9 +40,10 @@ _STOPPING = Refusal(
 class PartitionManagerServicer:
     """The methods of the service. One instance serves one socket: the users' or the administrators'."""
 
-    def __init__(self, manager: Manager, *, admin: bool) -> None:
+    def __init__(self, manager: Manager, *, admin: bool, roles: Roles) -> None:
         self._manager = manager
         self._admin = admin
+        self._roles = roles
         self._stopping = False
         self._streams: set[asyncio.Task[object]] = set()
         self._held: dict[LeaseId, set[asyncio.Future[Event]]] = {}
@@ -54,20 +57,22 @@ class PartitionManagerServicer:
 
     async def acquire(self, message: pb.AcquireRequest, context: Context) -> None:
         """Takes devices; streams the place in the queue, then the lease."""
-        request = request_from(message.request, self._caller(context))
+        caller = self._caller(context)
+        request = request_from(message.request, caller)
         reports = _QueueReports(context, lambda queued: pb.AcquireResponse(queued=queued))
         with reports.cancelled_at_end():
-            granted = await self._manager.acquire(request, self._caller(context), reports.report)
+            granted = await self._manager.acquire(request, caller, reports.report)
             await reports.written()
         await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
         self._manager.delivered(granted.lease.id)
 
     async def hold(self, message: pb.HoldRequest, context: Context) -> None:
         """Takes devices and keeps them as long as the stream lives."""
-        request = request_from(message.request, self._caller(context))
+        caller = self._caller(context)
+        request = request_from(message.request, caller)
         reports = _QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         with reports.cancelled_at_end():
-            granted = await self._manager.hold(request, self._caller(context), reports.report)
+            granted = await self._manager.hold(request, caller, reports.report)
         lease = granted.lease.id
         ended = self._end_of(lease)
         try:
@@ -95,7 +100,7 @@ class PartitionManagerServicer:
     async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Ends a lease."""
         caller = self._caller(context)
-        if not message.token:
+        if not message.token and caller.uid is None:
             require_admin(caller, f"release lease {message.lease} without its token")
         await self._manager.release(LeaseId(message.lease), message.token, caller)
         return pb.ReleaseResponse()
@@ -103,7 +108,7 @@ class PartitionManagerServicer:
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
         """Gives a lease a new deadline, or none."""
         caller = self._caller(context)
-        if not message.token:
+        if not message.token and caller.uid is None:
             require_admin(caller, f"renew lease {message.lease} without its token")
         ttl = message.ttl_seconds if message.HasField("ttl_seconds") else None
         if ttl is not None and not 0 < ttl < math.inf:
@@ -122,44 +127,63 @@ class PartitionManagerServicer:
         caller = self._caller(context)
         requests = [request_from(each, caller) for each in message.requests]
         view = self._manager.snapshot.view
-        outcomes = self._manager.plan(requests)
-        return pb.PlanResponse(outcomes=[messages.outcome(each, view) for each in outcomes], revision=view.revision)
+        answer = pb.PlanResponse(revision=view.revision)
+        explained = []
+        async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
+            answer.outcomes.append(messages.outcome(outcome, view))
+            explained.append(lines)
+        room = MOST_ANSWER_BYTES - answer.ByteSize()
+        if room < 0:
+            raise UsageError(
+                f"cannot answer {len(requests)} plans at once: that is more than one message takes",
+                "send them in parts",
+            )
+        messages.explain(answer.outcomes, explained, room)
+        return answer
 
-    async def status(self, _message: pb.StatusRequest, _context: Context) -> pb.StatusResponse:
-        """The node as it was last published; waits for nothing."""
-        return messages.status(self._manager.snapshot, __version__)
+    async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+        """The node as it was last published, as far as the caller may see it; waits for nothing."""
+        return messages.status(self._manager.snapshot, __version__, self._caller(context))
 
     async def watch(self, message: pb.WatchRequest, context: Context) -> None:
         """What happens, as it happens."""
+        self._caller(context)  # a certificate without a role sees nothing
         after = message.after_revision if message.HasField("after_revision") else self._manager.snapshot.view.revision
-        events = self._manager.subscribe(after)
-        try:
-            with self._long_stream():
-                await context.write(pb.WatchResponse(revision=after))
-                async for event in events:
-                    await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
+        with closing(self._manager.subscribe(after)) as events:
+            try:
+                with self._long_stream() as stream:
+                    # A reader that does not read keeps the next write waiting for ever.
+                    events.on_overrun = stream.cancel
+                    await context.write(pb.WatchResponse(revision=after))
+                    async for event in events:
+                        await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
+            except asyncio.CancelledError:
+                if events.overrun:
+                    await anext(events)  # tells so
+                if not self._stopping:
+                    raise
         await abort(context, _STOPPING)
 
-    async def profiles(self, _message: pb.ProfilesRequest, _context: Context) -> pb.ProfilesResponse:
+    async def profiles(self, _message: pb.ProfilesRequest, context: Context) -> pb.ProfilesResponse:
         """What the GPUs can be cut into."""
+        self._caller(context)
         view = self._manager.snapshot.view
         return pb.ProfilesResponse(models=messages.models(view), revision=view.revision)
 
-    async def events(self, message: pb.EventsRequest, _context: Context) -> pb.EventsResponse:
+    async def events(self, message: pb.EventsRequest, context: Context) -> pb.EventsResponse:
         """What happened, oldest first."""
+        self._caller(context)
         since = message.since if message.HasField("since") else 0.0
         if math.isnan(since):
             raise UsageError("cannot list events since a moment that is not a number")
         gpu = parse_gpu(message.gpu) if message.gpu else None
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
         events = await self._manager.events(since, gpu, limit)
-        return pb.EventsResponse(events=[messages.event(each) for each in events])
+        return pb.EventsResponse(events=messages.latest([messages.event(each) for each in events], MOST_ANSWER_BYTES))
 
-    async def usage(self, _message: pb.UsageRequest, _context: Context) -> pb.UsageResponse:
+    async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
         """What is used on each instance."""
+        self._caller(context)
         readings = await self._manager.usage()
         return pb.UsageResponse(instances=messages.usage(readings), at=time.time())
 
@@ -190,18 +214,24 @@ class PartitionManagerServicer:
         enable = message.mode == pb.MIG_MODE_TARGET_ENABLED
         return messages.mode_change(await self._manager.set_mig_mode(parse_gpu(message.gpu), enable, caller))
 
+    def refused(self, method: str, message: object, context: Context, refusal: Refusal) -> None:
+        """A call was refused; the record of who did what is told."""
+        about = getattr(message, "lease", "") or getattr(message, "gpu", "")
+        who = caller_named(context, admin=self._admin, roles=self._roles)
+        self._manager.denied(method, who, refusal, str(about))
+
     def _caller(self, context: Context) -> Caller:
-        return caller_of(context, admin=self._admin)
+        return caller_of(context, admin=self._admin, roles=self._roles)
 
     @contextmanager
-    def _long_stream(self) -> Iterator[None]:
-        """While a stream is open that only `stop` or the client ends."""
+    def _long_stream(self) -> Iterator[asyncio.Task[object]]:
+        """While a stream is open that only `stop` or the client ends; the task that serves it."""
         task = asyncio.current_task()
         if task is None or self._stopping:
             raise RefusedError(_STOPPING)
         self._streams.add(task)
         try:
-            yield
+            yield task
         finally:
             self._streams.discard(task)
 

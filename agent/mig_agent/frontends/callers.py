@@ -1,16 +1,17 @@
-"""Who is calling, as the transport knows it.
+"""Who is calling, as the transport knows it: the kernel on a Unix socket, the certificate over TCP.
 
-gRPC's Python server does not tell the peer's credentials on a Unix socket; which socket was opened is what counts
-there, and the file's mode decided that. Over TCP there is no caller without a client certificate.
+Which Unix socket was opened decides who is an administrator there; the file's mode decides who can open it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from mig_agent.core.errors import Reason, refuse
-from mig_agent.engine.callers import Caller
+from mig_agent.adapters.peers import Peer, peer_from
+from mig_agent.core.errors import Reason, RefusedError, refuse
+from mig_agent.engine.callers import Caller, Role
 
 
 class Transport(Protocol):
@@ -20,14 +21,89 @@ class Transport(Protocol):
         """Properties of the authenticated peer by name; without TLS there is nothing about a certificate."""
         ...
 
+    def peer(self) -> str:
+        """The peer's address."""
+        ...
 
-def caller_of(context: Transport, *, admin: bool) -> Caller:
-    """The caller: by its certificate's name where it has one, and an administrator on the administrators' socket."""
+
+def _number(uid: int) -> str:
+    return f"uid {uid}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roles:
+    """Who may do what, by the names in certificates and by the users of this machine."""
+
+    admins: frozenset[str] = frozenset()
+    """Names in certificates."""
+    schedulers: frozenset[str] = frozenset()
+    users: frozenset[str] | None = None
+    """None: every certificate of the authority, that has no other role."""
+    local_schedulers: frozenset[int] = frozenset()
+    """Users of this machine, by number, who may act for others on the users' socket."""
+    unidentified: Role = Role.USER
+    """Of callers of whom the transport tells nothing. There are none behind the agent's own sockets."""
+    user_name: Callable[[int], str] = _number
+    """What a user of this machine is called."""
+
+    def by_certificate(self, name: str) -> Caller:
+        """Raises RefusedError (NOT_PERMITTED) for a name that has no role."""
+        admin, scheduler = name in self.admins, name in self.schedulers
+        if not (admin or scheduler or self.users is None or name in self.users):
+            raise refuse(
+                Reason.NOT_PERMITTED,
+                f"cannot serve the certificate of {name or 'nobody'}: it has no role here",
+                "the administrator can give it one with tls_users, tls_schedulers or tls_admins",
+            )
+        return Caller(name=name, admin=admin, scheduler=scheduler)
+
+    def by_kernel(self, peer: Peer, *, admin: bool) -> Caller:
+        """A process of this machine."""
+        uid = peer.uid
+        return Caller(
+            name="" if uid is None else self.user_name(uid),
+            uid=uid,
+            pid=peer.pid,
+            admin=admin,
+            scheduler=uid in self.local_schedulers,
+        )
+
+
+def caller_of(context: Transport, *, admin: bool, roles: Roles) -> Caller:
+    """The caller. `admin` is for the administrators' socket.
+
+    Raises RefusedError for a certificate without a role, and for a connection too many.
+    """
+    peer = peer_from(context.peer())
+    if peer is not None and peer.surplus:
+        raise refuse(
+            Reason.QUEUE_FULL,
+            "cannot serve this connection: as many are open as there may be, in all or of one user",
+            "close others, use one connection for many calls, or try again later",
+        )
+    if peer is not None:
+        return roles.by_kernel(peer, admin=admin)
     properties = context.auth_context()
+    if properties.get("transport_security_type") == [b"ssl"]:
+        return roles.by_certificate(_certified_name(properties))
+    role = roles.unidentified
+    return Caller(admin=admin or role is Role.ADMIN, scheduler=role is Role.SCHEDULER)
+
+
+def caller_named(context: Transport, *, admin: bool, roles: Roles) -> Caller:
+    """The same for the record of who did what: also where that is refused."""
+    try:
+        return caller_of(context, admin=admin, roles=roles)
+    except RefusedError:
+        return Caller(name=_certified_name(context.auth_context()))
+
+
+def _certified_name(properties: Mapping[str, Iterable[bytes]]) -> str:
     for name in ("x509_common_name", "x509_subject_alternative_name"):
         for value in properties.get(name, ()):
-            return Caller(name=value.decode("utf-8", "replace"), admin=admin)
-    return Caller(admin=admin)
+            if value:
+                return value.decode("utf-8", "replace")
+    return ""
 
 
 def require_admin(caller: Caller, what: str) -> None:

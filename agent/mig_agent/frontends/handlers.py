@@ -17,12 +17,16 @@ from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError
+from mig_agent.frontends.room import Room, Rooms
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
 """The types of messages differ by method; each handler knows its own."""
 Handler = Callable[[Any, Context], Awaitable[Message | None]]
 """A unary method returns its answer; a streaming one writes them to the context and returns None."""
+
+OnRefused = Callable[[str, object, Context, Refusal], None]
+"""Hears of each refused call, with its method and message."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
 
@@ -33,14 +37,22 @@ class _Unreadable:
     """Stands for a request whose bytes are no message of its method."""
 
 
-def method_handlers(servicer: object) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
+def _nobody_listens(_method: str, _message: object, _context: Context, _refusal: Refusal) -> None:
+    return
+
+
+def method_handlers(
+    servicer: object, most_calls: int, on_refused: OnRefused = _nobody_listens
+) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
     """A handler for each method of the service, from the coroutine of the same name in snake_case.
 
-    Raises AttributeError when the servicer lacks one.
+    Together they take so many calls of each kind at once. Raises AttributeError when the servicer lacks one.
     """
+    rooms = Rooms(most_calls)
     handlers = {}
     for method in SERVICE.methods:
-        call = _guarded(getattr(servicer, _snake_case(method.name)), method.name)
+        room = rooms.of(streams=method.server_streaming)
+        call = _guarded(getattr(servicer, _snake_case(method.name)), method.name, room, on_refused)
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handlers[method.name] = make(
             call,
@@ -59,13 +71,15 @@ async def abort(context: Context, refusal: Refusal) -> None:
     )
 
 
-def _guarded(call: Handler, name: str) -> Handler:
+def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Handler:
     async def guarded(message: object, context: Context) -> Message | None:
         try:
             if not isinstance(message, _Unreadable):
-                return await call(message, context)
+                with room.place():
+                    return await call(message, context)
             await abort(context, _unreadable(name))
         except RefusedError as error:
+            on_refused(name, message, context, error.refusal)
             await abort(context, error.refusal)
         except UsageError as error:
             await abort(context, Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint))

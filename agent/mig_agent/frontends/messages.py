@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpcerrors import detail_of
+from mig_agent.adapters.grpcerrors import detail_of, shortened
 from mig_agent.core.errors import Refusal
 from mig_agent.core.event import Event
 from mig_agent.core.model import (
@@ -26,8 +26,13 @@ from mig_agent.core.model import (
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
+from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
+_LONGEST_WANTS = 256
+"""Of what a waiting request wants, in words."""
+_FRAME_BYTES = 8
+"""Around a message within another, at most."""
 _INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
 _MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
 _GPU_STATES = {state: pb.GpuState.Value(f"GPU_STATE_{state.name}") for state in GpuState}
@@ -75,11 +80,11 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
     ]
 
 
-def lease(each: Lease, devices: Iterable[pb.Device], *, unused: bool = False) -> pb.Lease:
-    """A lease with its devices."""
+def lease(each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True) -> pb.Lease:
+    """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated."""
     return pb.Lease(
         id=each.id,
-        request_id=each.request_id,
+        request_id=each.request_id if in_full else "",
         holder=holder(each.holder),
         devices=devices,
         created_at=each.created_at,
@@ -92,7 +97,7 @@ def lease(each: Lease, devices: Iterable[pb.Device], *, unused: bool = False) ->
 
 def holder(each: Holder) -> pb.Holder:
     """Who holds or asks."""
-    return pb.Holder(tenant=each.tenant, name=each.name)
+    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=each.pid)
 
 
 def placement(each: Placement) -> pb.Placement:
@@ -142,12 +147,13 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
     )
 
 
-def queued(each: Queued) -> pb.QueuedRequest:
-    """A request that waits."""
-    wants = ", ".join(want.text or "a device" for want in each.wants)
+def queued(each: Queued, *, in_full: bool = True) -> pb.QueuedRequest:
+    """A request that waits. Its id is for who made it."""
+    # A node full of waiting requests still fits into one message of gRPC's usual size.
+    wants = shortened(", ".join(want.text or "a device" for want in each.wants), _LONGEST_WANTS)
     return pb.QueuedRequest(
-        request_id=each.request_id,
-        holder=pb.Holder(tenant=each.tenant, name=each.holder),
+        request_id=each.request_id if in_full else "",
+        holder=holder(each.who),
         priority=each.priority,
         position=each.position,
         since=each.since,
@@ -176,6 +182,16 @@ def event(each: Event) -> pb.Event:
     )
 
 
+def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
+    """The last of the events, in as many bytes."""
+    room = most_bytes
+    for number, each in enumerate(reversed(events)):
+        room -= each.ByteSize() + _FRAME_BYTES
+        if room < 0:
+            return events[len(events) - number :]
+    return events
+
+
 def outcome(each: Outcome, view: NodeView) -> pb.PlanOutcome:
     """What a dry run answers for one request."""
     if isinstance(each, Refusal):
@@ -183,22 +199,40 @@ def outcome(each: Outcome, view: NodeView) -> pb.PlanOutcome:
     return pb.PlanOutcome(plan=_plan(each, view))
 
 
-def status(snapshot: Snapshot, version: str) -> pb.StatusResponse:
-    """The node as it was last published."""
+def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
+    """Adds to each outcome its explanation, as long as there is room for it."""
+    room = most_bytes
+    for each, lines in zip(outcomes, explained, strict=True):
+        text = pb.PlanOutcome(explanation=lines)
+        room -= text.ByteSize() + _FRAME_BYTES
+        if room < 0:
+            return
+        each.MergeFrom(text)
+
+
+def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusResponse:
+    """The node as it was last published, as far as the reader may see it."""
     view = snapshot.view
     return pb.StatusResponse(
         node=view.node,
         revision=view.revision,
         gpus=[gpu(each, view.leases) for each in view.gpus],
         leases=[
-            lease(each, leased_devices(each, view), unused=each.id in snapshot.unused) for each in view.leases.values()
+            lease(
+                each,
+                leased_devices(each, view),
+                unused=each.id in snapshot.unused,
+                in_full=reader.may_see(each.holder),
+            )
+            for each in view.leases.values()
         ],
-        queue=[queued(each) for each in snapshot.queue],
+        queue=[queued(each, in_full=reader.may_see(each.who)) for each in snapshot.queue],
         started_at=snapshot.started_at,
         ledger_error=snapshot.ledger_error,
         version=version,
         driver_version=snapshot.driver_version,
         strict_fifo=snapshot.strict_fifo,
+        reservation_after_seconds=snapshot.reservation_after_seconds,
     )
 
 

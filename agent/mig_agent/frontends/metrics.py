@@ -129,11 +129,17 @@ class _NodeGauges(Collector):
         yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", snapshot.started_at)
         yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", len(snapshot.queue))
         yield GaugeMetricFamily(
+            "mig_agent_reservation_after_seconds",
+            "How long a request waits before GPUs are kept for it.",
+            snapshot.reservation_after_seconds,
+        )
+        yield GaugeMetricFamily(
             "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if snapshot.ledger_error else 1
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(snapshot.view.leases))
         yield GaugeMetricFamily("mig_agent_leases_unused", "Leases with no process for an hour.", len(snapshot.unused))
         yield _gpus(snapshot.view)
+        yield _each_gpu(snapshot.view)
         yield _instances(snapshot.view)
         yield _slices(snapshot.view)
         yield _lease_instances(snapshot.view)
@@ -144,6 +150,17 @@ def _gpus(view: NodeView) -> Metric:
     tally = Tally(each.state for each in view.gpus)
     for state in GpuState:
         family.add_metric((state.value,), tally[state])
+    return family
+
+
+def _each_gpu(view: NodeView) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_gpu",
+        "Always 1: each GPU with its state and, where it is not used as it could be, the reason in words.",
+        labels=("gpu", "gpu_uuid", "model", "state", "reason"),
+    )
+    for each in view.gpus:
+        family.add_metric((str(each.index), each.uuid, each.layout.model, each.state.value, each.reason), 1)
     return family
 
 

@@ -7,23 +7,24 @@ from dataclasses import replace
 from typing import assert_never
 
 from mig_agent.core import requests
-from mig_agent.core.errors import UsageError
+from mig_agent.core.errors import Reason, UsageError, refuse
 from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
 def request_from(message: pb.Request, caller: Caller) -> Request:
-    """The request that a message asks for. Raises UsageError for what cannot be meant."""
+    """The request that a message asks for.
+
+    Raises UsageError for what cannot be meant, and RefusedError (NOT_PERMITTED) for a tenant that is not the caller's.
+    """
+    # Before each of them is looked at.
+    requests.validate_numbers(wants=len(message.wants), gpus=len(message.gpus))
     request = Request(
         wants=tuple(want_from(each) for each in message.wants),
         request_id=RequestId(message.request_id or uuid.uuid4().hex),
-        holder=Holder(
-            tenant=message.holder.tenant,
-            name=message.holder.name or caller.name,
-            uid=caller.uid,
-            pid=message.pid if message.HasField("pid") else caller.pid,
-        ),
+        holder=_holder(message, caller),
         gpus=tuple(requests.parse_gpu(each) for each in message.gpus),
         priority=message.priority,
         wait_seconds=message.wait_seconds if message.HasField("wait_seconds") else None,
@@ -35,8 +36,27 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     return request
 
 
+def _holder(message: pb.Request, caller: Caller) -> Holder:
+    """Who will hold the lease: what the message says of it counts only from those who act for others."""
+    tenant, name = message.holder.tenant, message.holder.name
+    pid = caller.pid
+    if caller.acts_for_others:
+        return Holder(tenant=tenant or caller.tenant, name=name or caller.name, uid=caller.uid, pid=pid)
+    own = caller.tenant
+    if tenant not in {"", own}:
+        raise refuse(
+            Reason.NOT_PERMITTED,
+            f"cannot ask for tenant {shown(tenant)}: requests of {caller} count for {own or 'no tenant'}",
+            "leave the tenant out; administrators and schedulers may ask for others",
+        )
+    # Others should see who it really is, whatever name was given.
+    label = str(caller) if name in {"", own} else f"{caller} ({name})"
+    return Holder(tenant=own, name=label, uid=caller.uid, pid=pid)
+
+
 def want_from(message: pb.Want) -> Want:
     """One device that a message asks for. Raises UsageError for what cannot be meant."""
+    requests.validate_numbers(attributes=len(message.attributes))
     compute = message.min_compute_slices or 1
     attributes = frozenset(requests.parse_attribute(each) for each in message.attributes)
     kind = message.WhichOneof("what")

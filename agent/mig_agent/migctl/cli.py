@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import click
 
-from mig_agent.core.errors import MigAgentError
+from mig_agent.core.errors import MigAgentError, UsageError
+from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import COMMON_OPTIONS, Common
 
@@ -46,6 +47,17 @@ class _Verbs(click.Group):
             return None
         command = getattr(importlib.import_module(f"{_PACKAGE}.{_VERBS[cmd_name]}"), cmd_name)
         return command if isinstance(command, click.Command) else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb, what it is, and the rest. Raises click's UsageError, or UsageError where a verb is near."""
+        if args and args[0] not in _VERBS:
+            from difflib import get_close_matches  # noqa: PLC0415 -- only where it is needed
+
+            for near in get_close_matches(args[0], _VERBS, n=1):
+                raise UsageError(f"cannot understand {shown(args[0])}: there is no such verb", f"did you mean {near}?")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(

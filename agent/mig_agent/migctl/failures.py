@@ -41,7 +41,14 @@ def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
     usual, reason, message, hint, retryable, blockers = _facts(error)
     _tell(message, hint, blockers)
     if json:
-        _print_failure(reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers)
+        _print_failure(
+            reason=reason,
+            message=message,
+            hint=hint,
+            retryable=retryable,
+            blockers=blockers,
+            explanation=error.explanation if is_client_error(error) else (),
+        )
     return usual if code is None else code
 
 
@@ -128,8 +135,18 @@ def _lowered(text: str) -> str:
     return stripped[:1].lower() + stripped[1:]
 
 
-def _print_failure(*, reason: str, message: str, hint: str, retryable: bool, blockers: tuple[Blocker, ...]) -> None:
+def _print_failure(
+    *,
+    reason: str,
+    message: str,
+    hint: str,
+    retryable: bool,
+    blockers: tuple[Blocker, ...],
+    explanation: tuple[str, ...],
+) -> None:
     from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
 
-    failure = shapes.failure(reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers)
+    failure = shapes.failure(
+        reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers, explanation=explanation
+    )
     print(json.dumps(failure), flush=True)

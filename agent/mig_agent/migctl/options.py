@@ -143,6 +143,7 @@ _ASKING: tuple[Callable[[_Command], _Command], ...] = (
     click.option("--ttl", metavar="TIME", help="The lease ends after so long unless it is renewed: 2h."),
     click.option("--pid", metavar="PID", type=Number("a process id"), help="The lease ends when this process ends."),
     click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    click.option("--explain", is_flag=True, help="With a dry run: what was weighed, and what blocks which GPU."),
     click.option("--request-id", metavar="ID", help="Repeat an earlier request: the same id gives the same lease."),
     click.option("--tenant", metavar="NAME", default="", help="The account that it counts for."),
     click.option("--name", metavar="NAME", help="Who holds it, as others see it. Default: your login name."),

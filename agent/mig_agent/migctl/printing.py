@@ -84,7 +84,8 @@ def until(moment: float | None) -> str:
     if moment is None:
         return "-"
     left = moment - time.time()
-    return format_duration(left) if left > 0 else "now"
+    # To the nearest second: what was asked for a moment ago is not a second short of it.
+    return format_duration(max(left + 0.5, 1)) if left > 0 else "now"
 
 
 def local_time(moment: float) -> str:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import click
 
 from mig_agent.simulator.codes import Code, SimulatorError
 from mig_agent.simulator.control import STATE_FILE, Simulator, create_machine, describe
+from mig_agent.simulator.faults import same_function
+from mig_agent.simulator.library import function_names
 
 _CODES = {code.name.lower().replace("_", "-"): int(code) for code in Code if code}
 
@@ -123,6 +126,14 @@ def inject() -> None:
     """Make something go wrong; prints the fault's number for `clear`."""
 
 
+def _check_function(name: str) -> None:
+    """Raises SimulatorError for a function that nobody calls: the fault would never strike."""
+    names = sorted(function_names())
+    if not any(same_function(name, known) for known in names):
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+        raise SimulatorError(f"cannot inject anything into {name}: there is no such function; did you mean {near[0]}?")
+
+
 _gpu_option = click.option("--gpu", type=click.IntRange(min=0), help="Only on this GPU.")
 _times_option = click.option("--times", type=click.IntRange(min=1), help="How often; else until cleared.")
 
@@ -136,6 +147,7 @@ _times_option = click.option("--times", type=click.IntRange(min=1), help="How of
 @click.pass_obj
 def inject_fail(state_file: Path, function: str, code: str, nth: int, times: int | None, gpu: int | None) -> None:
     """Calls of the NVML FUNCTION answer with CODE."""
+    _check_function(function)
     click.echo(Simulator(state_file).fail(function, _CODES[code], nth=nth, times=times, gpu=gpu))
 
 
@@ -145,6 +157,7 @@ def inject_fail(state_file: Path, function: str, code: str, nth: int, times: int
 @click.pass_obj
 def inject_hang(state_file: Path, function: str, gpu: int | None) -> None:
     """Calls of the NVML FUNCTION do not come back."""
+    _check_function(function)
     click.echo(Simulator(state_file).hang(function, gpu=gpu))
 
 

@@ -151,14 +151,20 @@ class Simulator:
             return process["pid"]
 
     def hold(
-        self, where: str, *, pid: int | None = None, name: str = "dcgm-exporter", gpu_instance_only: bool = False
+        self,
+        where: str,
+        *,
+        pid: int | None = None,
+        name: str = "dcgm-exporter",
+        gpu_instance_only: bool = False,
+        container: str = "",
     ) -> int:
         """A process keeps an instance in use and is listed nowhere but in /proc; its pid.
 
         `gpu_instance_only` lets its compute instances go, and then not the instance itself.
         """
         with self._store.edit() as machine:
-            process = _process(machine, pid, name, used_mib=None, container="")
+            process = _process(machine, pid, name, used_mib=None, container=container)
             _, instance, compute = _find(machine, where)
             if instance is None:
                 raise SimulatorError(f"cannot hold {where}: name an instance as GPU/GI")

@@ -67,6 +67,8 @@ class Library:
         """The machine's revision at the last initialisation: what was deleted before is not listed."""
         self.event_sets: dict[int, EventSet] = {}
         self._event_sets_made = 0
+        self.hanging = 0
+        """Calls that do not come back now."""
         self._named: tuple[Machine | None, dict[str, int]] = None, {}
         for each in SYMBOLS.values():
             if each.name not in without:
@@ -153,11 +155,27 @@ class Library:
         return Code.SUCCESS if answer is None else answer
 
     def _suffer(self, function: str, gpu: int | None) -> None:
-        while faults.hangs(self.read(), function, gpu):
-            time.sleep(_HANG_POLL_SECONDS)
+        if faults.hangs(self.read(), function, gpu):
+            with self._mutex:
+                self.hanging += 1
+            while faults.hangs(self.read(), function, gpu):
+                time.sleep(_HANG_POLL_SECONDS)
+            with self._mutex:
+                self.hanging -= 1
         if faults.may_fail(self.read(), function, gpu):
             with self._store.edit() as machine:
                 faults.strike(machine, function, gpu)
+
+
+def function_names() -> Collection[str]:
+    """The functions that there are, all of them registered."""
+    from mig_agent.simulator import (  # noqa: PLC0415 -- they import this module
+        device_calls,  # noqa: F401 -- the functions register themselves on import
+        event_calls,  # noqa: F401 -- the same
+        mig_calls,  # noqa: F401 -- the same
+    )
+
+    return SYMBOLS.keys()
 
 
 def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
@@ -165,16 +183,10 @@ def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
 
     `without` names symbols to leave out, as an old driver does. Raises SimulatorError where there is no machine.
     """
-    from mig_agent.simulator import (  # noqa: PLC0415 -- they import this module
-        device_calls,  # noqa: F401 -- the functions register themselves on import
-        event_calls,  # noqa: F401 -- the same
-        mig_calls,  # noqa: F401 -- the same
-    )
-
-    store = Store(state_file)
-    unknown = set(without) - SYMBOLS.keys()
+    unknown = set(without) - set(function_names())
     if unknown:
         raise SimulatorError(f"cannot leave out what is not simulated: {', '.join(sorted(unknown))}")
+    store = Store(state_file)
     store.read()
     store.mend()
     return Library(store, without)

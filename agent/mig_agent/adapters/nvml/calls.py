@@ -146,16 +146,13 @@ class Nvml:
         self._call("nvmlShutdown")
 
     def _call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 -- pynvml is untyped
-        changes = name in CHANGING
-        if changes:
-            CRASH_POINTS.reach(f"before-{name}")
         start = time.perf_counter()
         kind: DriverErrorKind | None = None
         try:
-            answer = getattr(pynvml, name)(*arguments)
-            if changes:
-                CRASH_POINTS.reach(f"after-{name}")
-            return answer  # noqa: TRY300 -- the errors below are those of the call alone
+            if name not in CHANGING:
+                return getattr(pynvml, name)(*arguments)
+            with CRASH_POINTS.around(name):
+                return getattr(pynvml, name)(*arguments)
         except pynvml.NVMLError as error:
             kind = _KINDS.get(error.value, DriverErrorKind.UNKNOWN)
             raise DriverError(kind, name, detail=str(error), gpu_index=gpu) from error

@@ -73,6 +73,14 @@ class Driver:
                 failed[index] = error
         return Observation(gpus=tuple(gpus), failed=failed)
 
+    def count(self) -> int:
+        """GPUs that the driver knows, those that do not answer included."""
+        return self._gpus.count()
+
+    def observe_at(self, index: int) -> ObservedGpu:
+        """The GPU with this index, with its instances."""
+        return self._observe(self._gpus.at(index))
+
     def uuids(self) -> dict[int, GpuUuid]:
         """The GPUs that answer, by index; nothing else is read of them."""
         found = {}
@@ -83,9 +91,12 @@ class Driver:
                 continue  # `observe` tells why
         return found
 
-    def observe_gpu(self, gpu: GpuUuid) -> ObservedGpu:
-        """One GPU with its instances."""
-        return self._observe(self._gpus.find(gpu))
+    def observe_gpu(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
+        """One GPU with its instances; `afresh` also asks again for the profiles by which the driver lists them."""
+        known = self._gpus.find(gpu)
+        if afresh:
+            self._gpus.forget_layout(known)
+        return self._observe(known)
 
     def observe_instance(self, gpu: GpuUuid, gpu_instance_id: int) -> ObservedInstance:
         """One instance; DriverError NOT_FOUND where there is none with that id."""
@@ -125,6 +136,12 @@ class Driver:
     def _observe_once(self, known: KnownGpu) -> ObservedGpu:
         mode = self._gpus.mode(known)
         layout = self._gpus.layout(known) if mode.capable else None
+        if mode.current and layout is None:
+            # Not a GPU without instances: nothing would be known of those that are there.
+            detail = "the driver lists no profiles though MIG mode is on"
+            raise DriverError(
+                DriverErrorKind.UNKNOWN, "nvmlDeviceGetGpuInstanceProfileInfo", detail=detail, gpu_index=known.index
+            )
         instances: tuple[ObservedInstance, ...] = ()
         pids: tuple[int, ...] | None = ()
         if mode.current:
@@ -241,6 +258,7 @@ class Driver:
         known = self._gpus.find(slot.gpu)
         handle = self._instances.find(known, gpu_instance_id)
         if handle is None:
+            self._refuse_listed(known, slot, gpu_instance_id)
             return
         info = self._nvml.gpu_instance_info(handle, known.index)
         if (info.profile_id, info.placement) != (slot.profile.id, slot.placement):
@@ -255,6 +273,12 @@ class Driver:
         self._nvml.destroy_gpu_instance(handle, known.index)
         if self._instances.find(known, gpu_instance_id) is not None:
             raise _read_back(_DESTROY, known, f"{slot} is still listed")
+        self._refuse_listed(known, slot, gpu_instance_id)
+
+    def _refuse_listed(self, known: KnownGpu, slot: Slot, gpu_instance_id: int) -> None:
+        """What is not found by its id must not be in the driver's list either: what is taken for gone is forgotten."""
+        if self.standing(known.uuid).get(gpu_instance_id) == slot.placement:
+            raise _read_back(_DESTROY, known, f"{slot} is not found by its id, and is still listed")
 
     def set_mig_mode(self, gpu: GpuUuid, *, on: bool) -> ModeChange:
         """Asks for MIG mode on or off; the activation status and the mode read back afterwards tell how it went."""

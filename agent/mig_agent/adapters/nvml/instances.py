@@ -89,16 +89,21 @@ class InstanceReader:
     def compute_instances(self, known: KnownGpu, handle: GpuInstanceHandle) -> dict[int, ComputeInstanceHandle]:
         """The compute instances of a GPU instance by id, whoever made them and of whatever profile."""
         found: dict[int, ComputeInstanceHandle] = {}
+        absent: list[DriverError] = []
         for enum in COMPUTE_PROFILE_ENUMS:
             try:
                 profile_id = self._nvml.compute_profile_id(handle, enum, known.index)
                 handles = self._nvml.compute_instances(handle, profile_id, known.index)
             except DriverError as error:
-                if error.kind in ABSENT:
-                    continue
-                raise
+                if error.kind not in ABSENT:
+                    raise
+                absent.append(error)
+                continue
             for each in handles:
                 found[self._nvml.compute_instance_id(each, known.index)] = each
+        if len(absent) == len(COMPUTE_PROFILE_ENUMS):
+            # Every instance has a profile that fills it: the driver does not tell, and nobody is without for that.
+            raise absent[0]
         return found
 
     def mig_devices(self, known: KnownGpu) -> MigDevices:

@@ -32,6 +32,7 @@ class Inventory:
         self._mutex = threading.Lock()
         self._known: dict[int, KnownGpu] = {}
         self._layouts: dict[GpuUuid, Layout] = {}
+        self._capable: set[GpuUuid] = set()
 
     def count(self) -> int:
         """GPUs, lost ones included."""
@@ -74,14 +75,21 @@ class Inventory:
         with self._mutex:
             self._known.pop(known.index, None)
 
+    def forget_layout(self, known: KnownGpu) -> None:
+        """Reads the GPU's profiles anew next time."""
+        with self._mutex:
+            self._layouts.pop(known.uuid, None)
+
     def mode(self, known: KnownGpu) -> MigMode:
         """MIG mode now and after the next reset."""
         try:
             current, pending = self._nvml.mig_mode(known.handle, known.index)
         except DriverError as error:
-            if error.kind is DriverErrorKind.NOT_SUPPORTED:
+            # No GPU loses the ability: one that had it is in trouble now.
+            if error.kind is DriverErrorKind.NOT_SUPPORTED and known.uuid not in self._capable:
                 return MigMode(capable=False)
             raise
+        self._capable.add(known.uuid)
         return MigMode(capable=True, current=current, pending=pending)
 
     def layout(self, known: KnownGpu) -> Layout | None:

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mig_agent.core.errors import UsageError
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.printing import memory, place, print_json
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import NoPlan, Plan
+    from mig_agent.client import Client
+    from mig_agent.client.asking import Asking
 
 
 @verb()
 @asking_options
-def plan(common: Common, *, dry_run: bool, **parameters: Any) -> int:  # noqa: ANN401, ARG001 -- what asking_options made; always dry
-    """Say what a request would do, and change nothing. Takes what `request` takes."""
+def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> int:  # noqa: ANN401, ARG001 -- what asking_options made; always dry
+    """Say what a request would do, and change nothing. Takes what `request` takes.
+
+    With --explain also every place that was weighed with what it wastes and costs, the best first, and what blocks the
+    other GPUs and whose it is.
+    """
     output = common.wants()
     asking = asking_of(parameters)
     with common.client() as client:
-        return print_plan(client.plan(**asking), output)
+        return print_plan(client, asking, output, explain=explain)
 
 
-def print_plan(outcome: Plan | NoPlan, output: str) -> int:
-    """Prints what a dry run says. The exit code; a refusal is raised as one."""
+def check_explain(*, dry_run: bool, explain: bool) -> None:
+    """Raises UsageError where something is to be explained and done, too."""
+    if explain and not dry_run:
+        raise UsageError(
+            "cannot explain what is done at once: --explain goes with --dry-run", "or ask first: migctl plan --explain"
+        )
+
+
+def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) -> int:
+    """Asks for a dry run and prints what it says. The exit code; a refusal is raised as one."""
     from mig_agent.client import Refused, shapes  # noqa: PLC0415 -- only where it is needed
     from mig_agent.client.answers import NoPlan  # noqa: PLC0415 -- the same
 
+    outcome = client.plan(explain=explain, **asking)
+    explanation = list(map(failures.one_line, outcome.explanation))
     if isinstance(outcome, NoPlan):
+        if explanation and output != "json":
+            print("\n".join(explanation), flush=True)
         raise Refused(
             reason=outcome.reason,
             message=outcome.message,
             hint=outcome.hint,
             retryable=outcome.retryable,
             blockers=outcome.blockers,
+            explanation=outcome.explanation,
         )
     if output == "json":
         print_json(shapes.plan(outcome))
@@ -44,6 +63,8 @@ def print_plan(outcome: Plan | NoPlan, output: str) -> int:
         for each in outcome.devices
     ]
     lines += [f"note: {each}" for each in outcome.notes]
-    lines.append(f"score {outcome.score:.3g} (lower is better)")
+    lines.append(f"score {outcome.score:.3f} (lower is better)")
+    if explanation:
+        lines += ["", *explanation]
     print("\n".join(lines))
     return failures.DONE

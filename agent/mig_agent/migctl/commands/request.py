@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from mig_agent.migctl.commands.plan import print_plan
+from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.printing import memory, place, print_json, until
 from mig_agent.migctl.progress import Progress
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @verb()
 @asking_options
-def request(common: Common, *, dry_run: bool, **parameters: Any) -> int:  # noqa: ANN401 -- what asking_options made
+def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> int:  # noqa: ANN401 -- what asking_options made
     """Take devices, and keep them until `migctl release`.
 
     \b
@@ -27,10 +27,11 @@ def request(common: Common, *, dry_run: bool, **parameters: Any) -> int:  # noqa
     -o takes env too: lines for a shell's `eval`.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants("env")
+    check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
     with common.client() as client:
         if dry_run:
-            return print_plan(client.plan(**asking), output)
+            return print_plan(client, asking, output, explain=explain)
         progress = Progress()
         try:
             lease = client.acquire(on_queued=progress, **asking)

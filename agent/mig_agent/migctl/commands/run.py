@@ -13,7 +13,7 @@ import click
 
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.migctl import failures
-from mig_agent.migctl.commands.plan import print_plan
+from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.progress import Progress
 
@@ -29,7 +29,15 @@ _EACH_HINT = "give --each to run the command once on each device"
 @asking_options
 @click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
 @click.argument("command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
-def run(common: Common, *, each: bool, command: tuple[str, ...], dry_run: bool, **parameters: Any) -> int:  # noqa: ANN401 -- what asking_options made
+def run(
+    common: Common,
+    *,
+    each: bool,
+    command: tuple[str, ...],
+    dry_run: bool,
+    explain: bool,
+    **parameters: Any,  # noqa: ANN401 -- what asking_options made
+) -> int:
     """Run a command on devices of its own, and give them back when it ends, however it ends.
 
     \b
@@ -40,6 +48,7 @@ def run(common: Common, *, each: bool, command: tuple[str, ...], dry_run: bool, 
     migctl's; 125 says that it was not run.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants()
+    check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
     if not command and not dry_run:
         raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
@@ -51,7 +60,7 @@ def run(common: Common, *, each: bool, command: tuple[str, ...], dry_run: bool, 
     try:
         with common.client() as client:
             if dry_run:
-                return print_plan(client.plan(**asking), output)
+                return print_plan(client, asking, output, explain=explain)
             return _run(client, asking, command, each=each, output=output)
     except UsageError:
         raise

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from mig_agent.core.quantities import format_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import ago, can_unicode, count, place, print_json, table, until, wants_color
@@ -67,6 +68,9 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
                 bends=(1, 2),
             )
         )
+        if node.reservation_after is not None and not node.strict_fifo:
+            after = format_duration(node.reservation_after)
+            parts.append(f"GPUs are kept for the first that has waited {after}")
     return "\n\n".join(parts)
 
 
@@ -92,7 +96,7 @@ def _notes(gpu: Gpu) -> Iterator[str]:
     """What the map has no room for."""
     if gpu.reason:
         yield f"GPU {gpu.index} is {gpu.state}: {gpu.reason}"
-    if gpu.mig.current != gpu.mig.pending:
+    if gpu.mig.current != gpu.mig.pending and gpu.state not in {"ready", "whole"}:  # their reason says so
         yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
     for each in gpu.instances:
         if each.state == "blocked" and each.reason:
@@ -101,5 +105,6 @@ def _notes(gpu: Gpu) -> Iterator[str]:
 
 def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
     devices = ", ".join(f"GPU {one.gpu_index} {one.profile}" if one.uuid else "lost" for one in each.devices)
-    unused = " (unused)" if each.unused else ""
-    return each.id, (each.holder or each.tenant or "-") + unused, devices, ago(each.created_at), until(each.expires_at)
+    process = "" if each.holder_pid is None else f", pid {each.holder_pid}"
+    holder = f"{each.holder or each.tenant or '-'}{process}{' (unused)' if each.unused else ''}"
+    return each.id, holder, devices, ago(each.created_at), until(each.expires_at)

@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, and Release or Renew without a token, are for administrators.
+  Reclaim, Cordon and SetMigMode are for administrators. Release and Renew take the lease's token; administrators need
+  none, and a user of the agent's own machine needs none for what was asked for under that user's own uid.
 """
 
 import builtins
@@ -219,17 +220,35 @@ class Holder(google.protobuf.message.Message):
 
     TENANT_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    PID_FIELD_NUMBER: builtins.int
     tenant: builtins.str
-    """The account that it counts for: a team, a namespace."""
+    """The account that it counts for: a team, a namespace. In a request only administrators and schedulers may name
+    another than their own, which is the user's name on a Unix socket and the certificate's name over TCP.
+    """
     name: builtins.str
-    """As people should see it in messages: "alice", "pod team-a/train-7f2c"."""
+    """As people should see it in messages: "alice", "pod team-a/train-7f2c". What others than those say in a request is
+    shown behind their own name: "alice (training)".
+    """
+    uid: builtins.int
+    """The user and the process that asked, as the kernel of the agent's machine tells. Only in answers; absent where the
+    request came over TCP, and where the user or the process has no number in the agent's namespaces.
+    """
+    pid: builtins.int
     def __init__(
         self,
         *,
         tenant: builtins.str = ...,
         name: builtins.str = ...,
+        uid: builtins.int | None = ...,
+        pid: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "pid", b"pid", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "name", b"name", "pid", b"pid", "tenant", b"tenant", "uid", b"uid"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pid", b"_pid"]) -> typing.Literal["pid"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
 
 global___Holder = Holder
 
@@ -445,6 +464,7 @@ class Lease(google.protobuf.message.Message):
     UNUSED_FIELD_NUMBER: builtins.int
     id: builtins.str
     request_id: builtins.str
+    """Empty where the reader is not who asked for it: with it, the request could be repeated."""
     created_at: builtins.float
     expires_at: builtins.float
     """Absent: no deadline."""
@@ -585,7 +605,7 @@ class ReleaseRequest(google.protobuf.message.Message):
     TOKEN_FIELD_NUMBER: builtins.int
     lease: builtins.str
     token: builtins.str
-    """Not needed by administrators."""
+    """Not needed by administrators, nor by the user of the agent's machine who asked for the lease."""
     def __init__(
         self,
         *,
@@ -615,7 +635,7 @@ class RenewRequest(google.protobuf.message.Message):
     TTL_SECONDS_FIELD_NUMBER: builtins.int
     lease: builtins.str
     token: builtins.str
-    """Not needed by administrators."""
+    """Not needed by administrators, nor by the user of the agent's machine who asked for the lease."""
     ttl_seconds: builtins.float
     """From now. Absent: the lease has no deadline any more."""
     def __init__(
@@ -655,6 +675,9 @@ class PlanRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUESTS_FIELD_NUMBER: builtins.int
+    EXPLAIN_FIELD_NUMBER: builtins.int
+    explain: builtins.bool
+    """Tell also how each answer came about."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Request]:
         """Their request ids and waits are not looked at."""
@@ -663,8 +686,9 @@ class PlanRequest(google.protobuf.message.Message):
         self,
         *,
         requests: collections.abc.Iterable[global___Request] | None = ...,
+        explain: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explain", b"explain", "requests", b"requests"]) -> None: ...
 
 global___PlanRequest = PlanRequest
 
@@ -787,18 +811,27 @@ class PlanOutcome(google.protobuf.message.Message):
 
     PLAN_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
     @property
     def plan(self) -> global___PlannedRequest: ...
     @property
     def refusal(self) -> global___RefusalDetail: ...
+    @property
+    def explanation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For people, when it was asked for: for each kind of device the places that were weighed, the best first, with what
+        each wastes and costs, then the GPUs without a place, what blocks them and whose it is. Each line is whole; what
+        belongs to the line above is indented by two spaces. Cut where a node has many GPUs, and it says so.
+        """
+
     def __init__(
         self,
         *,
         plan: global___PlannedRequest | None = ...,
         refusal: global___RefusalDetail | None = ...,
+        explanation: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["plan", "refusal"] | None: ...
 
 global___PlanOutcome = PlanOutcome
@@ -986,6 +1019,7 @@ class QueuedRequest(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     WANTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
+    """Empty where the reader is not who asked."""
     priority: builtins.int
     position: builtins.int
     """1 is the next one."""
@@ -1024,6 +1058,7 @@ class StatusResponse(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     DRIVER_VERSION_FIELD_NUMBER: builtins.int
     STRICT_FIFO_FIELD_NUMBER: builtins.int
+    RESERVATION_AFTER_SECONDS_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1034,6 +1069,8 @@ class StatusResponse(google.protobuf.message.Message):
     driver_version: builtins.str
     strict_fifo: builtins.bool
     """Only the first in the queue may start."""
+    reservation_after_seconds: builtins.float
+    """How long a request waits, as things are now, before GPUs are kept for it. 0: an older agent, which does not tell."""
     @property
     def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
         """Sorted by index."""
@@ -1057,8 +1094,9 @@ class StatusResponse(google.protobuf.message.Message):
         version: builtins.str = ...,
         driver_version: builtins.str = ...,
         strict_fifo: builtins.bool = ...,
+        reservation_after_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_error", b"ledger_error", "node", b"node", "queue", b"queue", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_error", b"ledger_error", "node", b"node", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
@@ -1637,6 +1675,7 @@ class RefusalDetail(google.protobuf.message.Message):
     RETRYABLE_FIELD_NUMBER: builtins.int
     BLOCKERS_FIELD_NUMBER: builtins.int
     BLOCKERS_LEFT_OFF_FIELD_NUMBER: builtins.int
+    EXPLANATION_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, no-capacity,
     gpu-unavailable, revision-changed, waited-too-long, queue-full, driver-failed, ledger-failed, shutting-down,
@@ -1655,6 +1694,12 @@ class RefusalDetail(google.protobuf.message.Message):
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
         """The most telling ones; trailing metadata has little room."""
 
+    @property
+    def explanation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As PlanOutcome.explanation, which has it in a dry run; where the node has no room now. The first lines of it, as far
+        as there is room.
+        """
+
     def __init__(
         self,
         *,
@@ -1664,7 +1709,8 @@ class RefusalDetail(google.protobuf.message.Message):
         retryable: builtins.bool = ...,
         blockers: collections.abc.Iterable[global___Blocker] | None = ...,
         blockers_left_off: builtins.int = ...,
+        explanation: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
 
 global___RefusalDetail = RefusalDetail

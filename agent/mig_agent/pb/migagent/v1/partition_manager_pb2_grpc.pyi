@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, and Release or Renew without a token, are for administrators.
+  Reclaim, Cordon and SetMigMode are for administrators. Release and Renew take the lease's token; administrators need
+  none, and a user of the agent's own machine needs none for what was asked for under that user's own uid.
 """
 
 import abc

@@ -1,0 +1,72 @@
+"""Who is at the other end of a Unix socket, as the kernel says, and how that is told to gRPC.
+
+gRPC's Python server does not show the credentials of its peers, but it does show the address that a peer has bound its
+own end to. The relay binds its end to an abstract name that carries what the kernel said. Only the relay can reach the
+socket that gRPC listens on, so nobody else can have such a name there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import secrets
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+_UCRED = struct.Struct("iII")
+"""unix(7): pid_t, uid_t, gid_t."""
+_NAME = re.compile(r"unix-abstract:mig-agent\.([0-9]+|none)\.([0-9]+|none)\.(kept|surplus)\.[0-9a-f]{16}", re.ASCII)
+_NONCE_BYTES = 8
+_OVERFLOW_UID = 65534
+"""proc_sys_kernel(5): what the kernel says of users that have no number here, unless it is set otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process at the moment when it connected."""
+
+    uid: int | None
+    """None for a user of another user namespace, who has no number in ours: all of those look the same."""
+    pid: int | None
+    """None for a process of another PID namespace, which has no number in ours."""
+    surplus: bool = False
+    """Whether there is no place for its connection, and its calls are only to be told so."""
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """The process that connected, from SO_PEERCRED. Raises OSError."""
+    pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return Peer(uid=None if uid == _overflow_uid() else uid, pid=pid or None)
+
+
+def bound_name(peer: Peer) -> bytes:
+    """An abstract address that carries the peer; never the same twice."""
+    uid = "none" if peer.uid is None else peer.uid
+    pid = "none" if peer.pid is None else peer.pid
+    standing = "surplus" if peer.surplus else "kept"
+    return f"\0mig-agent.{uid}.{pid}.{standing}.{secrets.token_hex(_NONCE_BYTES)}".encode()
+
+
+def peer_from(address: str) -> Peer | None:
+    """The peer that such an address carries, as gRPC writes it; None for any other address."""
+    match = _NAME.fullmatch(address)
+    if match is None:
+        return None
+    uid, pid = (None if each == "none" else int(each) for each in match.groups()[:2])
+    return Peer(uid=uid, pid=pid, surplus=match[3] == "surplus")
+
+
+@functools.cache
+def _overflow_uid() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return _OVERFLOW_UID
+
+
+def own_uid() -> int:
+    """The user that this process acts as."""
+    return os.geteuid()

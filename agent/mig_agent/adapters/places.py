@@ -1,0 +1,54 @@
+"""How many connections there may be, in all and of one user, so that nobody can keep everybody else out."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Collection
+
+_FILES_EACH = 3
+"""Of one relayed connection: the client's, ours to gRPC, and gRPC's."""
+_OTHER_FILES = 256
+"""For all that the agent opens beside connections."""
+_MOST_FILES = 65_536
+"""More are never needed."""
+
+
+class Places:
+    """Counts connections. Belongs to the event loop."""
+
+    def __init__(self, most: int, *, most_of_one_user: int | None = None, unbounded: Collection[int] = ()) -> None:
+        """`unbounded` are users to whom only the total applies: those who could stop the agent anyway."""
+        self.most = most
+        self.most_of_one_user = most if most_of_one_user is None else most_of_one_user
+        self._unbounded = frozenset(unbounded)
+        self._taken: dict[int | None, int] = {}
+        self._total = 0
+
+    def take(self, uid: int | None) -> str:
+        """Takes a place for one connection of this user; the reason in words when there is none."""
+        mine = self._taken.get(uid, 0)
+        if self._total >= self.most:
+            return f"{self._total} connections are open, which is the limit"
+        if uid not in self._unbounded and mine >= self.most_of_one_user:
+            return f"{mine} connections of one user are open, which is the limit for one"
+        self._taken[uid] = mine + 1
+        self._total += 1
+        return ""
+
+    def give_back(self, uid: int | None) -> None:
+        """A connection that had a place has ended."""
+        self._total -= 1
+        left = self._taken[uid] - 1
+        if left:
+            self._taken[uid] = left
+        else:
+            del self._taken[uid]
+
+
+def allow_open_files() -> int:
+    """Lets this process open as many files as it may; how many connections that is enough for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return max((most - _OTHER_FILES) // _FILES_EACH, 1)

@@ -1,0 +1,82 @@
+"""A small HTTP server for one WSGI application, with bounds: so many requests at once, so long for each of them.
+
+That of prometheus_client has neither: whoever opens connections and says nothing would take a thread and a file each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+MOST_AT_ONCE = 16
+SECONDS_EACH = 10.0
+"""For a request to be said and its answer to be taken."""
+_FULL = f"cannot answer: {MOST_AT_ONCE} requests are under way, which is the limit; try again later\n".encode()
+_TURNED_AWAY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SECONDS_EACH
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 -- as the base class has it
+        """Who reads metrics is no news."""
+
+
+class BoundedServer(ThreadingMixIn, WSGIServer):
+    """Answers in daemonic threads. Raises OSError where it cannot listen."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, application: Callable[..., Any]) -> None:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        self.address_family = family
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
+        super().__init__((str(address[0]), int(address[1])), _Handler)
+        self.set_app(application)
+
+    def begin(self, name: str) -> None:
+        """Serves in a thread of its own until `end`."""
+        threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
+
+    def end(self) -> None:
+        """Takes no more requests."""
+        self.shutdown()
+        self.server_close()
+
+    def server_bind(self) -> None:
+        """As the base class, but for the name of this host, which it would look up."""
+        if self.allow_reuse_address:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
+        """Turns away who is one too many, in words."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(_TURNED_AWAY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
+        """In the request's thread."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
+        """A client that is gone, or says nothing, is no error of ours."""

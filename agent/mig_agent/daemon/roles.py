@@ -1,0 +1,30 @@
+"""Who may do what, from the settings."""
+
+from __future__ import annotations
+
+from mig_agent.adapters.peers import own_uid
+from mig_agent.adapters.users import Users, uid_named
+from mig_agent.config import Settings
+from mig_agent.core.errors import ConfigError
+from mig_agent.frontends.callers import Roles
+
+_ROOT = 0
+
+
+def configured_roles(settings: Settings, users: Users) -> Roles:
+    """The roles. Raises ConfigError for a user that this machine does not have."""
+    local = {_ROOT, own_uid()}  # who can open the administrators' socket is trusted no less on the other one
+    for name in settings.socket_schedulers:
+        uid = uid_named(name)
+        if uid is None:
+            raise ConfigError(
+                f"cannot let {name} ask for others: there is no such user", "socket_schedulers takes names and numbers"
+            )
+        local.add(uid)
+    return Roles(
+        admins=frozenset(settings.tls_admins),
+        schedulers=frozenset(settings.tls_schedulers),
+        users=None if settings.tls_users is None else frozenset(settings.tls_users),
+        local_schedulers=frozenset(local),
+        user_name=users.name,
+    )

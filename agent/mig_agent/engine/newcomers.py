@@ -1,0 +1,194 @@
+"""GPUs taken up: those that answer when the agent starts, and later those that did not answer then.
+
+Each GPU is read in a thread of its own, so that one that hangs or fails keeps nobody from serving with the others. It
+is looked for again after each look at the node, and managed from the moment that it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from mig_agent.adapters.filelock import LockedError
+from mig_agent.adapters.nvml import Observation
+from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import GpuUuid, Instance, InstanceState, Slot
+from mig_agent.core.observed import ObservedGpu
+from mig_agent.engine.context import Context
+from mig_agent.engine.lanes import Lane
+from mig_agent.engine.parts import Parts
+from mig_agent.engine.state import GpuRecord
+from mig_agent.engine.threads import CallThread
+
+Claim = Callable[[int, GpuUuid], None]
+"""Takes a GPU (index, UUID) for this agent alone. Raises LockedError where another has it."""
+
+
+class Newcomers:
+    """Belongs to the event loop."""
+
+    def __init__(self, parts: Parts, claim: Claim) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self._claim = claim
+        self._readings: dict[int, asyncio.Future[ObservedGpu]] = {}
+        """Under way, or hung."""
+        self._missing: set[int] = set()
+
+    async def observe(self) -> Observation:
+        """All GPUs, as far as they answer in time. Raises DriverError where the driver itself does not."""
+        context = self._context
+        deadline = context.settings.call_deadline_seconds
+        try:
+            count = await asyncio.wait_for(context.aside.run(context.driver.count), deadline)
+        except TimeoutError as error:
+            raise DriverError(
+                DriverErrorKind.TIMEOUT, "nvmlDeviceGetCount", detail=f"the GPUs could not be counted in {deadline:g} s"
+            ) from error
+        answers = await asyncio.gather(*(self._read(index) for index in range(count)))
+        return Observation(
+            gpus=tuple(each for each in answers if isinstance(each, ObservedGpu)),
+            failed={index: each for index, each in enumerate(answers) if isinstance(each, DriverError)},
+        )
+
+    def note_missing(self, failed: Mapping[int, DriverError]) -> None:
+        """They are looked for from now on."""
+        for index, error in failed.items():
+            self._missing.add(index)
+            self._tell(
+                EventKind.GPU_CORDONED, f"GPU {index} is set aside, and looked for from time to time: {error}", index
+            )
+
+    async def look(self) -> None:
+        """Takes up those that answer by now."""
+        for index in sorted(self._missing):
+            observed = await self._read(index)
+            if isinstance(observed, ObservedGpu):
+                self._missing.discard(index)
+                await self._take_up(observed)
+
+    async def _take_up(self, observed: ObservedGpu) -> None:
+        parts, context = self._parts, self._context
+        if observed.uuid in context.state.gpus or not selected([observed], context.settings.gpus):
+            return
+        try:
+            self._claim(observed.index, observed.uuid)
+        except LockedError as error:
+            self._tell(EventKind.GPU_CORDONED, error.message, observed.index)
+            return
+        record = add_gpu(parts, observed)
+        load_instances(parts, observed.uuid)
+        async with context.lanes[observed.uuid].lock:
+            try:
+                await parts.observer.compare(record, observed)
+            except DriverError as error:
+                await parts.observer.unread(observed.uuid, error)
+            except LedgerError:
+                pass  # the next look compares again
+        self._tell(EventKind.GPU_RECOVERED, f"GPU {observed.index} answers, and is managed from now on", observed.index)
+        context.freed()
+
+    async def _read(self, index: int) -> ObservedGpu | DriverError:
+        """What it answers; of a reading that is hung still, that it is."""
+        deadline = self._context.settings.call_deadline_seconds
+        reading = self._readings.get(index) or self._begin(index)
+        await asyncio.wait({reading}, timeout=deadline)
+        if not reading.done():
+            return DriverError(
+                DriverErrorKind.TIMEOUT, "reading it", detail=f"no answer in {deadline:g} s", gpu_index=index
+            )
+        self._readings.pop(index, None)
+        error = reading.exception()
+        if error is None:
+            return self._believed(reading.result())
+        if not isinstance(error, DriverError):
+            raise error
+        return error
+
+    def _believed(self, observed: ObservedGpu) -> ObservedGpu | DriverError:
+        """No GPU loses MIG: one that has instances on record, and says that it has no MIG mode, is in trouble."""
+        contents = self._parts.ledger.contents
+        partitioned = any(
+            each.slot.gpu == observed.uuid and not each.slot.profile.is_whole_gpu for each in contents.instances
+        )
+        if observed.mode.capable or not partitioned:
+            return observed
+        detail = "it has instances on record, and says that it has no MIG mode"
+        return DriverError(DriverErrorKind.UNKNOWN, "nvmlDeviceGetMigMode", detail=detail, gpu_index=observed.index)
+
+    def _begin(self, index: int) -> asyncio.Future[ObservedGpu]:
+        driver = self._context.driver
+
+        def read() -> ObservedGpu:
+            try:
+                return driver.observe_at(index)
+            except DriverError as error:
+                if error.kind is DriverErrorKind.GPU_LOST:
+                    raise
+                return driver.observe_at(index)  # one bad answer is no reason to do without it
+
+        thread = CallThread(f"gpu-{index}-first-reading")
+        reading = self._readings[index] = thread.run(read)
+        thread.close()
+        return reading
+
+    def _tell(self, kind: EventKind, words: str, index: int) -> None:
+        self._context.journal.tell(self._context.journal.event(kind, words, index=index))
+
+
+def selected(gpus: Iterable[ObservedGpu], names: Iterable[str]) -> list[ObservedGpu]:
+    """Those that are named by index or UUID; all where none is named."""
+    wanted = tuple(names)
+    return [gpu for gpu in gpus if not wanted or str(gpu.index) in wanted or gpu.uuid in wanted]
+
+
+def add_gpu(parts: Parts, observed: ObservedGpu) -> GpuRecord:
+    """A GPU to be managed; what the ledger says of it is not loaded yet."""
+    context, settings = parts.context, parts.context.settings
+    record = GpuRecord(
+        index=observed.index,
+        uuid=observed.uuid,
+        layout=parts.observer.layout_of(observed),
+        mode=observed.mode,
+        minor=observed.minor,
+        cordon=parts.ledger.contents.cordons.get(observed.uuid),
+    )
+    context.state.add_gpu(record)
+    context.lanes[observed.uuid] = Lane(
+        observed.uuid,
+        observed.index,
+        clock=context.clock,
+        deadline=settings.call_deadline_seconds,
+        on_hung=parts.observer.hung,
+        on_answered=parts.observer.answered,
+    )
+    parts.observer.tell_differences(observed)
+    return record
+
+
+def load_instances(parts: Parts, gpu: GpuUuid) -> None:
+    """The ledger's instances of one GPU, as they were recorded; the leases are known already."""
+    state, contents = parts.context.state, parts.ledger.contents
+    if contents.boot_id != parts.observer.boot_id:
+        return  # of a boot before this one, whose leases have ended
+    record = state.gpus[gpu]
+    for instance in contents.instances:
+        if instance.slot.gpu == gpu:
+            state.put(_at_rest_without_lease(_with_whole_profile(instance, record), parts.context))
+
+
+def _with_whole_profile(instance: Instance, record: GpuRecord) -> Instance:
+    """The record alone does not tell engines and other placements of the profile."""
+    profile = record.layout.by_id.get(instance.slot.profile.id)
+    if profile is None:
+        return instance
+    return replace(instance, slot=Slot(record.uuid, profile, instance.slot.placement))
+
+
+def _at_rest_without_lease(instance: Instance, context: Context) -> Instance:
+    """Its lease may have ended while the GPU did not answer."""
+    if instance.lease is None or instance.lease in context.state.leases:
+        return instance
+    return replace(instance, lease=None, state=InstanceState.IDLE)

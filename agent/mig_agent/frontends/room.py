@@ -1,0 +1,49 @@
+"""How many calls may be under way at once: more are refused in words, before anything is done for them.
+
+Streams (requests that wait, leases that are held, watches) may stay for days, other calls end by themselves. Each kind
+has room of its own, so that streams without end never keep anybody from giving a lease back or reading the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mig_agent.core.errors import Reason, refuse
+
+
+class Room:
+    """Room for so many calls of one kind. Belongs to the event loop."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """`what` names them in messages: "requests and watches"."""
+        self._most = most
+        self._what = what
+        self.taken = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for one call as long as the block lasts. Raises RefusedError (QUEUE_FULL) where there is none."""
+        if self.taken >= self._most:
+            raise refuse(
+                Reason.QUEUE_FULL,
+                f"cannot take one more call: {self.taken} {self._what} are open on this socket, which is the limit",
+                "try again later; the administrator sets the limit with max_calls",
+            )
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+
+
+class Rooms:
+    """The room of one socket, for so many calls of each kind."""
+
+    def __init__(self, most: int) -> None:
+        self._streams = Room(most, "requests and watches")
+        self._others = Room(most, "other calls")
+
+    def of(self, *, streams: bool) -> Room:
+        """For calls that stream, or for the others."""
+        return self._streams if streams else self._others

@@ -1,0 +1,71 @@
+"""The server of the metrics: bounded, whatever opens connections to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+
+from mig_agent.daemon.httpserver import MOST_AT_ONCE, BoundedServer
+from support.agent import GENEROUS_SECONDS, eventually
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def server(request: pytest.FixtureRequest) -> Iterator[BoundedServer]:
+    registry = CollectorRegistry()
+    Gauge("example", "An example.", registry=registry).set(7)
+    try:
+        running = BoundedServer(request.param, 0, make_wsgi_app(registry))
+    except OSError:
+        pytest.skip(f"there is no {request.param} here")
+    running.begin("example")
+    yield running
+    running.end()
+
+
+def read(server: BoundedServer) -> str:
+    host = f"[{server.server_name}]" if ":" in server.server_name else server.server_name
+    address = f"http://{host}:{server.server_port}/metrics"
+    with urllib.request.urlopen(address, timeout=GENEROUS_SECONDS) as answer:
+        return str(answer.read().decode())
+
+
+def answering() -> int:
+    return sum("process_request_thread" in each.name for each in threading.enumerate())
+
+
+def test_it_answers(server: BoundedServer) -> None:
+    assert "example 7.0" in read(server)
+
+
+def test_connections_that_say_nothing_take_no_more_than_their_places(server: BoundedServer) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((server.server_name, server.server_port)))
+            for _ in range(4 * MOST_AT_ONCE)
+        ]
+        # Those beyond the places are told so and closed.
+        for each in silent[MOST_AT_ONCE:]:
+            each.settimeout(GENEROUS_SECONDS)
+            words = b""
+            while piece := each.recv(4096):
+                words += piece
+            assert words.startswith(b"HTTP/1.1 503 ")
+            assert words.endswith(b"cannot answer: 16 requests are under way, which is the limit; try again later\n")
+        assert answering() <= MOST_AT_ONCE
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
+            read(server)
+        refused.value.close()
+    eventually(lambda: not answering(), "the places are free again")
+    assert "example 7.0" in read(server)
+
+
+def test_an_address_that_is_taken_cannot_be_had(server: BoundedServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        BoundedServer(server.server_name, server.server_port, make_wsgi_app())

@@ -1,0 +1,226 @@
+"""A thousand clients at once on a real agent: bounded queues, words beyond each bound, and flat memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import psutil
+import pytest
+
+from mig_agent.adapters.places import allow_open_files
+from mig_agent.engine.events import MOST_SUBSCRIBERS
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.agent import Agent, eventually, short_folder
+from support.figures import Figure
+from support.service import TIMEOUT, ask, detail_of
+
+if TYPE_CHECKING:  # it is in the stubs alone
+    from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
+
+CLIENTS = 1000
+ROUNDS = 3
+PATIENT = 10 * TIMEOUT
+"""Seconds for a call that a thousand others are made beside."""
+MIB = 1 << 20
+ROOM_TO_GROW_MIB = 25
+"""Between rounds that do the same, far less than what a thousand clients take."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as path:
+        yield path
+
+
+@asynccontextmanager
+async def clients(agent: Agent, number: int) -> AsyncIterator[list[PartitionManagerAsyncStub]]:
+    """So many, each with a connection of its own."""
+    allow_open_files()  # in this process: a shell allows few
+    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 60_000))
+    channels = [grpc.aio.insecure_channel(agent.address, options=options) for _ in range(number)]
+    try:
+        stubs: list[Any] = [PartitionManagerStub(channel) for channel in channels]
+        yield stubs
+    finally:
+        for channel in channels:
+            await channel.close()
+
+
+async def status(stub: PartitionManagerAsyncStub) -> pb.StatusResponse:
+    return await stub.Status(pb.StatusRequest(), timeout=TIMEOUT)
+
+
+async def until_nobody_waits(stub: PartitionManagerAsyncStub) -> None:
+    async def nobody() -> None:
+        while (await status(stub)).queue:  # noqa: ASYNC110 -- another process tells it
+            await asyncio.sleep(0.05)
+
+    await asyncio.wait_for(nobody(), PATIENT)
+
+
+def memory_mib(agent: Agent) -> float:
+    assert agent.process is not None
+    return psutil.Process(agent.process.pid).memory_info().rss / MIB
+
+
+async def test_a_thousand_clients_wait_and_one_more_is_refused(folder: Path, figure: Figure) -> None:
+    with Agent(folder, "a30", flags=["--max-waiting", str(CLIENTS)]) as agent:
+        async with clients(agent, 2) as (holder, visitor):
+            stream = holder.Acquire(pb.AcquireRequest(request=ask(profile="4g.24gb")), timeout=TIMEOUT)
+            granted = [answer async for answer in stream][-1].granted
+            memory = []
+            for number in range(ROUNDS):
+                await a_round(agent, visitor, number)
+                memory.append(memory_mib(agent))
+            last = await status(visitor)
+            assert [each.id for each in last.leases] == [granted.lease.id]
+            await holder.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token), timeout=TIMEOUT)
+        assert memory[-1] < memory[0] + ROOM_TO_GROW_MIB, memory
+        assert memory[-1] < memory[-2] + ROOM_TO_GROW_MIB, memory
+        figure("clients that waited at once, over all rounds", CLIENTS * ROUNDS)
+
+
+async def a_round(agent: Agent, visitor: PartitionManagerAsyncStub, number: int) -> None:
+    """All come, all wait, somebody looks, one too many is refused, and all go: half of them simply vanish."""
+    async with clients(agent, CLIENTS) as crowd:
+        waiting = [
+            each.Acquire(
+                pb.AcquireRequest(
+                    request=ask(
+                        pb.Want(memory=f"{20_000 + place % 100}M"),
+                        wait_seconds=float("inf"),
+                        request_id=f"{number}/{place}",
+                    )
+                ),
+                timeout=PATIENT,
+            )
+            for place, each in enumerate(crowd)
+        ]
+        first = await asyncio.gather(*(anext(aiter(each)) for each in waiting))
+        assert all(each.WhichOneof("update") == "queued" for each in first)
+        seen = await status(visitor)
+        assert len(seen.queue) == CLIENTS
+        with pytest.raises(grpc.RpcError) as refused:
+            await anext(aiter(visitor.Acquire(pb.AcquireRequest(request=ask(memory="20G", wait_seconds=60.0)))))
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert f"{CLIENTS} requests wait already, which is the limit" in detail_of(refused.value).message
+        for each in waiting[::2]:
+            each.cancel()
+    await until_nobody_waits(visitor)
+
+
+async def test_a_thousand_clients_that_all_want_something_at_once_are_all_answered(
+    folder: Path, figure: Figure
+) -> None:
+    """Most of them are refused: there are 14 devices. Nothing is given twice, nothing stays."""
+    with Agent(folder, "h100-80gb:2") as agent:
+        async with clients(agent, CLIENTS) as crowd:
+            answers = await asyncio.gather(*(take_and_give_back(each) for each in crowd))
+            served, refused = answers.count("served"), answers.count("no-capacity")
+            assert served + refused == CLIENTS, sorted(set(answers))
+            assert served
+            left = await status(crowd[0])
+            assert not left.leases
+            assert {pb.InstanceState.Name(each.state) for gpu in left.gpus for each in gpu.instances} == {
+                "INSTANCE_STATE_IDLE"
+            }
+        figure("clients at once that asked and were answered", CLIENTS)
+
+
+async def take_and_give_back(stub: PartitionManagerAsyncStub) -> str:
+    call = stub.Acquire(pb.AcquireRequest(request=ask(profile="1g.10gb")), timeout=PATIENT)
+    try:
+        granted = [answer async for answer in call][-1].granted
+    except grpc.RpcError as error:
+        return detail_of(error).reason
+    await status(stub)
+    await stub.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token), timeout=PATIENT)
+    return "served"
+
+
+async def test_calls_beyond_the_limit_are_refused_in_words_and_others_still_served(folder: Path) -> None:
+    with Agent(folder, "a30", flags=["--max-calls", "3"]) as agent:
+        async with clients(agent, 1) as (stub,):
+            streams = [stub.Watch(pb.WatchRequest(), timeout=PATIENT) for _ in range(3)]
+            await asyncio.gather(*(anext(aiter(each)) for each in streams))
+            with pytest.raises(grpc.RpcError) as refused:
+                await anext(aiter(stub.Watch(pb.WatchRequest(), timeout=TIMEOUT)))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            detail = detail_of(refused.value)
+            assert (detail.reason, detail.retryable) == ("queue-full", True)
+            assert "cannot take one more call: 3 requests and watches are open" in detail.message
+            assert "max_calls" in detail.hint
+            # What ends by itself has room of its own, and so have the administrators.
+            assert (await status(stub)).gpus
+            agent.migctl("--address", f"unix://{agent.folder}/admin.sock", "reclaim")
+            streams[0].cancel()
+
+            def room_again() -> bool:
+                return agent.migctl("request", "--gpu-memory", "4G", code=None).returncode == 0
+
+            await asyncio.to_thread(eventually, room_again, "a place is free again")
+        assert not agent.log().count("Traceback")
+
+
+async def test_a_message_that_is_too_long_is_refused_and_the_agent_goes_on(folder: Path) -> None:
+    with Agent(folder, "a30") as agent:
+        async with clients(agent, 1) as (stub,):
+            huge = ask(memory="4G", request_id="x" * (2 << 20))
+            with pytest.raises(grpc.RpcError) as refused:
+                await anext(aiter(stub.Acquire(pb.AcquireRequest(request=huge), timeout=TIMEOUT)))
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in str(refused.value.details())
+            assert (await status(stub)).gpus
+
+
+async def test_watchers_that_vanish_at_any_moment_leave_their_places(folder: Path) -> None:
+    """More of them than there are places, gone before, while and after the agent notices that they are there."""
+    with Agent(folder, "a30") as agent:
+        for moment in range(4):
+            async with clients(agent, MOST_SUBSCRIBERS // 2) as crowd:
+                calls = [each.Watch(pb.WatchRequest(), timeout=PATIENT) for each in crowd]
+                for each in calls[: len(calls) * moment // 3]:
+                    await anext(aiter(each))
+                for each in calls[::2]:
+                    each.cancel()
+        async with clients(agent, 1) as (stub,):
+            calls = []
+            # All places are there again, as soon as the agent has noticed.
+            while len(calls) < MOST_SUBSCRIBERS:
+                call = stub.Watch(pb.WatchRequest(), timeout=PATIENT)
+                try:
+                    await anext(aiter(call))
+                except grpc.RpcError:
+                    await asyncio.sleep(0.05)
+                else:
+                    calls.append(call)
+
+
+def test_readers_that_are_stopped_do_not_hold_up_the_agent(folder: Path) -> None:
+    """Programs that watch and are then stopped (SIGSTOP): others are served, and the agent ends in time."""
+    with Agent(folder, "a30") as agent:
+        watching = [agent.begin("events", "--follow", "-o", "json") for _ in range(3)]
+        for each in watching:
+            assert each.stdout is not None
+        try:
+            lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+            first = watching[0].stdout
+            assert first is not None
+            assert first.readline()
+            for each in watching:
+                psutil.Process(each.pid).suspend()
+            for _ in range(4):
+                agent.migctl("release", lease)
+                lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+            assert agent.ask("status")["leases"]
+            assert agent.stop() == 0
+        finally:
+            for each in watching:
+                each.kill()
+                each.communicate()

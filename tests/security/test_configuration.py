@@ -1,0 +1,142 @@
+"""What the settings say of who may do what, and that nothing starts where sockets cannot be protected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from mig_agent.adapters.peers import Peer
+from mig_agent.adapters.private import PrivateFolder
+from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.users import Users, uid_named
+from mig_agent.config import Settings
+from mig_agent.core.errors import ConfigError
+from mig_agent.daemon.roles import configured_roles
+from mig_agent.engine.callers import Role
+from support.agent import GENEROUS_SECONDS, Agent, eventually
+
+
+def test_roles_are_as_the_settings_say() -> None:
+    names: tuple[str, ...] = ("12345",)
+    settings = Settings(tls_admins=("ops",), tls_schedulers=("slurm", "ops"), socket_schedulers=names)
+    roles = configured_roles(settings, Users(lambda _: "x"))
+    assert [roles.by_certificate(each).role for each in ("ops", "slurm", "alice")] == [
+        Role.ADMIN,
+        Role.SCHEDULER,
+        Role.USER,
+    ]
+    found = [roles.by_kernel(Peer(uid, 1), admin=False).role for uid in (0, os.geteuid(), 12345, 4, None)]
+    assert found == [Role.SCHEDULER, Role.SCHEDULER, Role.SCHEDULER, Role.USER, Role.USER]
+    assert roles.by_kernel(Peer(4, 1), admin=True).role is Role.ADMIN
+
+
+def test_a_scheduler_that_this_machine_does_not_know_is_a_mistake() -> None:
+    with pytest.raises(ConfigError, match="cannot let nobody-has-this-name ask for others: there is no such user"):
+        configured_roles(Settings(socket_schedulers=("nobody-has-this-name",)), Users())
+    assert uid_named("root") == 0
+    assert uid_named("4711") == 4711
+
+
+def test_a_private_folder_is_entered_by_its_owner_alone(folder: Path) -> None:
+    path = folder / "inner"
+    for _ in range(2):  # made, then found
+        private = PrivateFolder.open(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+        Path(private.path_of("x")).write_text("there")
+        assert (path / "x").read_text() == "there"
+        private.close()
+
+
+def test_a_private_folder_that_lets_others_in_is_refused(folder: Path) -> None:
+    (folder / "open").mkdir()
+    (folder / "open").chmod(0o750)
+    with pytest.raises(ConfigError, match="others than the agent's own user may enter it"):
+        PrivateFolder.open(folder / "open")
+    (folder / "real").mkdir(mode=0o700)
+    (folder / "link").symlink_to(folder / "real")
+    with pytest.raises(ConfigError, match="cannot use the folder"):
+        PrivateFolder.open(folder / "link")
+    (folder / "file").touch()
+    with pytest.raises(ConfigError, match="cannot use the folder"):
+        PrivateFolder.open(folder / "file")
+
+
+def test_nobody_is_let_in_before_the_permissions_are_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that keeps no permissions the check finds it, and there has been no moment to connect."""
+    owned = OwnedSocket.own(folder / "agent.sock")
+    monkeypatch.setattr(Path, "chmod", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=r"cannot protect the socket .* its mode is 0600"):
+        owned.listen(0o660)
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+        client.connect(str(folder / "agent.sock"))
+    owned.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives sockets to any group")
+def test_the_sockets_have_the_mode_and_the_group_that_are_configured(folder: Path) -> None:
+    with Agent(folder, flags=["--socket-mode", "0666", "--socket-group", "4711"]) as agent:
+        there = agent.socket.stat()
+        assert (stat.S_IMODE(there.st_mode), there.st_gid) == (0o666, 4711)
+        assert stat.S_IMODE((folder / "admin.sock").stat().st_mode) == 0o600
+        assert stat.S_IMODE((agent.state_dir / "sockets").stat().st_mode) == 0o700
+
+
+def test_a_socket_where_everybody_may_rename_files_is_refused(folder: Path) -> None:
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    agent = Agent(folder, listen=[f"unix://{shared}/agent.sock"])
+    assert agent.launch().wait(GENEROUS_SECONDS) == 1
+    (line,) = map(json.loads, agent.log().splitlines())
+    assert line["event"] == f"cannot protect the socket {shared}/agent.sock: everybody may rename files in {shared}"
+    shared.chmod(0o1777)  # as /tmp: everybody may make files there, and rename none of others'
+    with Agent(folder, listen=[f"unix://{shared}/agent.sock"]):
+        assert (shared / "agent.sock").is_socket()
+
+
+def test_a_state_directory_with_a_long_path_is_no_obstacle(folder: Path) -> None:
+    long = folder / ("x" * 120)
+    with Agent(folder, flags=["--state-dir", str(long)]) as agent:
+        assert (long / "sockets" / "users").is_socket()
+        assert agent.ask("status")["node"] == "tested"
+
+
+def test_too_many_connections_are_told_so(folder: Path) -> None:
+    with Agent(folder, flags=["--max-connections", "3"]) as agent, contextlib.ExitStack() as held:
+
+        def refused_with_one_more() -> str:
+            client = held.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(agent.socket))
+            answer = json.loads(agent.migctl("status", "-o", "json", code=None).stdout)
+            return f"{answer['error']['reason']}: {answer['error']['message']}" if "error" in answer else ""
+
+        told = eventually(refused_with_one_more)
+        assert told.startswith("queue-full: cannot serve this connection: as many are open as there may be")
+        # Administrators have places of their own.
+        agent.migctl("status", "--address", f"unix://{folder}/admin.sock")
+        held.close()
+        eventually(lambda: agent.migctl("status", code=None).returncode == 0)
+
+
+def test_whatever_is_sent_to_the_socket_the_agent_goes_on(folder: Path) -> None:
+    noise = random.Random(5)  # noqa: S311 -- not a secret
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    with Agent(folder) as agent:
+        for number in range(60):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(agent.socket))
+                with contextlib.suppress(OSError):  # it hangs up on nonsense, sometimes in the middle
+                    client.sendall((preface if number % 2 else b"") + noise.randbytes(noise.randrange(1, 200_000)))
+                    if number % 3:
+                        client.shutdown(socket.SHUT_WR)
+        assert agent.ask("status")["node"] == "tested"
+        assert agent.stop() == 0
+        assert "did not expect" not in agent.log()
+        assert "Traceback" not in agent.log()

@@ -1,0 +1,115 @@
+"""How each call of the adapter can go wrong: the codes that nvml.h lists for it, and those that any call may answer.
+
+docs/reliability.md shows this table; `tests/faults/test_nvml_faults.py` goes through all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mig_agent.simulator import Code
+
+ANY = (Code.UNINITIALIZED, Code.GPU_IS_LOST, Code.UNKNOWN)
+"""nvml.h lets any call answer the first; a GPU that falls off the bus, and a driver in trouble, the others."""
+_I, _S, _P, _F = Code.INVALID_ARGUMENT, Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.NOT_FOUND
+_DEVICE = (_I, _S)
+
+LISTED: dict[str, tuple[Code, ...]] = {
+    # The session, and what it says of the machine.
+    "nvmlInitWithFlags": (_P,),
+    "nvmlShutdown": (),
+    "nvmlSystemGetDriverVersion": (_I,),
+    "nvmlDeviceGetCount": (_I,),
+    "nvmlEventSetCreate": (_I, _S),
+    "nvmlDeviceRegisterEvents": (_I, _S),
+    "nvmlEventSetWait_v2": (_I, Code.TIMEOUT),
+    "nvmlEventSetFree": (_I,),
+    # GPUs.
+    "nvmlDeviceGetHandleByIndex": (_I, _P),
+    "nvmlDeviceGetName": _DEVICE,
+    "nvmlDeviceGetUUID": (_I, _S, Code.INSUFFICIENT_SIZE),
+    "nvmlDeviceGetMinorNumber": _DEVICE,
+    "nvmlDeviceGetPciInfo": (_I,),
+    "nvmlDeviceGetMemoryInfo": (*_DEVICE, _P),
+    "nvmlDeviceGetUtilizationRates": _DEVICE,
+    "nvmlDeviceGetFieldValues": (_I,),
+    "nvmlDeviceGetComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
+    "nvmlDeviceGetGraphicsRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
+    "nvmlDeviceGetMPSComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
+    # MIG mode and profiles.
+    "nvmlDeviceGetMigMode": _DEVICE,
+    "nvmlDeviceSetMigMode": (*_DEVICE, _P, Code.IN_USE, Code.RESET_REQUIRED),
+    "nvmlDeviceGetGpuInstanceProfileInfo": (*_DEVICE, _P),
+    "nvmlDeviceGetGpuInstancePossiblePlacements": (*_DEVICE, _P),
+    "nvmlGpuInstanceGetComputeInstanceProfileInfo": (*_DEVICE, _P),
+    # Instances.
+    "nvmlDeviceCreateGpuInstanceWithPlacement": (*_DEVICE, _P, Code.IN_USE, Code.INSUFFICIENT_RESOURCES),
+    "nvmlGpuInstanceDestroy": (*_DEVICE, _P, Code.IN_USE),
+    "nvmlDeviceGetGpuInstances": (*_DEVICE, _P),
+    "nvmlDeviceGetGpuInstanceById": (*_DEVICE, _P, _F),
+    "nvmlGpuInstanceGetInfo": (_I, _P),
+    "nvmlGpuInstanceCreateComputeInstance": (*_DEVICE, _P, Code.INSUFFICIENT_RESOURCES),
+    "nvmlComputeInstanceDestroy": (*_DEVICE, _P, Code.IN_USE),
+    "nvmlGpuInstanceGetComputeInstances": (*_DEVICE, _P),
+    "nvmlComputeInstanceGetInfo": (_I, _P),
+    # MIG devices.
+    "nvmlDeviceGetMaxMigDeviceCount": (_I,),
+    "nvmlDeviceGetMigDeviceHandleByIndex": (*_DEVICE, _F),
+    "nvmlDeviceGetHandleByUUID": (_I, _F),
+    "nvmlDeviceGetGpuInstanceId": _DEVICE,
+    "nvmlDeviceGetComputeInstanceId": _DEVICE,
+}
+
+OF_NO_GPU = frozenset(
+    {
+        "nvmlInitWithFlags",
+        "nvmlShutdown",
+        "nvmlSystemGetDriverVersion",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlEventSetCreate",
+        "nvmlEventSetWait_v2",
+        "nvmlEventSetFree",
+    }
+)
+"""Calls that get no handle of a GPU: a fault in them cannot be kept to one."""
+
+
+# Where each call is made
+
+ON_ITS_FACE = frozenset({"nvmlDeviceGetFieldValues", "nvmlDeviceGetPciInfo", "nvmlEventSetFree", "nvmlShutdown"})
+"""The adapter offers them, and the engine does not make them, or only at the very end."""
+_ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
+_PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})
+_EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
+_FOR_REQUESTS = frozenset(
+    {
+        "nvmlComputeInstanceDestroy",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlDeviceGetGpuInstanceById",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceGetUtilizationRates",
+        "nvmlDeviceSetMigMode",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlGpuInstanceDestroy",
+    }
+)
+SERVING = LISTED.keys() - ON_ITS_FACE - _ONCE - _PROFILES - _EVENTS
+"""Calls that an agent makes while it serves."""
+STARTING = LISTED.keys() - ON_ITS_FACE - _FOR_REQUESTS
+"""Calls that it makes when it starts, those of the thread that listens for events among them."""
+HANGING = SERVING
+"""Those that can keep somebody waiting."""
+NOTHING_WITHOUT = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetCount"})
+"""Where these fail there is nothing to serve with, and the start is refused in words."""
+
+
+def codes_of(call: str) -> tuple[Code, ...]:
+    """Each code that the call is made to answer."""
+    return tuple(dict.fromkeys((*LISTED[call], *ANY)))
+
+
+def pairs(calls: Iterable[str]) -> int:
+    """How many calls x codes these are."""
+    return sum(len(codes_of(call)) for call in calls)

@@ -1,0 +1,49 @@
+"""Which doors each kind of request, start and end goes through: what is killed there is counted by this table.
+
+`tests/faults/test_crash_points.py` fails where the agent reaches others, docs/reliability.md shows it.
+"""
+
+from __future__ import annotations
+
+COMMIT = "commit"
+NODE = "device-node"
+CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
+CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance"
+DESTROY = "nvmlGpuInstanceDestroy"
+DESTROY_COMPUTE = "nvmlComputeInstanceDestroy"
+MODE = "nvmlDeviceSetMigMode"
+
+_MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
+_REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
+_ALWAYS = frozenset(
+    {COMMIT, "state-folder", "private-folder", "lock-file", "lock-owner"}
+    | {"socket-folder", "socket-mode", "ledger-schema"}
+)
+_NEW_LEDGER = frozenset({"ledger-file", "ledger-schema-patches"})
+_AGAIN = frozenset({"socket-take-over"})
+
+REACHED: dict[str, frozenset[str]] = {
+    "create": _MAKING,
+    "reuse": frozenset({COMMIT}),
+    "victims destroyed": _MAKING | _REMOVING,
+    "several devices": _MAKING | _REMOVING,
+    "whole GPU": frozenset({COMMIT}),
+    "waited for": frozenset({COMMIT}),
+    "creation undone": _MAKING | {DESTROY},
+    "hold": _MAKING,
+    "hold ended": frozenset({COMMIT}),
+    "release": frozenset({COMMIT}),
+    "renew": frozenset({COMMIT}),
+    "reclaim": _REMOVING,
+    "cordon": frozenset({COMMIT}),
+    "MIG mode on": frozenset({COMMIT, MODE}),
+    "MIG mode off": _REMOVING | {MODE},
+    "first start": _ALWAYS | _NEW_LEDGER | {"token-key"},
+    "start after a crash": _ALWAYS | _AGAIN | {DESTROY},
+    "start after a reboot": _ALWAYS | _AGAIN,
+    "start on a damaged ledger": _ALWAYS | _AGAIN | _NEW_LEDGER | {"ledger-aside"},
+    "stop": frozenset({COMMIT, "ledger-checkpoint", "socket-removal"}),
+}
+
+KILLS = 2 * sum(map(len, REACHED.values()))
+"""Places and kinds that reach them: one before each door, one after it."""
