@@ -14,9 +14,10 @@ from mig_agent.adapters.crashpoints import VARIABLE
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
 from support.doors import doors
 from support.figures import Figure
-from support.kinds import GPUS, KINDS, Kind, World, world
+from support.kinds import KINDS, Kind
 from support.nursery import ForkedAgent, Nursery, nursery
 from support.reached import CREATE, REACHED
+from support.restarted import GPUS, World, world
 from support.starts import STARTS
 
 ON_DISK = ("commit", "aside", "Destroy", "Instance")

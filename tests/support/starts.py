@@ -9,7 +9,8 @@ from pathlib import Path
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.agent import eventually
-from support.kinds import CREATE_COMPUTE, Create, World, profile
+from support.kinds import CREATE_COMPUTE, Create
+from support.restarted import World, profile
 
 DESTROY = "nvmlGpuInstanceDestroy"
 WAS = b"this was a ledger, once"
