@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def serve(config: Path | None, **flags: object) -> None:
     except ConfigError as error:
         _tell(error.message, error.hint)
         sys.exit(_USAGE)
+    gc.disable()  # nearly all that is made until it serves stays; `daemon.serve` turns it on again
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are no JSON, and ours say the same in words
     from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -47,6 +48,13 @@ def serve(settings: Settings) -> NoReturn:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _collect_garbage_from_now_on() -> None:
+    """What was made at the start is not looked at any more: going through all of it would be a pause each time."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _tell_unexpected(error: BaseException) -> None:
@@ -94,6 +102,7 @@ class _Process:
                 self._started = True
                 notify("READY=1")
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
+                _collect_garbage_from_now_on()
                 watchdog = group.create_task(keep_alive(), name="watchdog")
                 await self._stop.wait()
                 notify("STOPPING=1")
