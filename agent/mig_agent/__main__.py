@@ -63,7 +63,7 @@ def version() -> None:
 @program.command()
 @click.option("--fast", is_flag=True, help="Do not pause between the steps.")
 def demo(*, fast: bool) -> None:
-    """Show what the agent does, over simulated GPUs; takes half a minute and leaves nothing behind."""
+    """Show what the agent does, over simulated GPUs; takes about 15 seconds and leaves nothing behind."""
     from mig_agent.demo import show  # noqa: PLC0415 -- as above
 
     sys.exit(show(fast=fast))

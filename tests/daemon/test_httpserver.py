@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
+from mig_agent.daemon import httpserver
 from mig_agent.daemon.httpserver import MOST_AT_ONCE, BoundedServer
 from support.agent import GENEROUS_SECONDS, eventually
 
@@ -69,3 +70,20 @@ def test_connections_that_say_nothing_take_no_more_than_their_places(server: Bou
 def test_an_address_that_is_taken_cannot_be_had(server: BoundedServer) -> None:
     with pytest.raises(OSError, match="in use"):
         BoundedServer(server.server_name, server.server_port, make_wsgi_app())
+
+
+def test_who_drips_is_cut_off(server: BoundedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpserver, "SECONDS_EACH", 0.2)
+    with socket.create_connection((server.server_name, server.server_port)) as dripping:
+        eventually(lambda: _is_cut(dripping), "the connection is cut")
+
+
+def _is_cut(connection: socket.socket) -> bool:
+    try:
+        connection.send(b"G")
+        connection.settimeout(0.01)
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True

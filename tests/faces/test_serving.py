@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -309,3 +310,15 @@ def test_it_needs_no_more_than_its_flags(folder: Path) -> None:
         finally:
             process.terminate()
             process.wait(GENEROUS_SECONDS)
+
+
+def test_a_client_that_does_not_read_does_not_keep_it_from_stopping(agent: Agent) -> None:
+    ping = b"\0\0\x08\6\0\0\0\0\0" + b"x" * 8  # RFC 9113 6.7: it has to be answered
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(agent.address.removeprefix("unix://"))
+        client.settimeout(2)
+        client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        with contextlib.suppress(OSError):
+            for _ in range(200):
+                client.sendall(ping * 500)
+        assert agent.stop() == 0

@@ -206,7 +206,8 @@ def test_tables_have_straight_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mib", "words"), [(0, "0 MiB"), (1023, "1023 MiB"), (1024, "1 GiB"), (9984, "9.8 GiB"), (4864, "4.8 GiB")]
+    ("mib", "words"),
+    [(0, "0 MiB"), (1023, "1023 MiB"), (1024, "1 GiB"), (9984, "9.75 GiB"), (4864, "4.75 GiB"), (9_999, "9.76 GiB")],
 )
 def test_memory_for_people(mib: int, words: str) -> None:
     assert memory(mib) == words

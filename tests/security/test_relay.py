@@ -174,6 +174,32 @@ async def test_when_one_end_is_gone_the_other_is_told_and_the_place_is_free(fold
         assert place.places.take(ME.uid) == ""
 
 
+async def test_a_silent_client_keeps_no_place_when_grpc_has_ended_its_connection(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mig_agent.adapters.relay._LAST_WORDS_SECONDS", 0.1)
+    async with relaying(folder) as place:
+        client, server = await place.linked()
+        server.close()
+        await place.until(lambda: not len(place.relay))
+        client.close()
+
+
+async def test_a_place_is_given_back_when_no_thread_can_be_started(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with relaying(folder, users=Users()) as place:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fails)
+            client, server = await place.linked()
+        client.close()
+        server.close()
+        await place.until(lambda: not len(place.relay))
+
+
 async def test_a_client_that_dies_with_unread_bytes_leaves_nothing_behind(folder: Path) -> None:
     async with relaying(folder) as place:
         client, server = await place.linked()

@@ -29,6 +29,8 @@ _PAUSE_SECONDS = 0.5
 _MOST_SURPLUS = 64
 """Connections without a place whose calls are answered nonetheless."""
 _SURPLUS_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 5.0
+"""For a client to end its half after gRPC has ended its own."""
 _AGAIN_SECONDS = 0.01
 _MOST_TRIES = 200
 
@@ -117,7 +119,7 @@ class Relay:
         """The first connection of a user, or the first in a while."""
         try:
             await self._users.learn(uid)
-        except asyncio.CancelledError:
+        except BaseException:
             self._forget(client, peer)
             raise
         self._link(client, peer)
@@ -197,6 +199,9 @@ class _Link:
     def _direction_ended(self) -> None:
         if all(each.ended for each in self._directions):
             self.close()
+        elif self._directions[1].ended:
+            # gRPC has ended it, and a client that says nothing more would keep its place for ever.
+            asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self.close)
 
     def close(self) -> None:
         """Ends it at once; harmless when it has ended."""

@@ -12,6 +12,8 @@ _FRESH_SECONDS = 600.0
 _PATIENCE_SECONDS = 1.0
 _NO_ANSWER_SECONDS = 30.0
 _MOST_KNOWN = 10_000
+_MOST_ASKED = 16
+"""Names that are looked up at once."""
 _LONGEST_NAME = 64
 
 
@@ -38,10 +40,16 @@ class Users:
         """Asks for the name, and waits for it, but not for long: it may come later."""
         asked = self._asked.get(uid)
         if asked is None:
+            if len(self._asked) >= _MOST_ASKED:
+                return  # a directory that hangs; the next connection asks again
             loop = asyncio.get_running_loop()
-            asked = self._asked[uid] = loop.create_future()
+            asked = loop.create_future()
             # A daemonic thread: where a directory service hangs, the agent must still be able to end.
-            threading.Thread(target=self._ask, args=(uid, loop), name=f"name-of-{uid}", daemon=True).start()
+            try:
+                threading.Thread(target=self._ask, args=(uid, loop), name=f"name-of-{uid}", daemon=True).start()
+            except RuntimeError:
+                return  # no thread can be started now
+            self._asked[uid] = asked
         await asyncio.wait((asked,), timeout=_PATIENCE_SECONDS)
         if not asked.done():
             # Nobody else waits for a directory that hangs, for a while.
@@ -61,8 +69,9 @@ class Users:
 
     def _learn(self, uid: int, name: str) -> None:
         if len(self._names) >= _MOST_KNOWN:
-            self._names.clear()
-            self._learned.clear()
+            oldest = next(iter(self._names))
+            del self._names[oldest]
+            self._learned.pop(oldest, None)
         if name or uid not in self._names:  # a directory that fails takes no name away
             self._names[uid] = name
         self._learned[uid] = time.monotonic()

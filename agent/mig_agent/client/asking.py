@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import getpass
 import math
 import uuid
@@ -11,7 +12,7 @@ from typing import TypedDict
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Holder, Request, RequestId, Want
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 FOREVER = math.inf
@@ -57,6 +58,7 @@ class Asking(TypedDict, total=False):
 
 def request_for(asking: Asking) -> pb.Request:
     """The request as a message, with a request id. Raises UsageError for what cannot be meant, whatever the node."""
+    _check_names(asking)
     gpus = tuple(requests.parse_gpu(str(each)) for each in asking.get("gpus", ()))
     request = Request(
         wants=_wants(asking),
@@ -71,6 +73,17 @@ def request_for(asking: Asking) -> pb.Request:
     )
     requests.validate(request)
     return _message(request)
+
+
+def _check_names(asking: Asking) -> None:
+    unknown = sorted(set(asking) - set(Asking.__annotations__))
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], Asking.__annotations__, 1)
+        hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(Asking.__annotations__)}"
+        raise UsageError(f"cannot ask with {shown(unknown[0])}: there is no such argument", hint)
+    for name in ("gpus", "devices", "attributes"):
+        if isinstance(asking.get(name), str):
+            raise UsageError(f"cannot take one text as {name}", f"give a list: {name}=[{asking.get(name)!r}]")
 
 
 def seconds(value: str | float | None) -> float | None:

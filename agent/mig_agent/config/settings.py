@@ -214,7 +214,7 @@ class Settings:
     reservation_after: float | None = setting(
         None,
         "After so long the first waiting request gets GPUs kept free for it. `auto` is twice as long as leases last on "
-        "average, between 10s and 24h, and 5m before any has ended.",
+        "average, between 10s and 24h; a guess of 150s counts as the first of them.",
         kind=kinds.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",

@@ -70,7 +70,9 @@ class Board:
             slot = instance.slot
             placement = slot.placement
             self.idle_mask |= placement.mask
-            if instance.generation not in not_reused:
+            # One whose compute instance could not be made, nor it removed: only good to be destroyed.
+            half_made = instance.gpu_instance_id is not None and instance.compute_instance_id is None
+            if not half_made and instance.generation not in not_reused:
                 self.idle_slots[slot.profile.id, placement.start] = instance
             self.engines_with_idle += tables.engines_of(slot.profile)
         self._best: dict[tuple[int, float], Candidate | None] = {}

@@ -11,7 +11,7 @@ whenever something was freed and when a wait passes the limit; then an arrival t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mig_agent.core.emptied import fewest_gpus
 from mig_agent.core.finding import NOTHING_RESERVED, find, usable_gpus
@@ -135,7 +135,8 @@ def next_to_start(
     failed: set[tuple[object, ...]] = set()
     for each in head:
         reserved = NOTHING_RESERVED if kept is None else kept.against(each)
-        shape = (each.request.wants, each.request.gpus, reserved)
+        wants = tuple(replace(want, text="") for want in each.request.wants)  # people write the same in many ways
+        shape = (wants, each.request.gpus, reserved)
         if shape in failed:
             continue
         found = find(view, each.request, policy, reserved=reserved)

@@ -23,6 +23,7 @@ MOST_GPUS_NAMED = 64
 MOST_ATTRIBUTES = 16
 """Of profiles, asked for with one device."""
 _LONGEST_ATTRIBUTE = 16
+LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 MOST_PRIORITY = 1_000_000
 MOST_PID = 2**31 - 1
 
@@ -180,14 +181,21 @@ def _validate_texts(request: Request) -> None:
         raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
 
 
+def validate_ttl(seconds: float | None) -> None:
+    """Raises UsageError for what is no length of a lease; None is one without a deadline."""
+    if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
+        raise UsageError(
+            f"cannot lease for {seconds:g} seconds: at most ten years",
+            "write how long, such as --ttl 2h, or leave it out",
+        )
+
+
 def _validate_numbers(request: Request) -> None:
     if abs(request.priority) > MOST_PRIORITY:
         raise UsageError(f"cannot take {request.priority} as a priority: from {-MOST_PRIORITY} to {MOST_PRIORITY}")
     wait = request.wait_seconds
     if wait is not None and (math.isnan(wait) or wait < 0):
         raise UsageError(f"cannot wait {wait:g} seconds", "write how long, such as --wait 10m")
-    ttl = request.ttl_seconds
-    if ttl is not None and not 0 < ttl < math.inf:
-        raise UsageError(f"cannot lease for {ttl:g} seconds", "write how long, such as --ttl 2h, or leave it out")
+    validate_ttl(request.ttl_seconds)
     if request.pid is not None and not 0 < request.pid <= MOST_PID:
         raise UsageError(f"cannot watch process {request.pid}: it is not a process id")

@@ -26,7 +26,7 @@ from mig_agent.daemon.servers import Servers
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.threads import CallThread
-from mig_agent.frontends.api import PartitionManagerServicer
+from mig_agent.frontends.api import Held, PartitionManagerServicer
 from mig_agent.frontends.handlers import method_handlers
 from mig_agent.frontends.metrics import Metrics
 
@@ -133,7 +133,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
     stack.callback(stop_metrics)
     roles = configured_roles(settings, servers.user_names)
-    servicers = tuple(PartitionManagerServicer(manager, admin=admin, roles=roles) for admin in (False, True))
+    held: Held = {}
+    servicers = tuple(PartitionManagerServicer(manager, admin=admin, roles=roles, held=held) for admin in (False, True))
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
     return Agent(

@@ -73,10 +73,20 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
         """In the request's thread."""
+        # The handler's timeout starts again with every byte.
+        cut = threading.Timer(SECONDS_EACH, _cut, (request,))
+        cut.daemon = True
+        cut.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            cut.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
         """A client that is gone, or says nothing, is no error of ours."""
+
+
+def _cut(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)

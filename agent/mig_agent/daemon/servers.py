@@ -40,7 +40,7 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.max_receive_message_length", 1 << 20),  # a Plan of as many requests as are taken, with the longest texts
     ("grpc.keepalive_time_ms", 60_000),  # a client's machine that dies without a word ends its Hold
     ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", 20_000),  # who connects and says nothing takes a place no longer
 )
@@ -111,9 +111,12 @@ class _Server:
         """Takes no new calls, and ends those that are open after the grace."""
         for relay in self.relays:
             relay.stop_accepting()
-        await self.grpc.stop(grace_seconds)
+        # gRPC waits for clients that do not read what was sent to them, and those may never do.
+        stopping = asyncio.ensure_future(self.grpc.stop(grace_seconds))
+        await asyncio.wait({stopping}, timeout=grace_seconds + _LAST_BYTES_SECONDS)
         for relay in self.relays:
             await relay.close(_LAST_BYTES_SECONDS)
+        await asyncio.wait({stopping}, timeout=_LAST_BYTES_SECONDS)
 
     async def set_serving(self, *, serving: bool) -> None:
         kind = health_pb2.HealthCheckResponse.ServingStatus

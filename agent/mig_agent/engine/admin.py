@@ -208,7 +208,7 @@ class Admin:
         change = await lane.change(f"{verb} MIG mode", lambda: driver.set_mig_mode(record.uuid, on=enable))
         await self._observer.check_locked(record.uuid)
         needs, words = _outcome(record, change, enable=enable)
-        asked = f"{caller} asked for MIG mode {'on' if enable else 'off'} on GPU {record.index}: {words}"
+        asked = f"{caller} asked to turn MIG mode {'on' if enable else 'off'} on GPU {record.index}: {words}"
         context.journal.tell(context.journal.event(EventKind.GPU_MODE_REQUESTED, asked, gpu=record.uuid, caller=caller))
         if change.problem is DriverErrorKind.IN_USE:
             raise refuse(Reason.IN_USE, f"cannot {verb} MIG mode on GPU {record.index}: {words}", _IN_USE_HINT)

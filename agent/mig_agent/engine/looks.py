@@ -22,13 +22,15 @@ class Looks:
         """It must be there still, and nothing may run on it: an instance with a process on it is never leased."""
         driver, host = self._context.driver, self._context.host
         gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
-        uuid = instance.uuid
+        uuid, whole = instance.uuid, instance.slot.profile.is_whole_gpu
+        what = f"look whether {instance.slot} is free"
 
         def look() -> tuple[str, ...]:
+            if not whole and (gi is None or ci is None):
+                raise DriverError(DriverErrorKind.NOT_FOUND, what, detail="it is only half made")
             found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
             return tuple(host.describe_process(process.pid) for process in found)
 
-        what = f"look whether {instance.slot} is free"
         try:
             users = await self._context.lanes[gpu].read(what, look)
         except DriverError as error:

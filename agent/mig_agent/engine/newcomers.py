@@ -36,6 +36,8 @@ class Newcomers:
         self._readings: dict[int, asyncio.Future[ObservedGpu]] = {}
         """Under way, or hung."""
         self._missing: set[int] = set()
+        self._in_the_way: dict[int, str] = {}
+        """Who has a GPU that answers by now, as was last told."""
 
     async def observe(self) -> Observation:
         """All GPUs, as far as they answer in time. Raises DriverError where the driver itself does not."""
@@ -65,19 +67,22 @@ class Newcomers:
         """Takes up those that answer by now."""
         for index in sorted(self._missing):
             observed = await self._read(index)
-            if isinstance(observed, ObservedGpu):
+            if isinstance(observed, ObservedGpu) and await self._take_up(observed):
                 self._missing.discard(index)
-                await self._take_up(observed)
+                self._in_the_way.pop(index, None)
 
-    async def _take_up(self, observed: ObservedGpu) -> None:
+    async def _take_up(self, observed: ObservedGpu) -> bool:
+        """Whether there is no more to do: an agent that has the GPU may go."""
         parts, context = self._parts, self._context
         if observed.uuid in context.state.gpus or not selected([observed], context.settings.gpus):
-            return
+            return True
         try:
             self._claim(observed.index, observed.uuid)
         except LockedError as error:
-            self._tell(EventKind.GPU_CORDONED, error.message, observed.index)
-            return
+            if self._in_the_way.get(observed.index) != error.message:
+                self._in_the_way[observed.index] = error.message
+                self._tell(EventKind.GPU_CORDONED, error.message, observed.index)
+            return False
         record = add_gpu(parts, observed)
         load_instances(parts, observed.uuid)
         async with context.lanes[observed.uuid].lock:
@@ -89,6 +94,7 @@ class Newcomers:
                 pass  # the next look compares again
         self._tell(EventKind.GPU_RECOVERED, f"GPU {observed.index} answers, and is managed from now on", observed.index)
         context.freed()
+        return True
 
     async def _read(self, index: int) -> ObservedGpu | DriverError:
         """What it answers; of a reading that is hung still, that it is."""

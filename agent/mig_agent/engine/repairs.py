@@ -96,7 +96,9 @@ class Repairs:
         if instance is None:
             return
         draft.changes.append(DropInstance(instance.generation))
-        if instance.state not in {InstanceState.CREATING, InstanceState.DESTROYING}:
+        begun = instance.state in {InstanceState.CREATING, InstanceState.DESTROYING}
+        # A whole GPU that nobody leases only makes way for a GPU that is partitioned.
+        if not begun and (instance.lease is not None or not instance.slot.profile.is_whole_gpu):
             why = f" ({reason})" if reason else ""
             draft.events.append(
                 journal.event(

@@ -163,7 +163,8 @@ class WaitingRoom:
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         self._stays[request.request_id] = stay
-        self._pump(waiting)
+        # What was freed a moment ago may be for somebody before it.
+        self._pump(None if self._pump_is_due else waiting)
         if stay.started.done():
             return stay.started.result()
         if not patient:

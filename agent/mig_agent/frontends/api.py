@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from typing import TypeAlias
 
 import grpc
 
@@ -14,7 +15,7 @@ from mig_agent import __version__
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import LeaseId
-from mig_agent.core.requests import parse_gpu
+from mig_agent.core.requests import parse_gpu, validate_ttl
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends import messages
@@ -37,16 +38,21 @@ _STOPPING = Refusal(
 )
 
 
+Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event]]]"
+"""The open streams of each held lease."""
+
+
 class PartitionManagerServicer:
     """The methods of the service. One instance serves one socket: the users' or the administrators'."""
 
-    def __init__(self, manager: Manager, *, admin: bool, roles: Roles) -> None:
+    def __init__(self, manager: Manager, *, admin: bool, roles: Roles, held: Held | None = None) -> None:
+        """`held` is shared by those of one agent: a stream may be attached again on the other socket."""
         self._manager = manager
         self._admin = admin
         self._roles = roles
         self._stopping = False
         self._streams: set[asyncio.Task[object]] = set()
-        self._held: dict[LeaseId, set[asyncio.Future[Event]]] = {}
+        self._held: Held = {} if held is None else held
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
@@ -111,8 +117,7 @@ class PartitionManagerServicer:
         if not message.token and caller.uid is None:
             require_admin(caller, f"renew lease {message.lease} without its token")
         ttl = message.ttl_seconds if message.HasField("ttl_seconds") else None
-        if ttl is not None and not 0 < ttl < math.inf:
-            raise UsageError(f"cannot lease for {ttl:g} seconds", "give a number of seconds above 0, or none at all")
+        validate_ttl(ttl)
         lease = await self._manager.renew(LeaseId(message.lease), message.token, ttl, caller)
         return pb.RenewResponse(
             lease=messages.lease(lease, messages.leased_devices(lease, self._manager.snapshot.view))

@@ -86,12 +86,7 @@ def cli(context: click.Context, /, **common: str | None) -> None:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Runs it; the exit code. Nothing that a person types ends in a traceback."""
     try:
-        code = cli.main(args=list(arguments), prog_name="migctl", standalone_mode=False)
-        sys.stdout.flush()
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except (click.ClickException, MigAgentError) as error:
-        return failures.tell(error, json=failures.wants_json(arguments))
+        return _run(arguments)
     except (KeyboardInterrupt, click.Abort):
         return failures.INTERRUPTED
     except (BrokenPipeError, failures.ReaderGoneError):
@@ -100,6 +95,16 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except OSError as error:
         _close_stdout()
         return failures.tell_words(f"cannot go on: {error.strerror or error}", code=1)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        code = cli.main(args=list(arguments), prog_name="migctl", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.ClickException, MigAgentError) as error:
+        return failures.tell(error, json=failures.wants_json(arguments))
     return code if isinstance(code, int) else failures.DONE
 
 

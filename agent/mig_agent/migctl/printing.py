@@ -54,10 +54,10 @@ def count(number: int, what: str) -> str:
 
 
 def memory(mib: int) -> str:
-    """MiB for people: `9.5 GiB`, `512 MiB`."""
+    """MiB for people: `9.75 GiB`, `512 MiB`. Never more than there is: people ask for what they read."""
     if mib < _MIB_IN_GIB:
         return f"{mib} MiB"
-    return f"{mib / _MIB_IN_GIB:.1f}".removesuffix(".0") + " GiB"
+    return f"{mib * 100 // _MIB_IN_GIB / 100:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
 def slices(placement: Placement | None) -> str:

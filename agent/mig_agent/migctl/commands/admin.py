@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from mig_agent.core.errors import UsageError
@@ -36,25 +38,25 @@ def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
 
 @verb()
 @click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpu_option", metavar="GPU", help="By index or UUID, as `migctl status` shows them.")
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
-def cordon(common: Common, *, gpu: str | None, gpu_option: str | None, reason: str) -> int:
+def cordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...], reason: str) -> int:
     """Keep new leases off a GPU; what is leased goes on. For administrators."""
-    return _cordon(common, _one_gpu(gpu, gpu_option, "cordon"), on=True, reason=reason)
+    return _cordon(common, _one_gpu((gpu, *gpus), "cordon"), on=True, reason=reason)
 
 
 @verb()
 @click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpu_option", metavar="GPU", help="By index or UUID, as `migctl status` shows them.")
-def uncordon(common: Common, *, gpu: str | None, gpu_option: str | None) -> int:
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
+def uncordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...]) -> int:
     """Allow new leases on a GPU again. For administrators."""
-    return _cordon(common, _one_gpu(gpu, gpu_option, "uncordon"), on=False)
+    return _cordon(common, _one_gpu((gpu, *gpus), "uncordon"), on=False)
 
 
 @verb()
 @click.argument("mode", metavar="enable|disable")
-@click.option("--gpu", "gpu_option", metavar="GPU", help="By index or UUID, as `migctl status` shows them.")
-def mode(common: Common, *, mode: str, gpu_option: str | None) -> int:
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
+def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     """Switch a GPU's MIG mode on or off. For administrators.
 
     Refused while anything runs on the GPU or is leased. Says when a reset or a reboot is needed.
@@ -62,7 +64,7 @@ def mode(common: Common, *, mode: str, gpu_option: str | None) -> int:
     output = common.wants()
     if mode not in {"enable", "disable"}:
         raise UsageError(f"cannot {failures.one_line(mode[:40])} MIG mode", "write enable or disable")
-    gpu = _one_gpu(None, gpu_option, f"{mode} MIG mode of")
+    gpu = _one_gpu(gpus, f"{mode} MIG mode of")
     from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
@@ -87,10 +89,10 @@ def _cordon(common: Common, gpu: str, *, on: bool, reason: str = "") -> int:
     return failures.DONE
 
 
-def _one_gpu(argument: str | None, option: str | None, what: str) -> str:
-    if argument is not None and option is not None:
-        raise UsageError(f"cannot {what} two GPUs at once", "name one")
-    given = argument if argument is not None else option
-    if given is None:
+def _one_gpu(named: Iterable[str | None], what: str) -> str:
+    given = [each for each in named if each is not None]
+    if len(given) > 1:
+        raise UsageError(f"cannot {what} two GPUs at once", "name one; call it once for each")
+    if not given:
         raise UsageError(f"cannot {what} a GPU without its name", "give --gpu with its index or UUID")
-    return parse_gpu(given)
+    return parse_gpu(given[0])

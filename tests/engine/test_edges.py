@@ -1,0 +1,92 @@
+"""What stands between two states, and must not be taken for either."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mig_agent.adapters.filelock import LockedError
+from mig_agent.core.errors import RefusedError
+from mig_agent.simulator import Code
+from support.engine import CREATE_COMPUTE, DESTROY, engine
+from support.simulated import machine
+
+
+async def test_what_is_only_half_made_is_never_given_out(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        node.simulator.fail(CREATE_COMPUTE, Code.UNKNOWN)
+        stuck = node.simulator.fail(DESTROY, Code.UNKNOWN, times=None)
+        with pytest.raises(RefusedError):
+            await node.acquire("7g.40gb")
+        node.clock.advance(1.1)  # no process is on it, so it is blocked no more
+        await node.quiet()
+        with pytest.raises(RefusedError):
+            await node.acquire("7g.40gb")
+        node.simulator.clear(stuck)
+        node.clock.advance(120.0)
+        await node.quiet()
+        granted = await node.acquire("7g.40gb")
+        assert granted.devices[0].uuid
+        assert not granted.devices[0].reused
+        await node.look()
+        assert list(node.leases) == [granted.lease.id]
+
+
+async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_freed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        first = await node.acquire("7g.40gb")
+        early = node.start(node.acquire("7g.40gb", name="early", wait_seconds=600.0))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 1)
+        journal = node.manager._context.journal
+        settle = journal._settle
+        late: list[asyncio.Task[Any]] = []
+
+        def settle_after_a_newcomer(entries: Sequence[Any], error: Any) -> None:
+            if late:
+                settle(entries, error)
+            else:
+                late.append(node.start(node.acquire("7g.40gb", name="late")))
+                asyncio.get_running_loop().call_soon(settle, entries, error)
+
+        monkeypatch.setattr(journal, "_settle", settle_after_a_newcomer)
+        await node.release(first)
+        await node.until(early.done)
+        with pytest.raises(RefusedError):
+            await late[0]
+        assert [lease.holder.name for lease in node.leases.values()] == ["early"]
+
+
+@pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.INVALID_ARGUMENT])
+async def test_a_driver_that_lists_no_mig_devices_takes_no_name_away(tmp_path: Path, code: Code) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.acquire("1g.5gb", request_id="mine")
+        node.simulator.fail("nvmlDeviceGetMigDeviceHandleByIndex", code, times=None)
+        await node.look()
+        again = await node.acquire("1g.5gb", request_id="mine")
+        assert again.devices[0].uuid == granted.devices[0].uuid
+
+
+async def test_a_gpu_that_another_agent_has_is_taken_up_when_that_one_is_gone(tmp_path: Path) -> None:
+    simulator = machine(tmp_path, "a100-40gb:2")
+    simulator.fail("nvmlDeviceGetMemoryInfo", Code.UNKNOWN, gpu=1, times=None)
+    elsewhere = [True]
+
+    def claim(index: int, _uuid: str) -> None:
+        if index == 1 and elsewhere[0]:
+            raise LockedError("cannot use GPU 1: the agent with pid 1 uses it already")
+
+    async with engine(tmp_path, claim=claim) as node:
+        node.simulator.clear()
+        for _ in range(3):
+            await node.look()
+        told = [event.words for event in node.happened if "uses it already" in event.words]
+        assert len(told) == 1
+        elsewhere[0] = False
+        await node.look()
+        assert [gpu.index for gpu in node.manager.snapshot.view.gpus] == [0, 1]
