@@ -22,6 +22,7 @@ async def test_nothing_new_is_placed_on_a_cordoned_gpu(tmp_path: Path) -> None:
         kept = await node.acquire("1g.5gb", gpus=("0",))
         gpu = await node.manager.cordon("0", True, "fan is loud", ADMIN)
         assert (gpu.state, gpu.reason) == (GpuState.CORDONED, "cordoned by root: fan is loud")
+        assert (await node.manager.cordon("0", True, "", ADMIN)).reason == gpu.reason
         assert (await node.acquire("1g.5gb")).devices[0].gpu_index == 1
         with pytest.raises(RefusedError) as refused:
             await node.acquire("1g.5gb", gpus=("0",))

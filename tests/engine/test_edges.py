@@ -62,6 +62,22 @@ async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_free
         assert [lease.holder.name for lease in node.leases.values()] == ["early"]
 
 
+async def test_a_request_that_leaves_the_queue_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        counted: list[str] = []
+        monkeypatch.setattr(
+            node.manager._context.telemetry,
+            "acquired",
+            lambda _seconds, outcome: counted.append(outcome),
+        )
+        await node.acquire("7g.40gb")
+        leaves = node.start(node.acquire("7g.40gb", wait_seconds=600.0))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 1)
+        leaves.cancel()
+        await node.until(lambda: not len(node.manager.snapshot.queue))
+        assert counted == ["created", "cancelled"]
+
+
 @pytest.mark.parametrize("code", [Code.NOT_FOUND, Code.INVALID_ARGUMENT])
 async def test_a_driver_that_lists_no_mig_devices_takes_no_name_away(tmp_path: Path, code: Code) -> None:
     async with engine(tmp_path, "a100-40gb") as node:

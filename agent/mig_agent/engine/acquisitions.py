@@ -188,6 +188,7 @@ class Acquisitions:
                 job.listeners.remove(on_queued)
             if not job.joined and not job.task.done():
                 job.abandoned = True
+                self._context.telemetry.acquired(0.0, _CANCELLED.reason.value)
                 self._room.leave(job.order.request.request_id, _CANCELLED)
 
     async def _serve(self, job: _Job) -> Lease | Refusal:

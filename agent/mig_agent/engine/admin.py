@@ -37,6 +37,8 @@ class Admin:
         record = context.gpu_named(name)
         now = context.clock.now()
         if on:
+            if not reason and record.cordon is not None:
+                return context.state.view.by_uuid[record.uuid]  # it is, and why was said then
             words = f"cordoned by {caller}" + (f": {reason}" if reason else "")
             cordon = Cordon(reason=words, since=now)
             change: PutCordon | DropCordon = PutCordon(record.uuid, words, now)
