@@ -14,7 +14,7 @@ from mig_agent.core.model import GpuState, NodeView, Request, RequestId, Want
 from mig_agent.core.plan import Plan
 from mig_agent.core.planner import plan
 from mig_agent.core.policy import Policy
-from mig_agent.core.queue import Queue, Waiting, next_to_start, reservation
+from mig_agent.core.queue import Queue, Waiting, next_to_start, reservation, search
 from support.nodes import (
     A30,
     A100_40,
@@ -257,3 +257,19 @@ def test_nothing_behind_the_oldest_touches_what_it_keeps(view: NodeView, wants: 
     found = next_to_start(view, queue.waiting, POLICY, 1000.0, limit_seconds=100.0)
     if kept is not None and found is not None and kept.waiting.order < found[0].order:
         assert not {device.gpu for device in found[1].devices} & kept.gpus
+
+
+@given(view=nodes((A30, A100_40, H100), most=3), wants=st.lists(wants_for((A100_40, H100)), min_size=1, max_size=6))
+def test_in_pieces_it_finds_the_same(view: NodeView, wants: list[Want]) -> None:
+    queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
+    at_once = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0)
+    paused: Waiting | None = None
+    pieces = 0
+    while True:
+        found = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0, after=paused, enough=lambda: True)
+        pieces += 1
+        if not isinstance(found, Waiting):
+            break
+        paused = found
+    assert found == at_once
+    assert pieces <= len(wants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from mig_agent.adapters.filelock import LockedError
 from mig_agent.core.errors import RefusedError
 from mig_agent.simulator import Code
-from support.engine import CREATE_COMPUTE, DESTROY, engine
+from support.engine import CREATE_COMPUTE, DESTROY, Node, engine
 from support.simulated import machine
 
 
@@ -60,6 +61,28 @@ async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_free
         with pytest.raises(RefusedError):
             await late[0]
         assert [lease.holder.name for lease in node.leases.values()] == ["early"]
+
+
+async def test_the_queue_is_gone_through_in_pieces_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mig_agent.engine.waiting._PIECE_SECONDS", -1.0)  # one request in each turn
+    async with engine(tmp_path, "a100-40gb") as node:
+        held = await node.acquire("7g.40gb")
+        waiting = []
+        for number in range(12):
+            wants = ["7g.40gb"] if number % 2 else ["3g.20gb", "3g.20gb"]
+            waiting.append(node.start(node.acquire(*wants, wait_seconds=600.0)))
+            await node.until(partial(_waiting, node, number + 1))
+        for each in waiting:
+            assert not each.done()
+            await node.release(held)
+            await node.until(each.done)
+            held = each.result()
+
+
+def _waiting(node: Node, count: int) -> bool:
+    return len(node.manager.snapshot.queue) == count
 
 
 async def test_a_request_that_leaves_the_queue_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ whenever something was freed and when a wait passes the limit; then an arrival t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from mig_agent.core.emptied import fewest_gpus
@@ -122,6 +122,26 @@ def next_to_start(
     With `strict_fifo` only the head of the queue may start. With `only` no other request is looked at: a newcomer,
     where those before it are known not to fit.
     """
+    found = search(view, waiting, policy, now, limit_seconds=limit_seconds, strict_fifo=strict_fifo, only=only)
+    return None if isinstance(found, Waiting) else found
+
+
+def search(
+    view: NodeView,
+    waiting: Sequence[Waiting],
+    policy: Policy,
+    now: float,
+    *,
+    limit_seconds: float,
+    strict_fifo: bool = False,
+    only: Waiting | None = None,
+    after: Waiting | None = None,
+    enough: Callable[[], bool] = lambda: False,
+) -> tuple[Waiting, Plan] | Waiting | None:
+    """The same in pieces: when `enough` says so it pauses, and answers the last request that it looked at.
+
+    It looks at one at least. `after` is where an earlier piece has paused.
+    """
     ordered = in_order(waiting)
     if strict_fifo:
         head = ordered[:1]
@@ -131,9 +151,15 @@ def next_to_start(
         kept = reservation(view, ordered, now, limit_seconds)
     if only is not None:
         head = tuple(each for each in head if each.seq == only.seq)
+    if after is not None:
+        head = tuple(each for each in head if each.order > after.order)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
+    looked_at: Waiting | None = None
     for each in head:
+        if looked_at is not None and enough():
+            return looked_at
+        looked_at = each
         reserved = NOTHING_RESERVED if kept is None else kept.against(each)
         wants = tuple(replace(want, text="") for want in each.request.wants)  # people write the same in many ways
         shape = (wants, each.request.gpus, reserved)

@@ -246,7 +246,8 @@ class _Comparison:
 
     def _update_ids(self, record: RecordedInstance, match: ObservedInstance) -> None:
         compute = match.compute_instances[0] if match.compute_instances else None
-        uuid = match.uuid or record.uuid  # a driver that lists no MIG devices for a moment takes no name away
+        # A driver that lists no MIG devices for a moment takes no name away.
+        uuid = match.uuid if match.uuid or compute is None else record.uuid
         known = (record.gpu_instance_id, record.compute_instance_id, record.uuid)
         if known != (match.gpu_instance_id, compute, uuid):
             self._kept.append(UpdateIds(record.generation, match.gpu_instance_id, compute, uuid))

@@ -22,6 +22,8 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor
 from mig_agent.engine.orders import Order
 
+_PIECE_SECONDS = 0.02
+"""Of looking through the queue, before others get their turn."""
 TELL_SECONDS = 1.0
 """Between two rounds of telling people their places."""
 _MOST_TEXTS = 3
@@ -51,6 +53,8 @@ class WaitingRoom:
         self._queue = queue.Queue()
         self._stays: dict[RequestId, Stay] = {}
         self._pump_is_due = False
+        self._paused_at: queue.Waiting | None = None
+        """Where the look through the queue goes on; None: at its beginning."""
         self._telling: Timer | None = None
         context.freed = self.freed
 
@@ -94,6 +98,7 @@ class WaitingRoom:
 
     def freed(self) -> None:
         """Something may fit now."""
+        self._paused_at = None
         if len(self._queue) and not self._pump_is_due:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -164,6 +169,7 @@ class WaitingRoom:
         waiting = self._queue.add(request, context.clock.now())
         self._stays[request.request_id] = stay
         # What was freed a moment ago may be for somebody before it.
+        self._paused_at = None
         self._pump(None if self._pump_is_due else waiting)
         if stay.started.done():
             return stay.started.result()
@@ -180,13 +186,17 @@ class WaitingRoom:
         return await stay.started
 
     def _pump(self, newcomer: queue.Waiting | None = None) -> None:
-        """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit."""
+        """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit.
+
+        Where many wait for several devices each that takes long, so it goes on in the next turn of the event loop.
+        """
         if newcomer is None:
             self._pump_is_due = False
         context, settings = self._context, self._context.settings
+        until = time.perf_counter() + _PIECE_SECONDS
         while len(self._queue) and not context.closing:
             began = time.perf_counter()
-            found = queue.next_to_start(
+            found = queue.search(
                 context.state.working_view,
                 self._queue.waiting,
                 context.policy,
@@ -194,9 +204,16 @@ class WaitingRoom:
                 limit_seconds=context.reservation_after_seconds,
                 strict_fifo=settings.strict_fifo,
                 only=newcomer,
+                after=self._paused_at,
+                enough=lambda: time.perf_counter() > until,
             )
             context.telemetry.planned(time.perf_counter() - began)
+            self._paused_at = None
             if found is None:
+                return
+            if isinstance(found, queue.Waiting):
+                self.freed()
+                self._paused_at = found
                 return
             waiting, its_plan = found
             self._queue.remove(waiting.request.request_id)
