@@ -15,8 +15,6 @@ from typing import NewType
 
 GpuUuid = NewType("GpuUuid", str)
 """A GPU's UUID as the driver spells it, `GPU-...`."""
-MigUuid = NewType("MigUuid", str)
-"""A MIG device's UUID, `MIG-...`; neither stable nor unique over time, so never an identity."""
 LeaseId = NewType("LeaseId", str)
 RequestId = NewType("RequestId", str)
 Generation = NewType("Generation", int)
@@ -252,11 +250,6 @@ class Gpu:
     minor: int | None = None
     instances: tuple[Instance, ...] = ()
 
-    @property
-    def in_mig_mode(self) -> bool:
-        """Whether it is partitioned now."""
-        return self.mode.current
-
     @cached_property
     def held_mask(self) -> int:
         """The slices that nothing may be placed on: of every instance but the idle ones."""
@@ -270,12 +263,6 @@ class Gpu:
     def idle(self) -> tuple[Instance, ...]:
         """The idle instances."""
         return tuple(instance for instance in self.instances if instance.state is InstanceState.IDLE)
-
-    @cached_property
-    def held_engines(self) -> tuple[int, ...]:
-        """What every instance but the idle ones takes of the engines, in the order of `Engines`."""
-        held = [i.slot.profile.engines.as_tuple() for i in self.instances if i.state is not InstanceState.IDLE]
-        return tuple(map(sum, zip(*held, strict=True))) if held else (0,) * 6
 
     @cached_property
     def scratch(self) -> dict[str, object]:

@@ -125,10 +125,6 @@ class State:
         uuid = self._gpu_of.get(generation)
         return None if uuid is None else self.gpus[uuid].instances.get(generation)
 
-    def is_reserved(self, instance: Instance) -> bool:
-        """Whether a plan that is being carried out counts on it."""
-        return instance.generation in self.gpus[instance.slot.gpu].reserved
-
     def instances_of(self, lease: LeaseId) -> Iterator[Instance]:
         """The instances of a lease that are still there."""
         known = self._leases.get(lease)

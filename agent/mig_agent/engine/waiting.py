@@ -168,8 +168,9 @@ class WaitingRoom:
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         self._stays[request.request_id] = stay
+        if self._paused_at is not None and waiting.order < self._paused_at.order:
+            self._paused_at = None  # only then: a stream of newcomers must not keep the look from coming to its end
         # What was freed a moment ago may be for somebody before it.
-        self._paused_at = None
         self._pump(None if self._pump_is_due else waiting)
         if stay.started.done():
             return stay.started.result()

@@ -36,14 +36,20 @@ def strike(machine: Machine, function: str, gpu: int | None) -> None:
     for fault in machine["faults"]:
         if fault["kind"] != "fail" or not _matches(fault, function, gpu):
             continue
-        if fault["skip"]:
-            fault["skip"] -= 1
-            continue
-        if fault["times"] is not None:
-            fault["times"] -= 1
-            if not fault["times"]:
-                machine["faults"].remove(fault)
-        raise Failure(fault["code"])
+        if is_due(machine, fault):
+            raise Failure(fault["code"])
+
+
+def is_due(machine: Machine, fault: Fault) -> bool:
+    """Whether a fault that fits strikes this time; counts it, and removes one that has struck for the last time."""
+    if fault["skip"]:
+        fault["skip"] -= 1
+        return False
+    if fault["times"] is not None:
+        fault["times"] -= 1
+        if not fault["times"]:
+            machine["faults"].remove(fault)
+    return True
 
 
 def start_time(pid: int) -> int | None:

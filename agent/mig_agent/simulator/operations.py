@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
-from mig_agent.simulator import placing
+from mig_agent.simulator import faults, placing
 from mig_agent.simulator.codes import Code, Failure
 from mig_agent.simulator.models import ComputeProfile, GpuProfile, Window
 from mig_agent.simulator.state import (
@@ -208,17 +208,8 @@ def reboot(machine: Machine, boot_id: str, *, keep_mig_mode: bool = False) -> No
 
 def _strikes(machine: Machine, gpu: Gpu, kind: FaultKind) -> bool:
     index = machine["gpus"].index(gpu)
-    for fault in machine["faults"]:
-        if fault["kind"] == kind and fault["gpu"] in {None, index}:
-            if fault["skip"]:
-                fault["skip"] -= 1
-                continue
-            if fault["times"] is not None:
-                fault["times"] -= 1
-                if not fault["times"]:
-                    machine["faults"].remove(fault)
-            return True
-    return False
+    fitting = [each for each in machine["faults"] if each["kind"] == kind and each["gpu"] in {None, index}]
+    return any(faults.is_due(machine, each) for each in fitting)
 
 
 def _next_serial(machine: Machine) -> int:
