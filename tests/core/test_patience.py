@@ -9,12 +9,12 @@ from mig_agent.core.patience import FIRST_GUESS_SECONDS, Patience
 
 def test_it_starts_from_a_guess_and_ends_with_the_mean() -> None:
     patience = Patience()
-    assert patience.limit_seconds == 2 * FIRST_GUESS_SECONDS
+    assert patience.limit_seconds == FIRST_GUESS_SECONDS
     patience.lease_ended(100)
-    assert patience.limit_seconds == pytest.approx(FIRST_GUESS_SECONDS + 100)
+    assert patience.limit_seconds == pytest.approx((FIRST_GUESS_SECONDS + 100) / 2)
     for seconds in (50, 150) * 400:
         patience.lease_ended(seconds)
-    assert patience.limit_seconds == pytest.approx(200, rel=0.01)
+    assert patience.limit_seconds == pytest.approx(100, rel=0.01)
 
 
 def test_it_follows_a_change() -> None:
@@ -23,10 +23,10 @@ def test_it_follows_a_change() -> None:
         patience.lease_ended(10)
     for _ in range(5000):
         patience.lease_ended(1000)
-    assert patience.limit_seconds > 1900
+    assert patience.limit_seconds > 950
 
 
 def test_a_clock_that_was_set_back_counts_for_nothing() -> None:
     patience = Patience(10)
     patience.lease_ended(-5)
-    assert patience.limit_seconds == 20
+    assert patience.limit_seconds == 10

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.emptied import fewest_gpus, fits_when_empty
+from mig_agent.core.keeping import Waiting, in_turn, reservation, share, sparing
 from mig_agent.core.model import GpuState, NodeView, Request, RequestId, Want
 from mig_agent.core.plan import Plan
 from mig_agent.core.planner import plan
 from mig_agent.core.policy import Policy
-from mig_agent.core.queue import Queue, Waiting, next_to_start, reservation, search
+from mig_agent.core.queue import NOBODY, Paused, Queue, next_to_start, search
 from support.nodes import (
     A30,
     A100_40,
@@ -244,10 +245,14 @@ def test_the_fewest_gpus_are_enough_and_none_is_needless(view: NodeView, wants: 
 def test_next_to_start_is_the_first_that_the_planner_would_serve(view: NodeView, wants: list[Want]) -> None:
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     found = next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0)
-    served = [each for each in queue.waiting if isinstance(plan(view, each.request), Plan)]
+    turns = in_turn(view, queue.waiting, None)
+    served = [each for each in turns if isinstance(plan(view, each.request), Plan)]
     assert (found[0] if found else None) == (served[0] if served else None)
     if found is not None:
-        assert found[1] == plan(view, found[0].request)
+        spared = sparing(view, queue.waiting, None)
+        reserved = frozenset() if spared is None or spared.waiting == found[0] else spared.gpus
+        elsewhere = plan(view, found[0].request, reserved=reserved)
+        assert found[1] == (elsewhere if isinstance(elsewhere, Plan) else plan(view, found[0].request))
 
 
 @given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
@@ -263,13 +268,89 @@ def test_nothing_behind_the_oldest_touches_what_it_keeps(view: NodeView, wants: 
 def test_in_pieces_it_finds_the_same(view: NodeView, wants: list[Want]) -> None:
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     at_once = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0)
-    paused: Waiting | None = None
+    seen = NOBODY
     pieces = 0
     while True:
-        found = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0, after=paused, enough=lambda: True)
+        found = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0, seen=seen, enough=lambda: True)
         pieces += 1
-        if not isinstance(found, Waiting):
+        if not isinstance(found, Paused):
             break
-        paused = found
+        assert found.seen > seen
+        seen = found.seen
     assert found == at_once
     assert pieces <= len(wants)
+
+
+def test_of_those_that_fit_the_larger_goes_first() -> None:
+    queue = queue_of((0, named("small", ONE)), (1, named("half", profile("4g.40gb"))), (2, named("other", ONE)))
+    assert started(EMPTY, queue, 3) == "half"
+    queue.remove(RequestId("half"))
+    assert started(EMPTY, queue, 3) == "small"
+
+
+def test_priority_goes_before_size_and_who_has_waited_long_before_either_of_its_priority() -> None:
+    queue = queue_of((0, named("old", ONE)), (90, named("half", profile("4g.40gb"))))
+    assert started(EMPTY, queue, 95) == "half"
+    assert started(EMPTY, queue, 101) == "old"
+    queue.add(named("urgent", ONE, priority=1), 101)
+    assert started(EMPTY, queue, 101) == "urgent"
+
+
+TWO = node(Machine(H100, [Has("1g.10gb", 6, "leased")]), Machine(H100, [Has("1g.10gb", 5, "leased")] * 1))
+
+
+def test_the_gpu_that_drains_for_a_large_one_is_left_alone_by_who_fits_elsewhere() -> None:
+    """Without it the small one would go where it leaves most room, which is the very GPU that is nearest to empty."""
+    queue = queue_of((0, named("small", ONE)))
+    alone = next_to_start(TWO, queue.waiting, POLICY, 1, limit_seconds=100)
+    assert alone is not None
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    spared = sparing(TWO, queue.waiting, None)
+    assert spared is not None
+    found = next_to_start(TWO, queue.waiting, POLICY, 2, limit_seconds=100)
+    assert found is not None
+    assert found[0].request.request_id == "small"
+    assert not {device.gpu for device in found[1].devices} & spared.gpus
+
+
+def test_what_is_spared_is_no_reason_to_wait() -> None:
+    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
+    assert sparing(PARTLY, queue.waiting, None) is not None
+    assert started(PARTLY, queue, 2) == "small"
+
+
+def test_nothing_is_spared_for_a_small_one_nor_where_nobody_else_waits() -> None:
+    assert sparing(PARTLY, queue_of((0, named("large", SEVEN))).waiting, None) is None
+    assert sparing(FULL, queue_of((0, named("a", ONE)), (0, named("b", ONE))).waiting, None) is None
+
+
+def test_the_share_of_a_request() -> None:
+    view = node(Machine(H100), Machine(A30))
+    assert share(view, request(SEVEN)) == 1.0
+    assert share(view, request(ONE, ONE)) == 0.25
+    assert share(view, request(memory("40G"))) == 0.5
+    assert share(view, request(profile("9g.999gb"))) == 1.0
+
+
+@given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
+def test_who_could_start_without_sparing_can_start_with_it(view: NodeView, wants: list[Want]) -> None:
+    """Sparing decides where, never whether."""
+    queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
+    fits = any(isinstance(plan(view, each.request), Plan) for each in queue.waiting)
+    assert (next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0) is not None) == fits
+
+
+def test_a_look_in_pieces_meets_those_who_came_since() -> None:
+    """However many come in between, each is looked at once: the look comes to its end."""
+    queue = queue_of(*((float(number), named(f"old-{number}", SEVEN)) for number in range(3)))
+    seen, looks = NOBODY, 0
+    while True:
+        found = search(FULL, queue.waiting, POLICY, 50.0, limit_seconds=100.0, seen=seen, enough=lambda: True)
+        if not isinstance(found, Paused):
+            break
+        looks += 1
+        seen = found.seen
+        if looks <= 5:
+            queue.add(named(f"new-{looks}", profile("7g.80gb"), priority=9), 50.0)
+    assert found is None
+    assert looks == 3 + 5 - 1

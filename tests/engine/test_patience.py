@@ -33,12 +33,12 @@ async def gets_one(node: Node) -> bool:
     return True
 
 
-async def test_gpus_are_kept_after_twice_the_mean_lease(tmp_path: Path) -> None:
+async def test_gpus_are_kept_after_a_mean_lease(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         assert limit_of(node) == 300, "while nothing is known"
         await leases_of(node, 50.0, 20)
         limit = limit_of(node)
-        assert limit == pytest.approx(2 * (150 + 20 * 50) / 21)
+        assert limit == pytest.approx((300 + 20 * 50) / 21)
         await node.acquire("3g.20gb")
         large = node.start(node.acquire("7g.40gb", wait_seconds=6000.0))
         await node.until(lambda: node.manager.snapshot.queue)
@@ -55,7 +55,7 @@ async def test_the_mean_survives_a_restart(tmp_path: Path, crash: bool) -> None:
     node = await start(tmp_path, "a100-40gb")
     await leases_of(node, 900.0, 10)
     before, clock = limit_of(node), node.clock
-    assert before > 1000
+    assert before > 500
     await node.quiet()
     await (killed(node) if crash else node.manager.close())
     async with engine(tmp_path, clock=clock) as again:
@@ -81,4 +81,4 @@ async def test_however_a_lease_ends_it_counts(tmp_path: Path) -> None:
         await node.acquire("1g.5gb", ttl_seconds=1000.0)
         node.clock.advance(1000)
         await node.until(lambda: not node.leases)
-        assert limit_of(node) == pytest.approx(2 * (150 + 1000) / 2)
+        assert limit_of(node) == pytest.approx((300 + 1000) / 2)

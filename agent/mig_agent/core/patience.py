@@ -1,4 +1,4 @@
-"""How long a request waits, by default, before GPUs are kept for it: twice as long as leases last on average.
+"""How long a request waits, by default, before GPUs are kept for it: as long as leases last on average.
 
 `docs/placement.md` has what shorter and longer limits do, and decision 10 why it stays within bounds. After a restart
 the mean is made again from the leases that the ledger remembers; where it knows none it starts from a guess.
@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Self
 
-FIRST_GUESS_SECONDS = 150.0
+FIRST_GUESS_SECONDS = 300.0
 LEAST_SECONDS = 10.0
 """Where leases last moments, so that the queue does not come down to strict first-come."""
 MOST_SECONDS = 24 * 3600.0
 """Where leases last days, so that nobody is passed by for longer."""
-_LEASES = 2
-"""The limit in mean leases."""
 _MEMORY = 1000
 """Leases after which the oldest begin to fade, so that the mean follows how a node is used."""
 
@@ -45,7 +43,7 @@ class Patience:
     @property
     def limit_seconds(self) -> float:
         """What the mean says, in seconds."""
-        return _LEASES * self._mean
+        return self._mean
 
     @property
     def bounded_limit_seconds(self) -> float:

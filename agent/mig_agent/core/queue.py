@@ -1,8 +1,7 @@
 """Requests that wait: by priority, then first come; a later one may start whenever it fits.
 
-So that a large request is not starved by small ones, the first in the queue that has waited past a limit keeps the
-fewest GPUs that can serve it from all behind it. Everything here is a value or a function of `now`: the manager owns
-the timer. The queue is not persisted.
+What keeps a large request from being starved by small ones is in `core.keeping`. Everything here is a value or a
+function of `now`: the manager owns the timer. The queue is not persisted.
 
 How it is meant to be used: every arrival is added; `next_to_start` is asked until it answers None, after each arrival,
 whenever something was freed and when a wait passes the limit; then an arrival that is not to wait leaves again.
@@ -10,42 +9,24 @@ whenever something was freed and when a wait passes the limit; then an arrival t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.emptied import fewest_gpus
-from mig_agent.core.finding import NOTHING_RESERVED, find, usable_gpus
-from mig_agent.core.model import GpuUuid, NodeView, Request, RequestId
+from mig_agent.core.finding import NOTHING_RESERVED, find
+from mig_agent.core.keeping import Waiting, in_order, in_turn, reservation, sparing
+from mig_agent.core.model import NodeView, Request, RequestId
 from mig_agent.core.plan import Plan
 from mig_agent.core.policy import Policy
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A request in the queue."""
-
-    request: Request
-    seq: int
-    """Its number of arrival: of equal priority, lower goes first."""
-    since: float
-    """When it came, in seconds since the epoch."""
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Sorts the queue: higher priority first, then first come."""
-        return (-self.request.priority, self.seq)
+NOBODY: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
-    """GPUs that are kept for one waiting request."""
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A search that is to go on later."""
 
-    waiting: Waiting
-    gpus: frozenset[GpuUuid]
-
-    def against(self, other: Waiting) -> frozenset[GpuUuid]:
-        """The GPUs that are kept from another waiting request: all for those behind, none for those before it."""
-        return self.gpus if other.order > self.waiting.order else NOTHING_RESERVED
+    seen: frozenset[int]
+    """The numbers of the requests that it has looked at."""
 
 
 class Queue:
@@ -88,25 +69,6 @@ class Queue:
         return len(self._waiting)
 
 
-def in_order(waiting: Iterable[Waiting]) -> tuple[Waiting, ...]:
-    """By priority, then first come."""
-    return tuple(sorted(waiting, key=lambda each: each.order))
-
-
-def reservation(view: NodeView, waiting: Sequence[Waiting], now: float, limit_seconds: float) -> Reservation | None:
-    """The GPUs kept for the first in order that has waited past the limit; None when nobody has.
-
-    The GPUs are those that will be free soonest, with least on them that has to end. A request keeps none where all
-    that could serve it is cordoned, lost or held by what others made; then the next in order does.
-    """
-    for each in in_order(waiting):
-        if now - each.since >= limit_seconds:
-            gpus = fewest_gpus(usable_gpus(view, each.request), each.request.wants)
-            if gpus:
-                return Reservation(waiting=each, gpus=gpus)
-    return None
-
-
 def next_to_start(
     view: NodeView,
     waiting: Sequence[Waiting],
@@ -117,13 +79,13 @@ def next_to_start(
     strict_fifo: bool = False,
     only: Waiting | None = None,
 ) -> tuple[Waiting, Plan] | None:
-    """The first request in order that can start now, with its plan; None when none can.
+    """The first request in turn that can start now, with its plan; None when none can.
 
     With `strict_fifo` only the head of the queue may start. With `only` no other request is looked at: a newcomer,
     where those before it are known not to fit.
     """
     found = search(view, waiting, policy, now, limit_seconds=limit_seconds, strict_fifo=strict_fifo, only=only)
-    return None if isinstance(found, Waiting) else found
+    return None if isinstance(found, Paused) else found
 
 
 def search(
@@ -135,38 +97,40 @@ def search(
     limit_seconds: float,
     strict_fifo: bool = False,
     only: Waiting | None = None,
-    after: Waiting | None = None,
+    seen: frozenset[int] = NOBODY,
     enough: Callable[[], bool] = lambda: False,
-) -> tuple[Waiting, Plan] | Waiting | None:
-    """The same in pieces: when `enough` says so it pauses, and answers the last request that it looked at.
+) -> tuple[Waiting, Plan] | Paused | None:
+    """The same in pieces: when `enough` says so it pauses, having looked at one at least.
 
-    It looks at one at least. `after` is where an earlier piece has paused.
+    `seen` are the numbers of those that earlier pieces have looked at. Who came since is looked at like the others.
     """
     ordered = in_order(waiting)
+    kept = spared = None
     if strict_fifo:
-        head = ordered[:1]
-        kept = None
+        turns: Sequence[Waiting] = ordered[:1]
     else:
-        head = ordered
         kept = reservation(view, ordered, now, limit_seconds)
-    if only is not None:
-        head = tuple(each for each in head if each.seq == only.seq)
-    if after is not None:
-        head = tuple(each for each in head if each.order > after.order)
+        spared = sparing(view, ordered, kept)
+        turns = in_turn(view, ordered, kept)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
-    looked_at: Waiting | None = None
-    for each in head:
-        if looked_at is not None and enough():
-            return looked_at
-        looked_at = each
+    looked_at = set(seen)
+    for each in turns:
+        if each.seq in seen or (only is not None and each.seq != only.seq):
+            continue
+        if len(looked_at) > len(seen) and enough():
+            return Paused(frozenset(looked_at))
+        looked_at.add(each.seq)
         reserved = NOTHING_RESERVED if kept is None else kept.against(each)
         wants = tuple(replace(want, text="") for want in each.request.wants)  # people write the same in many ways
         shape = (wants, each.request.gpus, reserved)
         if shape in failed:
             continue
         found = find(view, each.request, policy, reserved=reserved)
-        if found is not None:
-            return each, found
-        failed.add(shape)
+        if found is None:
+            failed.add(shape)
+            continue
+        if spared is not None and spared.is_touched(each, found):
+            found = find(view, each.request, policy, reserved=reserved | spared.gpus) or found
+        return each, found
     return None

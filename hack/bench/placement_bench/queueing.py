@@ -15,9 +15,16 @@ from placement_bench.results import Check, Json, Report, Table
 from placement_bench.waiting import Discipline, waits
 
 STRICT = Discipline("strict first come", strict_fifo=True)
-BACKFILL = Discipline("plain backfill", limit=math.inf)
-AGENT = Discipline("this agent (two mean leases)")
-DISCIPLINES = (STRICT, BACKFILL, AGENT, Discipline("limit 0.5", limit=0.5), Discipline("limit 1", limit=1.0))
+BACKFILL = Discipline("plain backfill", plain=True)
+AGENT = Discipline("this agent (limit: the mean lease)")
+DISCIPLINES = (
+    STRICT,
+    BACKFILL,
+    AGENT,
+    Discipline("limit 0.5", limit=0.5),
+    Discipline("limit 2", limit=2.0),
+    Discipline("no limit", limit=math.inf),
+)
 _MIXES = (UNIFORM, SKEW_SMALL)
 _LOADS = (0.7, 0.8)
 _GPUS = 8

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.model import RequestId
+from mig_agent.core.finding import find
+from mig_agent.core.keeping import Waiting
+from mig_agent.core.model import NodeView, RequestId
 from mig_agent.core.patience import Patience
+from mig_agent.core.plan import Plan
 from mig_agent.core.policy import DEFAULT_POLICY
 from mig_agent.core.queue import Queue, next_to_start
 from placement_bench.agent import AgentCluster, Handle, request_for
@@ -19,8 +23,10 @@ class Discipline:
 
     name: str
     strict_fifo: bool = False
+    plain: bool = False
+    """First come, and whatever fits: a baseline in place of the agent's queue."""
     limit: float | None = None
-    """After how long a wait GPUs are kept; None: what the agent takes by default, twice the mean lease."""
+    """After how long a wait GPUs are kept; None: what the agent takes by default, the running mean of leases."""
 
 
 def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
@@ -34,14 +40,17 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
     def start_what_fits(now: float) -> None:
         limit = patience.limit_seconds if discipline.limit is None else discipline.limit
         while len(queue):
-            started = next_to_start(
-                cluster.view,
-                queue.waiting,
-                DEFAULT_POLICY,
-                now,
-                limit_seconds=limit,
-                strict_fifo=discipline.strict_fifo,
-            )
+            if discipline.plain:
+                started = _plain_backfill(cluster.view, queue.waiting)
+            else:
+                started = next_to_start(
+                    cluster.view,
+                    queue.waiting,
+                    DEFAULT_POLICY,
+                    now,
+                    limit_seconds=limit,
+                    strict_fifo=discipline.strict_fifo,
+                )
             if started is None:
                 return
             waiting, plan = started
@@ -63,3 +72,14 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
         start_what_fits(now)
     end_until(float("inf"))
     return found
+
+
+def _plain_backfill(view: NodeView, waiting: Sequence[Waiting]) -> tuple[Waiting, Plan] | None:
+    failed = set()
+    for each in waiting:
+        if each.request.wants not in failed:
+            found = find(view, each.request, DEFAULT_POLICY)
+            if found is not None:
+                return each, found
+            failed.add(each.request.wants)
+    return None
