@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.client import Client, ClientError, Lease, NoAgent, Refused, UsageError
+from mig_agent.client import Client, ClientError, Lease, NoAgent, Refused, UsageError, shapes
 from mig_agent.client.answers import NoPlan, Plan
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 
@@ -123,6 +123,40 @@ def test_plans_and_refusals_are_explained(client: Client) -> None:
     assert client.plan(gpu_memory="4G").explanation == ()
 
 
+def test_a_plan_says_what_its_score_is_made_of(client: Client) -> None:
+    create = client.plan(gpu_memory="4G", gpus=[0])
+    client.acquire(gpu_memory="4G", gpus=[0]).release()
+    reuse = client.plan(gpu_memory="4G", gpus=[0])
+    assert isinstance(create, Plan)
+    assert isinstance(reuse, Plan)
+    for plan in (create, reuse):
+        told = shapes.plan(plan)
+        assert isinstance(told, dict)
+        parts = (plan.wasted_mib, plan.capacity_lost, plan.creation_cost, plan.expected_seconds)
+        assert None not in parts
+        assert parts == tuple(told[key] for key in ("wasted_mib", "capacity_lost", "creation_cost", "expected_seconds"))
+    assert create.creation_cost == 2.0
+    assert create.expected_seconds
+    assert reuse.wasted_mib == create.wasted_mib
+    assert reuse.creation_cost == reuse.expected_seconds == 0.0
+
+
+def test_a_revision_that_is_over_is_told_with_what_has_changed(client: Client) -> None:
+    before = client.status().revision
+    client.acquire(gpu_memory="4G")
+    with pytest.raises(Refused) as refused:
+        client.acquire(gpu_memory="4G", if_revision=before)
+    error = refused.value
+    assert (error.reason, error.retryable) == ("revision-changed", True)
+    assert (error.revision, error.changed) == (client.status().revision, ("instance-created", "lease-granted"))
+    dry = client.plan(gpu_memory="4G", if_revision=before)
+    assert isinstance(dry, NoPlan)
+    assert (dry.revision, dry.changed) == (error.revision, error.changed)
+    with pytest.raises(Refused) as other:
+        client.acquire(gpu_memory="900G")
+    assert (other.value.revision, other.value.changed) == (None, ())
+
+
 def test_waiting_tells_the_place_and_ends_with_the_lease(agent: Agent, client: Client) -> None:
     places: queue.Queue[int] = queue.Queue()
     got: queue.Queue[Lease] = queue.Queue()
@@ -176,6 +210,24 @@ def test_administration_finds_its_own_socket(client: Client) -> None:
     assert client.uncordon("0").state == "ready"
     change = client.set_mig_mode(1, enable=False)
     assert not change.mig.current
+
+
+def test_pausing_and_resuming(client: Client) -> None:
+    lease = client.acquire(gpu_memory="4G")
+    paused = client.pause("a new driver")
+    assert paused.let_go
+    assert paused.words == ""
+    assert [each.partition(": ")[2] for each in paused.paused] == ["a new driver"]
+    assert client.status().paused == paused.paused
+    with pytest.raises(Refused) as refused:
+        client.acquire(gpu_memory="4G")
+    assert (refused.value.reason, refused.value.retryable) == ("paused", True)
+    client.release(lease.id)
+    assert client.pause() == paused
+    resumed = client.resume()
+    assert (resumed.paused, resumed.let_go, resumed.words) == ((), False, "")
+    assert client.acquire(gpu_memory="4G").devices
+    assert client.resume() == resumed
 
 
 def test_an_agent_that_restarts_is_waited_for(agent: Agent, client: Client) -> None:

@@ -102,7 +102,7 @@ def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
     waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
     try:
         eventually(lambda: agent.ask("status")["queue"], "it waits")
-        assert "GPUs are kept for the first that has waited 5m" in agent.migctl("status").stdout
+        assert "from 5m of waiting on, GPUs are kept for the first in the queue" in agent.migctl("status").stdout
     finally:
         waiting.kill()
         waiting.communicate()
@@ -123,6 +123,17 @@ def test_request_for_the_life_of_a_process(agent: Agent) -> None:
         agent.ask("request", "--gpu-memory", "4G", "--pid", str(process.pid))
         assert agent.ask("status")["leases"][0]["pid"] == process.pid
         process.kill()
+
+
+def test_who_asked_is_named_by_its_process_as_long_as_that_lives(agent: Agent) -> None:
+    lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+    running = agent.begin("run", "--gpu-memory", "4G", "--", "sleep", "600")
+    eventually(lambda: len(agent.ask("status")["leases"]) == 2, "it runs")
+    pids = {each["lease"]: each["holder_pid"] for each in agent.ask("status")["leases"]}
+    assert pids.pop(lease) is None
+    assert list(pids.values()) == [running.pid]
+    running.kill()
+    running.communicate(timeout=GENEROUS_SECONDS)
 
 
 def test_the_same_request_id_gives_the_same_lease(agent: Agent) -> None:
@@ -226,9 +237,33 @@ def test_cordon_and_uncordon(agent: Agent) -> None:
     agent.ask("request", "--mig-profile", "7g.80gb")
 
 
+def test_pause_and_resume(agent: Agent) -> None:
+    """Over a restart, too: the driver is not asked before it goes on, and the leases stand."""
+    lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+    said = agent.migctl("pause", "--reason", "driver 590").stdout
+    assert said.startswith("paused, and the driver is let go: by ")
+    assert said.endswith(": driver 590\n")
+    agent.stop()
+    agent.start()
+    status = agent.ask("status")
+    assert [each["lease"] for each in status["leases"]] == [lease]
+    (reason,) = status["paused"]
+    assert f"paused: {reason}" in agent.migctl("status").stdout
+    refused = agent.ask("request", "--gpu-memory", "4G", code=3)["error"]
+    assert (refused["reason"], refused["retryable"]) == ("paused", True)
+    assert reason in refused["message"]
+    agent.simulator.fail("nvmlInitWithFlags", 9)
+    assert agent.migctl("resume").stdout.startswith("still paused: cannot take up again: ")
+    # Whoever asks again has it tried at once.
+    assert agent.migctl("resume").stdout == "the agent serves again\n"
+    assert agent.ask("status")["paused"] == []
+    assert [each["lease"] for each in agent.instances("leased")] == [lease]
+    agent.ask("request", "--gpu-memory", "4G")
+
+
 def test_what_is_for_administrators_is_refused_on_the_users_socket(agent: Agent, folder: Path) -> None:
     (folder / "admin.sock").rename(folder / "hidden.sock")
-    for verb in (("reclaim",), ("cordon", "--gpu", "0"), ("mode", "disable", "--gpu", "0")):
+    for verb in (("reclaim",), ("cordon", "--gpu", "0"), ("mode", "disable", "--gpu", "0"), ("pause",), ("resume",)):
         assert agent.ask(*verb, code=3)["error"]["reason"] == "not-permitted"
     (folder / "hidden.sock").rename(folder / "admin.sock")
     agent.migctl("reclaim")
@@ -276,6 +311,8 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         ("cordon", "--gpu", "1"): {"index", "state", "reason"},
         ("uncordon", "--gpu", "1"): {"index", "state"},
         ("mode", "disable", "--gpu", "1"): {"gpu", "mig", "needs", "words"},
+        ("pause",): {"paused", "let_go", "words"},
+        ("resume",): {"paused", "let_go", "words"},
     }
     for typed, keys in expected.items():
         verb, *rest = typed

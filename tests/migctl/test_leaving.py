@@ -45,8 +45,23 @@ def test_who_waits_and_is_interrupted_leaves_the_queue(
     assert waiting.returncode == (130 if number == signal.SIGINT else -signal.SIGTERM)
     assert out == ""
     assert "migctl: waiting, next in the queue" in err
+    assert ("the request has left the queue" in err) == (number == signal.SIGINT)
     assert "Traceback" not in err
     eventually(lambda: not agent.ask("status")["queue"], "it has left the queue")
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("verb", ["request", "run"])
+def test_a_program_whose_request_is_interrupted_is_told_so(agent: Agent, verb: str) -> None:
+    command = ("--", "true") if verb == "run" else ()
+    waiting = agent.begin(verb, "--gpu-memory", "4G", "--wait", "10m", "-o", "json", *command)
+    eventually(lambda: agent.ask("status")["queue"], "it waits")
+    waiting.send_signal(signal.SIGINT)
+    out, _ = waiting.communicate(timeout=GENEROUS_SECONDS)
+    assert waiting.returncode == 130
+    error = json.loads(out)["error"]
+    assert (error["reason"], error["retryable"]) == ("cancelled", True)
+    assert error["message"].startswith("cannot wait any longer")
 
 
 @pytest.mark.usefixtures("full")

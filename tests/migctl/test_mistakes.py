@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mig_agent.client import Refused
+from mig_agent.migctl import failures
 from mig_agent.migctl.cli import run_command_line
 
 NOWHERE = ["--address", "unix:///nowhere/mig-agent.sock"]
 VERBS = ["request", "run", "release", "renew", "status", "profiles", "plan", "reclaim", "cordon", "uncordon", "mode"]
-VERBS += ["events", "top", "completion"]
+VERBS += ["pause", "resume", "events", "top", "completion"]
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,11 @@ MISTAKES = [
     ("request --gpu-memory 4", "write 4G, 4Gi"),
     ("request --gpu-memory 4GX", "4GX"),
     ("request --gpu-memory 0G", "zero"),
+    ("request --gpu-memory 0", "it is zero. Hint: write a number with a unit"),
+    ("events --since 0", "it is zero. Hint: write a number with a unit, such as 90s"),
+    ("top --interval 0", "it is zero"),
+    ("request --device foo", "as a device. Hint: write a profile such as 2g.10gb, a quantity of memory such as 4G"),
+    ("request --num-gpus 99", "Hint: `migctl status` shows how many there are"),
     ("request --gpu-memory -1G", "negative"),
     ("request --gpu-memory nan", "not a number"),
     ("request --gpu-memory 4,5G", "comma"),
@@ -57,6 +64,7 @@ MISTAKES = [
     ("request --gpu 0.2", "--gpu-fraction 0.2"),
     ("request --gpu-memory 4G --gpu 4G", "--gpu-memory 4G"),
     ("request --gpu-memory 4G --gpu 0,x", "cannot take x as a GPU"),
+    ("request --gpu-memory 4G --gpu x", "UUID, GPU-..., as `nvidia-smi -L` does"),
     ("request --gpu-memory 4G --mig-profile 1g.5gb", "--gpu-memory and --mig-profile"),
     ("request --mig-profile 1g.5gb --min-compute 2", "--min-compute"),
     ("request --num-gpus 1 --attribute me", "--attribute"),
@@ -68,7 +76,7 @@ MISTAKES = [
     ("request --gpu-memory 4G --ttl 0s", "zero"),
     ("request --gpu-memory 4G --ttl forever", "cannot lease"),
     ("request --gpu-memory 4G --priority high", "cannot take high as a priority"),
-    ("request --gpu-memory 4G --priority 99999999", "priority"),
+    ("request --gpu-memory 4G --priority 99999999999", "priority"),
     ("request --gpu-memory 4G --pid 0", "process 0"),
     ("request --gpu-memory 4G --pid x", "process id"),
     ("request --device", "requires an argument"),
@@ -89,6 +97,9 @@ MISTAKES = [
     ("cordon --gpu 0.5", "as a GPU"),
     ("cordon 0 --gpu 1", "two GPUs"),
     ("uncordon", "without its name"),
+    (f"pause --reason {'x' * 300}", "a reason of 300 bytes"),
+    ("pause now", "now"),
+    ("resume --reason x", "--reason"),
     ("mode", "enable|disable"),
     ("mode on --gpu 0", "write enable or disable"),
     ("mode enable", "without its name"),
@@ -143,6 +154,8 @@ def test_what_follows_two_dashes_is_the_commands_own(capsys: pytest.CaptureFixtu
         "reclaim",
         "cordon 0",
         "uncordon 0",
+        "pause --reason driver",
+        "resume",
         "mode enable --gpu 0",
         "events --since 2h --gpu 1",
         "events -f",
@@ -219,3 +232,15 @@ command_lines = st.lists(flags | words, max_size=8)
 def test_nothing_that_can_be_typed_ends_in_a_traceback(verb: str, rest: list[str]) -> None:
     """With no agent to be found: 0 for help and completion, 2 for what cannot be meant, 4 or 125 for what can."""
     assert run_command_line([*NOWHERE, verb, *rest]) in {0, 2, 4, 125}
+
+
+def test_a_changed_revision_is_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "cannot go by revision 5: the node has changed and is at 7"
+    refused = Refused(
+        reason="revision-changed", message=words, retryable=True, revision=7, changed=("lease-granted", "gpu-cordoned")
+    )
+    failures.tell(refused, json=True)
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["revision"], error["changed"]) == (7, ["lease-granted", "gpu-cordoned"])
+    failures.tell(Refused(reason="too-large", message="cannot"), json=True)
+    assert not {"revision", "changed"} & set(json.loads(capsys.readouterr().out)["error"])

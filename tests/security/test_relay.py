@@ -7,17 +7,24 @@ import contextlib
 import errno
 import os
 import random
+import select
 import socket
+import struct
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
-from mig_agent.adapters.peers import Peer, bound_name, peer_from
+from mig_agent.adapters.links import Ending, Fates
+from mig_agent.adapters.peers import Peer, bound_name, peer_from, peer_of
 from mig_agent.adapters.places import Places, allow_open_files
 from mig_agent.adapters.relay import Relay
+from mig_agent.adapters.subordinates import Subordinates
+from mig_agent.adapters.tcp import client_of
 from mig_agent.adapters.users import Users
 
 SECONDS = 30.0
@@ -43,14 +50,17 @@ class Target:
 class Place:
     """A relay with its target, and how to get to it."""
 
-    def __init__(self, folder: Path, places: Places, users: Users, backlog: int) -> None:
+    def __init__(
+        self, folder: Path, places: Places, users: Users, backlog: int, who: Callable[[socket.socket], Peer]
+    ) -> None:
         self.path = folder / "outer"
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.path))
         listener.listen(128)
         self.target = Target(folder / "inner", backlog)
         self.places = places
-        self.relay = Relay(listener, str(folder / "inner"), places=places, users=users)
+        self.fates = Fates()
+        self.relay = Relay(listener, str(folder / "inner"), who=who, places=places, users=users, fates=self.fates)
         self.relay.start()
 
     async def connect(self) -> socket.socket:
@@ -77,9 +87,13 @@ class Place:
 
 @contextlib.asynccontextmanager
 async def relaying(
-    folder: Path, places: Places | None = None, users: Users | None = None, backlog: int = 128
+    folder: Path,
+    places: Places | None = None,
+    users: Users | None = None,
+    backlog: int = 128,
+    who: Callable[[socket.socket], Peer] = peer_of,
 ) -> AsyncIterator[Place]:
-    place = Place(folder, places or Places(100), users or Users(lambda _: "me"), backlog)
+    place = Place(folder, places or Places(100), users or Users(lambda _: "me"), backlog, who)
     try:
         yield place
     finally:
@@ -177,12 +191,106 @@ async def test_when_one_end_is_gone_the_other_is_told_and_the_place_is_free(fold
 async def test_a_silent_client_keeps_no_place_when_grpc_has_ended_its_connection(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.relay._LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr("mig_agent.adapters.links._LAST_WORDS_SECONDS", 0.1)
     async with relaying(folder) as place:
         client, server = await place.linked()
         server.close()
         await place.until(lambda: not len(place.relay))
         client.close()
+
+
+@pytest.mark.parametrize("speaks", [False, True], ids=["says nothing", "goes on sending"])
+async def test_who_reads_nothing_for_long_loses_its_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
+) -> None:
+    monkeypatch.setattr("mig_agent.adapters.links._STUCK_SECONDS", 0.3)
+    async with relaying(folder) as place:
+        client, server = await place.linked()
+        with client, server:
+            filling = asyncio.create_task(send_all(server, bytes(50_000_000)))
+            while len(place.relay):
+                if speaks:  # as much as there is room for: this direction moves and waits in turns
+                    with contextlib.suppress(OSError):
+                        client.send(bytes(100_000))
+                    with contextlib.suppress(OSError):
+                        server.recv(50_000, socket.MSG_DONTWAIT)
+                await asyncio.sleep(0.001)
+            with contextlib.suppress(OSError):
+                await filling
+        assert place.places.take(ME.uid) == ""
+
+
+async def test_who_reads_a_little_now_and_then_keeps_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mig_agent.adapters.links._STUCK_SECONDS", 10.0)
+    async with relaying(folder) as place:
+        client, server = await place.linked()
+        with client, server:
+            filling = asyncio.create_task(send_all(server, bytes(3_000_000)))
+            loop = asyncio.get_running_loop()
+            (link,) = place.relay._links
+            timers = set()
+            read = 0
+            while read < 3_000_000:
+                read += len(await asyncio.wait_for(loop.sock_recv(client, 50_000), SECONDS))
+                timers.add(link._directions[1]._stuck)
+                await asyncio.sleep(0)
+            await filling
+            assert len(timers) > 2  # set anew each time
+            assert link._directions[1]._stuck is None
+            assert len(place.relay) == 1
+
+
+@pytest.mark.parametrize(
+    ("who", "how"),
+    [
+        ("client", Ending.HUNG_UP),
+        ("client with unread bytes", Ending.HUNG_UP),
+        ("server", Ending.BROKEN),
+        ("nobody", None),
+    ],
+)
+async def test_how_a_connection_ended_is_known(folder: Path, who: str, how: Ending | None) -> None:
+    async with relaying(folder) as place:
+        client, server = await place.linked()
+        with client, server:
+            (fate,) = place.fates._open.values()
+            assert fate.ending is None
+            if "unread" in who:
+                server.send(b"unread")
+                await place.until(lambda: select.select([client], [], [], 0)[0])
+            if who != "nobody":
+                (server if who == "server" else client).close()
+            assert await fate.within(SECONDS if how else 0.05) is how
+        await place.until(lambda: not place.fates._open)  # and nothing is kept of it
+
+
+@pytest.mark.parametrize(("abruptly", "how"), [(False, Ending.HUNG_UP), (True, Ending.BROKEN)])
+async def test_over_tcp_an_end_is_told_from_a_reset(folder: Path, abruptly: bool, how: Ending) -> None:
+    target = Target(folder / "inner")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    places, fates = Places(5), Fates()
+    relay = Relay(listener, str(folder / "inner"), who=client_of, places=places, users=Users(), fates=fates)
+    relay.start()
+    client = socket.create_connection(("127.0.0.1", port))
+    server, seen = await target.accept()
+    try:
+        assert seen is None  # its certificate says who it is, and nothing else
+        ((name, fate),) = fates._open.items()
+        assert peer_from(name) is None
+        assert fates.of(name) is fate
+        if abruptly:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        assert await fate.within(SECONDS) is how
+        gone = fates.of("unix-abstract:mig-agent.tcp.0123456789abcdef")
+        assert gone is not None
+        assert gone.ending is Ending.HUNG_UP
+        assert fates.of("ipv4:127.0.0.1:1") is None
+    finally:
+        server.close()
+        await relay.close(0.0)
+        target.listener.close()
 
 
 async def test_a_place_is_given_back_when_no_thread_can_be_started(
@@ -297,7 +405,7 @@ async def test_users_names_are_learned_once_and_odd_ones_not_at_all() -> None:
 
 
 def test_places_are_counted_in_all_and_for_one_user() -> None:
-    places = Places(5, most_of_one_user=2, unbounded=(0,))
+    places = Places(5, most_of_one=2, unbounded=(0,))
     assert [bool(places.take(7)) for _ in range(3)] == [False, False, True]
     assert [bool(places.take(0)) for _ in range(4)] == [False, False, False, True]
     places.give_back(0)
@@ -305,6 +413,52 @@ def test_places_are_counted_in_all_and_for_one_user() -> None:
     assert not places.take(8)
     places.give_back(7)
     assert not places.take(7)
+
+
+async def test_a_user_with_subordinate_uids_is_one_user(folder: Path) -> None:
+    file = folder / "subuid"
+    file.write_text(f"{ME.uid}:100000:65536\n")
+    numbers = iter([ME.uid, 100_000, 165_535, 165_536])
+    subordinates = Subordinates(file)
+
+    def who(client: socket.socket) -> Peer:
+        uid = next(numbers)
+        return replace(peer_of(client), uid=uid, owner=subordinates.owner(uid or 0))
+
+    async with relaying(folder, places=Places(10, most_of_one=2), who=who) as place:
+        ends = [await place.linked(), await place.linked()]
+        third = await place.connect()
+        other, seen = await place.target.accept()
+        assert seen is not None
+        assert (seen.uid, seen.surplus) == (165_535, True)
+        ends.append(await place.linked())  # somebody else's
+        assert len(place.relay) == 3
+        for each in (third, other, *(side for both in ends for side in both)):
+            each.close()
+
+
+def test_subordinate_uids_belong_to_their_owners(tmp_path: Path) -> None:
+    file = tmp_path / "subuid"
+    asked = threading.Event()
+    found = {"alice": 1001, "bob": None}
+
+    def find(owner: str) -> int | None:
+        assert asked.wait(SECONDS)
+        return found[owner] if owner in found else int(owner)
+
+    subordinates = Subordinates(file, find)
+    assert subordinates.owner(100_000) == 100_000  # no such file
+    file.write_text("1002:300000:10\nalice:100000:65536\nbob:200000:65536\n\n# a note\ncarol:x:1\n:::\n")
+    named = {99_999: 99_999, 165_535: 1001, 165_536: 165_536, 200_007: 200_000, 300_009: 1002, 300_010: 300_010}
+    meanwhile = named | {165_535: 100_000}
+    assert {uid: subordinates.owner(uid) for uid in named} == meanwhile  # a directory that hangs holds nobody up
+    asked.set()
+    deadline = time.monotonic() + SECONDS
+    while {uid: subordinates.owner(uid) for uid in named} != named:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    file.unlink()
+    assert subordinates.owner(165_535) == 165_535
 
 
 def test_files_for_connections_are_as_many_as_the_process_may_have() -> None:

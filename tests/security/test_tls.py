@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,9 +17,8 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.agent import GENEROUS_SECONDS, Agent
 from support.certificates import Authority, Pem
+from support.tls import PREFACE, channel_to, client_context, port_of, serving, shake
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 says first, with empty SETTINGS (RFC 9113, 3.4)."""
 ROLES = ["--tls-admins", "ops, root-ops", "--tls-schedulers", "slurm"]
 
 
@@ -30,21 +27,10 @@ def authority(folder: Path) -> Authority:
     return Authority(folder, "clients")
 
 
-def serving(folder: Path, authority: Authority, *flags: str) -> Agent:
-    server = authority.issue("server")
-    tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
-    return Agent(folder, flags=[*tls, *flags], listen=[f"unix://{folder}/agent.sock", "127.0.0.1:0"])
-
-
 @pytest.fixture
 def agent(folder: Path, authority: Authority) -> Iterator[Agent]:
     with serving(folder, authority, *ROLES) as running:
         yield running
-
-
-def port_of(agent: Agent) -> int:
-    line = next(each for each in map(json.loads, agent.log().splitlines()) if each["event"] == "serving")
-    return int(line["listen"][1].rpartition(":")[2])
 
 
 Calling = Callable[[str], PartitionManagerStub]
@@ -58,11 +44,7 @@ def calling(agent: Agent, authority: Authority) -> Iterator[Calling]:
 
 
 def stub_of(stack: ExitStack, agent: Agent, authority: Authority, client: Pem) -> PartitionManagerStub:
-    credentials = grpc.ssl_channel_credentials(
-        authority.ca.read_bytes(), client.key.read_bytes(), client.cert.read_bytes()
-    )
-    channel = grpc.secure_channel(f"127.0.0.1:{port_of(agent)}", credentials)
-    return PartitionManagerStub(stack.enter_context(channel))
+    return PartitionManagerStub(stack.enter_context(channel_to(agent, authority, client)))
 
 
 def acquire(stub: PartitionManagerStub, *, tenant: str = "", name: str = "") -> pb.Granted:
@@ -77,40 +59,7 @@ def reason_of(call: Callable[[], object]) -> str:
     return next(pb.RefusalDetail.FromString(value).reason for key, value in error.trailing_metadata() if key == TRAILER)
 
 
-# Handshakes, made by another implementation than gRPC's
-
-
-def shake(agent: Agent, context: ssl.SSLContext) -> str | None:
-    """The version of TLS that both sides agree on. Raises OSError where they do not."""
-    context.check_hostname = False
-    context.set_alpn_protocols(["h2"])
-    address = ("127.0.0.1", port_of(agent))
-    with (
-        socket.create_connection(address, GENEROUS_SECONDS) as plain,
-        context.wrap_socket(plain) as connection,
-    ):
-        # In TLS 1.3 the server judges the client's certificate after the client is done: its verdict comes here.
-        connection.sendall(PREFACE)
-        if not connection.recv(1):
-            raise ConnectionError("closed after the handshake")
-        return connection.version()
-
-
-def client_context(
-    authority: Authority, client: Pem | None, version: ssl.TLSVersion, *, trusting: bool = True
-) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.load_verify_locations(authority.ca)
-    if not trusting:
-        context.verify_mode = ssl.CERT_NONE
-    if client is not None:
-        context.load_cert_chain(client.cert, client.key)
-    context.set_ciphers("ALL:@SECLEVEL=0")  # nothing on our side shall stand in the way
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        context.minimum_version = context.maximum_version = version
-    return context
+# Handshakes
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

@@ -38,7 +38,7 @@ def test_a_day_on_a_simulated_machine(run: Run, tmp_path: Path) -> None:
     assert f"held by {holder} dcgm-exporter" in run("show")
     run("vacate", holder)
     fault = run("inject", "fail", "nvmlGpuInstanceDestroy", "in-use", "--times", "2")
-    assert f"fault {fault}" in run("show")
+    assert f"fault {fault}: fail nvmlGpuInstanceDestroy gpu=None code=IN_USE" in run("show")
     run("clear", fault)
     run("inject", "hang", "nvmlDeviceGetMigMode", "--gpu", "0")
     run("inject", "remnant")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mig_agent.core.event import Event
@@ -20,19 +20,27 @@ _PUT_INSTANCE = (
     " last_tenant = excluded.last_tenant"
 )
 _DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
+MOST_ENDED = 1_000_000
+"""Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
     " pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+_OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
 _END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
 _FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
+_FORGET_MORE_LEASES = (
+    "DELETE FROM lease WHERE ended_at <= (SELECT ended_at FROM lease WHERE ended_at IS NOT NULL"
+    " ORDER BY ended_at DESC LIMIT 1 OFFSET ?)"
+)
 _PUT_CORDON = (
     "INSERT INTO cordon (gpu, reason, since) VALUES (?, ?, ?)"
     " ON CONFLICT (gpu) DO UPDATE SET reason = excluded.reason, since = excluded.since"
 )
 _DROP_CORDON = "DELETE FROM cordon WHERE gpu = ?"
 _PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_DROP_FACT = "DELETE FROM fact WHERE name = ?"
 _ADD_EVENT = (
     "INSERT INTO event (at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -114,6 +122,10 @@ class PutLease:
                 json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
             ),
         )
+        if holder.pod is not None:
+            pod = holder.pod
+            devices = json.dumps([(each.resource, each.id) for each in lease.kubelet_devices])
+            yield _OF_POD, (pod.namespace, pod.name, pod.uid, devices, lease.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +155,15 @@ class EndLease:
 
 @dataclass(frozen=True, slots=True)
 class ForgetLeases:
-    """Leases that ended before this moment are forgotten, with their requests."""
+    """Leases that ended before this moment are forgotten, with their requests; the oldest of more than `most`, too."""
 
     before: float
+    most: int = MOST_ENDED
 
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
         yield _FORGET_LEASES, (self.before,)
+        yield _FORGET_MORE_LEASES, (self.most,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +199,39 @@ class PutBootId:
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
         yield _PUT_FACT, ("boot_id", self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PutGpus:
+    """All GPUs that are managed, as they are now: texts of `ledger_gpus` by UUID."""
+
+    gpus: Mapping[GpuUuid, str]
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield "DELETE FROM gpu", ()
+        for uuid, text in self.gpus.items():
+            yield "INSERT INTO gpu (uuid, text) VALUES (?, ?)", (uuid, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PutPause:
+    """An administrator paused the agent; `reason` says who and why, and is never empty."""
+
+    reason: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("paused", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class DropPause:
+    """The agent may go on, as far as administrators are concerned."""
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, ("paused",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +281,9 @@ Change = (
     | PutCordon
     | DropCordon
     | PutBootId
+    | PutGpus
+    | PutPause
+    | DropPause
     | PutLastGeneration
     | AddEvent
 )

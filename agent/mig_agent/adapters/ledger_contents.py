@@ -15,9 +15,11 @@ from mig_agent.core.model import (
     Holder,
     Instance,
     InstanceState,
+    KubeletDevice,
     Lease,
     LeaseId,
     Placement,
+    Pod,
     Profile,
     RequestId,
     Slot,
@@ -65,6 +67,10 @@ class Contents:
     cordons: Mapping[GpuUuid, Cordon] = field(default_factory=dict)
     last_generation: int = 0
     last_revision: int = 0
+    gpus: Mapping[GpuUuid, str] = field(default_factory=dict)
+    """The GPUs as they were last known, as `ledger_gpus` has them."""
+    paused: str = ""
+    """Why an administrator paused the agent; empty when nobody did."""
 
 
 def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
@@ -87,6 +93,8 @@ def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
         },
         last_generation=max(generations),
         last_revision=revision or 0,
+        gpus={GpuUuid(uuid): text for uuid, text in connection.execute("SELECT uuid, text FROM gpu")},
+        paused=facts.get("paused", ""),
     )
 
 
@@ -96,7 +104,7 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
-    " devices, ended_at, end_reason"
+    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices"
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
@@ -136,18 +144,22 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    pid, pid_started, hold, devices_text, ended, reason = rest
+    pid, pid_started, hold, devices_text, ended, reason, namespace, pod_name, pod_uid, kubelet_devices = rest
     devices = json.loads(devices_text)
+    pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
     lease = Lease(
         id=LeaseId(name),
         request_id=RequestId(request),
-        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid),
+        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid, pod=pod),
         instances=tuple(Generation(generation) for generation, _ in devices),
         created_at=created,
         expires_at=expires,
         pid=pid,
         hold=bool(hold),
         reused=tuple(bool(reused) for _, reused in devices),
+        kubelet_devices=tuple(
+            KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
+        ),
     )
     return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
 

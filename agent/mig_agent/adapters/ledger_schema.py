@@ -83,6 +83,21 @@ PATCHES = (
                 data TEXT NOT NULL)""",
         ),
     ),
+    Patch(
+        number=2,
+        least_reader=1,
+        statements=(
+            # Of a pod's lease. The version before takes it for one that has no deadline, and leaves it alone.
+            "ALTER TABLE lease ADD COLUMN pod_namespace TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE lease ADD COLUMN pod_name TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE lease ADD COLUMN pod_uid TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE lease ADD COLUMN kubelet_devices TEXT NOT NULL DEFAULT '[]'",
+            # As they were last known, for an agent that starts paused.
+            "CREATE TABLE gpu (uuid TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",
+            # Those that stand are found, and old ones forgotten, without reading a million that have ended.
+            "CREATE INDEX lease_ended ON lease (ended_at)",
+        ),
+    ),
 )
 
 

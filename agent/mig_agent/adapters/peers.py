@@ -2,7 +2,8 @@
 
 gRPC's Python server does not show the credentials of its peers, but it does show the address that a peer has bound its
 own end to. The relay binds its end to an abstract name that carries what the kernel said. Only the relay can reach the
-socket that gRPC listens on, so nobody else can have such a name there.
+socket that gRPC listens on, so nobody else can have such a name there. A client over TCP is known by its certificate,
+so its name carries nothing; it only tells one connection from another.
 """
 
 from __future__ import annotations
@@ -34,6 +35,21 @@ class Peer:
     """None for a process of another PID namespace, which has no number in ours."""
     surplus: bool = False
     """Whether there is no place for its connection, and its calls are only to be told so."""
+    host: str = ""
+    """Where it connects from over TCP; then there is neither user nor process."""
+    owner: int | None = None
+    """Whose subordinate uid it is; None for one that is nobody's."""
+
+    @property
+    def counted_as(self) -> int | str | None:
+        """Whose connections share one bound."""
+        return self.host or (self.uid if self.owner is None else self.owner)
+
+    def __str__(self) -> str:
+        """For the log."""
+        if self.host:
+            return self.host
+        return "a user of another namespace" if self.uid is None else f"uid {self.uid}"
 
 
 def peer_of(connection: socket.socket) -> Peer:
@@ -44,10 +60,22 @@ def peer_of(connection: socket.socket) -> Peer:
 
 def bound_name(peer: Peer) -> bytes:
     """An abstract address that carries the peer; never the same twice."""
+    if peer.host:
+        return f"\0mig-agent.tcp.{secrets.token_hex(_NONCE_BYTES)}".encode()
     uid = "none" if peer.uid is None else peer.uid
     pid = "none" if peer.pid is None else peer.pid
     standing = "surplus" if peer.surplus else "kept"
     return f"\0mig-agent.{uid}.{pid}.{standing}.{secrets.token_hex(_NONCE_BYTES)}".encode()
+
+
+def shown_by_grpc(name: bytes) -> str:
+    """A bound name as gRPC's `peer()` writes it."""
+    return "unix-abstract:" + name.removeprefix(b"\0").decode()
+
+
+def is_ours(address: str) -> bool:
+    """Whether an address, as gRPC writes it, is a bound name."""
+    return address.startswith("unix-abstract:mig-agent.")
 
 
 def peer_from(address: str) -> Peer | None:

@@ -1,4 +1,4 @@
-"""How many connections there may be, in all and of one user, so that nobody can keep everybody else out."""
+"""How many connections there may be: in all, of one user, from one host. Nobody can keep everybody else out."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ _MOST_FILES = 65_536
 class Places:
     """Counts connections. Belongs to the event loop."""
 
-    def __init__(self, most: int, *, most_of_one_user: int | None = None, unbounded: Collection[int] = ()) -> None:
+    def __init__(self, most: int, *, most_of_one: int | None = None, unbounded: Collection[int] = ()) -> None:
         """`unbounded` are users to whom only the total applies: those who could stop the agent anyway."""
         self.most = most
-        self.most_of_one_user = most if most_of_one_user is None else most_of_one_user
+        self.most_of_one = most if most_of_one is None else most_of_one
         self._unbounded = frozenset(unbounded)
-        self._taken: dict[int | None, int] = {}
+        self._taken: dict[int | str | None, int] = {}
         self._total = 0
 
-    def take(self, uid: int | None) -> str:
-        """Takes a place for one connection of this user; the reason in words when there is none."""
-        mine = self._taken.get(uid, 0)
+    def take(self, who: int | str | None) -> str:
+        """Takes a place for one connection of this user, or from this host; the reason in words when there is none."""
+        mine = self._taken.get(who, 0)
         if self._total >= self.most:
             return f"{self._total} connections are open, which is the limit"
-        if uid not in self._unbounded and mine >= self.most_of_one_user:
-            return f"{mine} connections of one user are open, which is the limit for one"
-        self._taken[uid] = mine + 1
+        if who not in self._unbounded and mine >= self.most_of_one:
+            one = f"from {who}" if isinstance(who, str) else "of one user"
+            return f"{mine} connections {one} are open, which is the limit for one"
+        self._taken[who] = mine + 1
         self._total += 1
         return ""
 
-    def give_back(self, uid: int | None) -> None:
+    def give_back(self, who: int | str | None) -> None:
         """A connection that had a place has ended."""
         self._total -= 1
-        left = self._taken[uid] - 1
+        left = self._taken[who] - 1
         if left:
-            self._taken[uid] = left
+            self._taken[who] = left
         else:
-            del self._taken[uid]
+            del self._taken[who]
 
 
 def allow_open_files() -> int:

@@ -54,6 +54,15 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod of Kubernetes. `uid` is empty where it is not known."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseInfo:
     """A lease as everybody may see it."""
 
@@ -71,6 +80,8 @@ class LeaseInfo:
     """Who asked for it on the agent's machine, as the kernel told; None for one over TCP."""
     holder_pid: int | None = None
     """The process that asked."""
+    pod: Pod | None = None
+    """Whose lease it is, where that is a pod: it ends with the pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +158,10 @@ class Status:
     strict_fifo: bool
     reservation_after: float | None = None
     """Seconds after which GPUs are kept for who waits, as things are now; None: an older agent does not tell."""
+    paused: tuple[str, ...] = ()
+    """Why nothing is granted and the driver is let go, in words; empty while the agent serves."""
+    missing_gpus: Mapping[int, str] = field(default_factory=dict)
+    """GPUs that have not answered since the agent started, by index, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +225,14 @@ class Plan:
     revision: int
     explanation: tuple[str, ...] = ()
     """When asked for: the places that were weighed, with what each costs, and what blocks the other GPUs."""
+    expected_seconds: float | None = None
+    """How long the driver is expected to take; 0 where all is reused. None: an older agent, as for those below."""
+    wasted_mib: float | None = None
+    """The parts of the score: memory beyond what was asked for,"""
+    capacity_lost: float | None = None
+    """what can be placed no more on the GPUs, in memory slices over all windows,"""
+    creation_cost: float | None = None
+    """and what creating and destroying count for, in the same unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +246,9 @@ class NoPlan:
     blockers: tuple[Blocker, ...]
     explanation: tuple[str, ...] = ()
     """When asked for: what blocks each GPU, and whose it is."""
+    revision: int | None = None
+    """With `revision-changed`: where the node is now, and what has changed of what plans go by, as kinds of events."""
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +286,15 @@ class ModeChange:
     mig: MigMode
     needs: str
     words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused:
+    """How pausing or resuming went."""
+
+    paused: tuple[str, ...]
+    """Why the agent is paused now, in words; empty while it serves."""
+    let_go: bool
+    """Whether nothing of the driver is open any more, so that it can be unloaded."""
+    words: str
+    """Why the driver is not as it is wanted yet; empty when it is. The agent tries again by itself."""

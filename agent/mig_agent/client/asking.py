@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from typing import TypedDict
 
+from mig_agent.client import kinds
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Holder, Request, RequestId, Want
@@ -58,7 +59,7 @@ class Asking(TypedDict, total=False):
 
 def request_for(asking: Asking) -> pb.Request:
     """The request as a message, with a request id. Raises UsageError for what cannot be meant, whatever the node."""
-    _check_names(asking)
+    _check_arguments(asking)
     gpus = tuple(requests.parse_gpu(str(each)) for each in asking.get("gpus", ()))
     request = Request(
         wants=_wants(asking),
@@ -75,19 +76,20 @@ def request_for(asking: Asking) -> pb.Request:
     return _message(request)
 
 
-def _check_names(asking: Asking) -> None:
+def _check_arguments(asking: Asking) -> None:
     unknown = sorted(set(asking) - set(Asking.__annotations__))
     if unknown:
         close = difflib.get_close_matches(unknown[0], Asking.__annotations__, 1)
         hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(Asking.__annotations__)}"
         raise UsageError(f"cannot ask with {shown(unknown[0])}: there is no such argument", hint)
-    for name in ("gpus", "devices", "attributes"):
-        if isinstance(asking.get(name), str):
-            raise UsageError(f"cannot take one text as {name}", f"give a list: {name}=[{asking.get(name)!r}]")
+    for name, value in asking.items():
+        kinds.ASKING[name].check(name, value)
+    kinds.check_revision("if_revision", asking.get("if_revision"))
 
 
 def seconds(value: str | float | None) -> float | None:
     """A duration as text (`90s`, `10m`, `forever`) or seconds; None stays None. Raises UsageError."""
+    kinds.DURATION.check("a duration", value)
     if isinstance(value, str):
         return FOREVER if value.strip().lower() == "forever" else parse_duration(value)
     return value
@@ -140,7 +142,9 @@ def _plain_wants(asking: Asking) -> tuple[Want, ...]:
         if not 0 < number <= requests.MOST_WANTS:
             raise UsageError(
                 f"cannot serve {number} whole GPUs: from 1 to {requests.MOST_WANTS} can be asked",
-                "--gpu-fraction 0.25 asks for a part of one",
+                "--gpu-fraction 0.25 asks for a part of one"
+                if number < 1
+                else "`migctl status` shows how many there are",
             )
         return (requests.whole_gpu_want(),) * number
     return tuple(requests.parse_device(each) for each in asking.get("devices", ()))

@@ -67,16 +67,30 @@ def open_channel(address: Address, tls: Tls | None) -> grpc.Channel:
     """A channel that connects when it is first used. Raises UsageError where TLS is missing or cannot be read."""
     if address.path is not None:
         return grpc.insecure_channel(address.target, options=_OPTIONS)
+    return grpc.secure_channel(address.target, _credentials(address, tls), options=_options(tls))
+
+
+def open_async_channel(address: Address, tls: Tls | None) -> grpc.aio.Channel:
+    """As `open_channel`, for the running event loop."""
+    if address.path is not None:
+        return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
+    return grpc.aio.secure_channel(address.target, _credentials(address, tls), options=_options(tls))
+
+
+def _options(tls: Tls | None) -> tuple[tuple[str, int | str], ...]:
+    name = (("grpc.ssl_target_name_override", tls.server_name),) if tls and tls.server_name else ()
+    return (*_OPTIONS, *name)
+
+
+def _credentials(address: Address, tls: Tls | None) -> grpc.ChannelCredentials:
     if tls is None:
         raise UsageError(
             f"cannot connect to {address} without TLS: over TCP the agent answers only clients that it can know",
             "give --tls-ca, --tls-cert and --tls-key, or use the Unix socket",
         )
-    credentials = grpc.ssl_channel_credentials(
+    return grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca), private_key=_read(tls.key), certificate_chain=_read(tls.cert)
     )
-    name = (("grpc.ssl_target_name_override", tls.server_name),) if tls.server_name else ()
-    return grpc.secure_channel(address.target, credentials, options=(*_OPTIONS, *name))
 
 
 def _read(path: Path) -> bytes:

@@ -4,32 +4,64 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import grpc
 
-from mig_agent.client.addresses import Address
+from mig_agent.client import kinds
+from mig_agent.client.addresses import Address, resolve
+from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls, open_channel
-from mig_agent.client.errors import NoAgent, Refused
+from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.failures import Dropped, TooSlow, failure_of
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
-_Answer = TypeVar("_Answer")
+PATIENCE_SECONDS = 15.0
+"""How long a call is repeated whose connection broke, as it does when the agent restarts."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
 """Reasons that a repeated call does not meet again: `cancelled` is for the broken connection that it comes after."""
 
 
-class Connection:
-    """A channel that is opened when it is first used, and the service's methods on it. Safe to share by threads."""
+class Line:
+    """What connections have in common: where they lead, and when a call on them is worth repeating."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         self.address = address
         self._tls = tls
         self._patience = patience
-        self._channel: grpc.Channel | None = None
-        self._stub: PartitionManagerStub | None = None
         self._answered = False
         """Whether an agent has ever answered here."""
+
+    def heard(self, failure: ClientError) -> ClientError:
+        """What a call failed with; a refusal shows that an agent is there."""
+        self._answered = self._answered or isinstance(failure, Refused)
+        return failure
+
+    def is_worth_repeating(self, error: ClientError) -> bool:
+        """An agent that never answered and is not there is not waited for: then NoAgent tells at once why."""
+        return is_interruption(error) and (self._answered or isinstance(error, Dropped))
+
+    def repeating(self, patience: float | None) -> dict[str, Any]:
+        """For tenacity: repeated while the connection breaks, for so many seconds, with growing pauses."""
+        # Only now: most runs never need it.
+        from tenacity import retry_if_exception, stop_after_delay, wait_random_exponential  # noqa: PLC0415 -- see above
+
+        return {
+            "retry": retry_if_exception(is_interruption),
+            "stop": stop_after_delay(self._patience if patience is None else patience),
+            "wait": wait_random_exponential(multiplier=0.1, max=1),
+            "reraise": True,
+        }
+
+
+class Connection(Line):
+    """A channel that is opened when it is first used, and the service's methods on it. Safe to share by threads."""
+
+    def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
+        super().__init__(address, tls, patience=patience)
+        self._channel: grpc.Channel | None = None
+        self._stub: PartitionManagerStub | None = None
 
     @property
     def stub(self) -> PartitionManagerStub:
@@ -45,55 +77,74 @@ class Connection:
             self._channel.close()
             self._channel = self._stub = None
 
-    def call(self, work: Callable[[PartitionManagerStub], _Answer]) -> _Answer:
+    def call(self, work: Callable[[PartitionManagerStub], Answer]) -> Answer:
         """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
         stub = self.stub
         try:
             answer = work(stub)
         except grpc.RpcError as error:
-            failure = failure_of(error, self.address)
-            self._answered = self._answered or isinstance(failure, Refused)
-            raise failure from error
+            raise self.heard(failure_of(error, self.address)) from error
         self._answered = True
         return answer
 
     def call_safely_repeated(
         self,
-        work: Callable[[PartitionManagerStub], _Answer],
+        work: Callable[[PartitionManagerStub], Answer],
         *,
         patience: float | None = None,
         unwanted: threading.Event | None = None,
-    ) -> _Answer:
+    ) -> Answer:
         """As `call`, for work that does no harm when done twice: repeated while the connection breaks.
 
         For `patience` seconds (the connection's own by default) with growing pauses, and only until `unwanted` is set.
-        An agent that never answered and is not there is not waited for: then NoAgent tells at once why.
         """
         unwanted = unwanted or threading.Event()
         try:
             return self.call(work)
-        except (NoAgent, Refused) as error:
-            if not is_interruption(error) or not (self._answered or isinstance(error, Dropped)):
+        except ClientError as error:
+            if not self.is_worth_repeating(error):
                 raise
-        # Only now: most runs never need it.
-        from tenacity import (  # noqa: PLC0415 -- see above
-            Retrying,
-            retry_if_exception,
-            sleep_using_event,
-            stop_after_delay,
-            stop_when_event_set,
-            wait_random_exponential,
-        )
+        from tenacity import Retrying, sleep_using_event, stop_when_event_set  # noqa: PLC0415 -- as above
 
-        retrying = Retrying(
-            retry=retry_if_exception(is_interruption),
-            stop=stop_after_delay(self._patience if patience is None else patience) | stop_when_event_set(unwanted),
-            sleep=sleep_using_event(unwanted),
-            wait=wait_random_exponential(multiplier=0.1, max=1),
-            reraise=True,
-        )
-        answer: _Answer = retrying(self.call, work)
+        rules = self.repeating(patience)
+        rules["stop"] |= stop_when_event_set(unwanted)
+        answer: Answer = Retrying(sleep=sleep_using_event(unwanted), **rules)(self.call, work)
         return answer
+
+
+AnyConnection = TypeVar("AnyConnection", bound=Line)
+
+
+class Connections(Generic[AnyConnection]):
+    """A client's connections: to the agent, and to its administrators' socket once something is asked there."""
+
+    def __init__(
+        self,
+        make: Callable[..., AnyConnection],
+        address: str | Address | None,
+        tls: Tls | None,
+        patience: float,
+    ) -> None:
+        """`make` is the class of the connections. Raises UsageError for an address that cannot be meant."""
+        if not isinstance(address, Address):
+            kinds.ADDRESS.check("address", address)
+        tls = tls or Tls.from_environment()
+        self._open = partial(make, tls=tls, patience=patience)
+        self.users = self._open(address if isinstance(address, Address) else resolve(address))
+        self._admins: AnyConnection | None = None
+
+    def of(self, call: Call[Any]) -> AnyConnection:
+        """Where a call belongs: the administrators' socket only where this person may open it."""
+        if not call.for_admin:
+            return self.users
+        if self._admins is None:
+            address = self.users.address.for_admin
+            self._admins = self.users if address == self.users.address else self._open(address)
+        return self._admins
+
+    def opened(self) -> tuple[AnyConnection, ...]:
+        """All that there are."""
+        return (self.users,) if self._admins in {None, self.users} else (self.users, self._admins)
 
 
 def is_interruption(error: BaseException) -> bool:

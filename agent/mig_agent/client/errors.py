@@ -35,6 +35,19 @@ class ClientError(MigAgentError):
         """What was weighed and what blocks each GPU, in lines for people, where that is known."""
         return ()
 
+    @property
+    def revision(self) -> int | None:
+        """With `revision-changed`: the node's revision now."""
+        return None
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """With `revision-changed`: what has changed of what plans go by, as kinds of events such as `lease-granted`.
+
+        Empty: nothing of it. `unknown`: more has happened than the agent remembers.
+        """
+        return ()
+
 
 class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoAgent`
     """No agent answered: none listens, the socket may not be opened, or the connection broke and stayed so."""
@@ -62,12 +75,16 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         retryable: bool = False,
         blockers: tuple[Blocker, ...] = (),
         explanation: tuple[str, ...] = (),
+        revision: int | None = None,
+        changed: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message, hint)
         self._reason = reason
         self._retryable = retryable
         self._blockers = blockers
         self._explanation = explanation
+        self._revision = revision
+        self._changed = changed
 
     @property
     def reason(self) -> str:
@@ -88,3 +105,13 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
     def explanation(self) -> tuple[str, ...]:
         """What was weighed and what blocks each GPU; its first lines."""
         return self._explanation
+
+    @property
+    def revision(self) -> int | None:
+        """As told with `revision-changed`."""
+        return self._revision
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """As told with `revision-changed`."""
+        return self._changed

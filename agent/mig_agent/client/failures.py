@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 import grpc
 
 from mig_agent.client.addresses import Address, diagnose
@@ -43,9 +46,11 @@ def failure_of(error: grpc.RpcError, address: Address) -> ClientError:
 
 
 def _refusal(error: grpc.RpcError) -> Refused | None:
-    for each in error.trailing_metadata() or ():
-        if each.key == TRAILER and isinstance(each.value, bytes):
-            detail = pb.RefusalDetail.FromString(each.value)
+    # Both of grpc's kinds are pairs; its types know that of one.
+    pairs = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+    for key, value in pairs:
+        if key == TRAILER and isinstance(value, bytes):
+            detail = pb.RefusalDetail.FromString(value)
             return Refused(
                 reason=detail.reason,
                 message=detail.message,
@@ -53,6 +58,8 @@ def _refusal(error: grpc.RpcError) -> Refused | None:
                 retryable=detail.retryable,
                 blockers=blockers(detail.blockers),
                 explanation=tuple(detail.explanation),
+                revision=detail.revision if detail.HasField("revision") else None,
+                changed=tuple(detail.changed),
             )
     return None
 

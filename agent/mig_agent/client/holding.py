@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from mig_agent.client import reading
+from mig_agent.client.addresses import Address
 from mig_agent.client.answers import Grant
 from mig_agent.client.connection import Connection, is_interruption
 from mig_agent.client.errors import ClientError
@@ -102,7 +103,7 @@ class Holding:
                 pass
         except grpc.RpcError as error:
             return failure_of(error, self._connection.address)
-        return Dropped(f"cannot hold the lease: the agent at {self._connection.address} ended the stream")
+        return ended_by(self._connection.address)
 
 
 def first_grant(stream: GrantStream, on_queued: OnQueued | None) -> Grant:
@@ -112,11 +113,29 @@ def first_grant(stream: GrantStream, on_queued: OnQueued | None) -> Grant:
     """
     try:
         for response in stream:
-            if response.HasField("granted"):
-                return reading.grant(response.granted)
-            if response.HasField("queued") and on_queued is not None:
-                on_queued(response.queued.position)
+            grant = told(response, on_queued)
+            if grant is not None:
+                return grant
     except BaseException:
         stream.cancel()
         raise
-    raise Dropped("cannot take what the agent answered: its stream ended with no lease")
+    raise without_lease()
+
+
+def told(response: pb.AcquireResponse | pb.HoldResponse, on_queued: OnQueued | None) -> Grant | None:
+    """The lease, when this message brings it; a place in the queue is told to `on_queued`."""
+    if response.HasField("granted"):
+        return reading.grant(response.granted)
+    if response.HasField("queued") and on_queued is not None:
+        on_queued(response.queued.position)
+    return None
+
+
+def without_lease() -> Dropped:
+    """A stream that ended too early."""
+    return Dropped("cannot take what the agent answered: its stream ended with no lease")
+
+
+def ended_by(address: Address) -> Dropped:
+    """A held lease whose stream ended with no error."""
+    return Dropped(f"cannot hold the lease: the agent at {address} ended the stream")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from mig_agent.client.answers import Device, Grant
 
@@ -15,17 +15,21 @@ if TYPE_CHECKING:
     from mig_agent.client.holding import Holding
 
 
-class Lease:
-    """Devices that are yours until `release`, or the end of the `with` block.
+class Held(Protocol):
+    """What keeps a lease alive, and is told when it ended all the same."""
 
-    >>> with Client().lease(gpu_memory="4G") as lease:      # doctest: +SKIP
-    ...     subprocess.run(command, env=os.environ | lease.env)
-    """
+    @property
+    def lost(self) -> ClientError | None:
+        """Why."""
+        ...
 
-    def __init__(self, client: Client, grant: Grant, holding: Holding | None = None) -> None:
-        self._client = client
+
+class GivenLease:
+    """What a lease has, however its client works: its devices, its token, and whether it still stands."""
+
+    def __init__(self, grant: Grant, held: Held | None) -> None:
         self._grant = grant
-        self._holding = holding
+        self._held = held
         self._released = False
 
     @property
@@ -61,12 +65,31 @@ class Lease:
     @property
     def lost(self) -> ClientError | None:
         """Why the lease ended without being released, as far as this process was told; None while it stands."""
-        return self._holding.lost if self._holding is not None else None
+        return self._held.lost if self._held is not None else None
+
+    def _expires(self, at: float | None) -> None:
+        self._grant = replace(self._grant, expires_at=at)
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"{type(self).__name__}({self.id!r}, {[each.uuid for each in self.devices]})"
+
+
+class Lease(GivenLease):
+    """Devices that are yours until `release`, or the end of the `with` block.
+
+    >>> with Client().lease(gpu_memory="4G") as lease:      # doctest: +SKIP
+    ...     subprocess.run(command, env=os.environ | lease.env)
+    """
+
+    def __init__(self, client: Client, grant: Grant, holding: Holding | None = None) -> None:
+        super().__init__(grant, holding)
+        self._client = client
+        self._holding = holding
 
     def renew(self, ttl: str | float | None) -> None:
         """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
-        info = self._client.renew(self.id, self.token, ttl=ttl)
-        self._grant = replace(self._grant, expires_at=info.expires_at)
+        self._expires(self._client.renew(self.id, self.token, ttl=ttl).expires_at)
 
     def release(self) -> None:
         """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
@@ -89,10 +112,6 @@ class Lease:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
-
-    def __repr__(self) -> str:
-        """Without the token."""
-        return f"Lease({self.id!r}, {[each.uuid for each in self.devices]})"
 
 
 def environment_of(grant: Grant) -> Mapping[str, str]:

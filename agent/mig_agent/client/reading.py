@@ -58,6 +58,7 @@ def lease(message: pb.Lease) -> answers.LeaseInfo:
         unused=message.unused,
         holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
         holder_pid=message.holder.pid if message.holder.HasField("pid") else None,
+        pod=_pod(message.pod) if message.HasField("pod") else None,
     )
 
 
@@ -86,6 +87,8 @@ def status(message: pb.StatusResponse) -> answers.Status:
         driver_version=message.driver_version,
         strict_fifo=message.strict_fifo,
         reservation_after=message.reservation_after_seconds or None,
+        paused=tuple(message.paused),
+        missing_gpus={each.index: each.reason for each in message.missing_gpus},
     )
 
 
@@ -155,7 +158,10 @@ def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.No
             retryable=refusal.retryable,
             blockers=blockers(refusal.blockers),
             explanation=tuple(message.explanation),
+            revision=refusal.revision if refusal.HasField("revision") else None,
+            changed=tuple(refusal.changed),
         )
+    plan = message.plan
     return answers.Plan(
         devices=tuple(
             answers.PlannedDevice(
@@ -167,7 +173,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.No
                 reused=each.reused,
                 uuid=each.uuid,
             )
-            for each in message.plan.devices
+            for each in plan.devices
         ),
         steps=tuple(
             answers.Step(
@@ -179,12 +185,16 @@ def outcome(message: pb.PlanOutcome, revision: int) -> answers.Plan | answers.No
                 uuid=each.uuid,
                 words=each.words,
             )
-            for each in message.plan.steps
+            for each in plan.steps
         ),
-        score=message.plan.score,
-        notes=tuple(message.plan.notes),
+        score=plan.score,
+        notes=tuple(plan.notes),
         revision=revision,
         explanation=tuple(message.explanation),
+        expected_seconds=plan.expected_seconds if plan.HasField("expected_seconds") else None,
+        wasted_mib=plan.wasted_mib if plan.HasField("wasted_mib") else None,
+        capacity_lost=plan.capacity_lost if plan.HasField("capacity_lost") else None,
+        creation_cost=plan.creation_cost if plan.HasField("creation_cost") else None,
     )
 
 
@@ -229,6 +239,15 @@ def mode_change(message: pb.SetMigModeResponse) -> answers.ModeChange:
     return answers.ModeChange(
         gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, words=message.words
     )
+
+
+def paused(message: pb.PauseResponse | pb.ResumeResponse) -> answers.Paused:
+    """How pausing or resuming went."""
+    return answers.Paused(paused=tuple(message.paused), let_go=message.let_go, words=message.words)
+
+
+def _pod(message: pb.Pod) -> answers.Pod:
+    return answers.Pod(namespace=message.namespace, name=message.name, uid=message.uid)
 
 
 def _profile(message: pb.Profile) -> answers.Profile:

@@ -58,7 +58,13 @@ def lease_info(each: answers.LeaseInfo) -> Json:
         "pid": each.pid,
         "hold": each.hold,
         "unused": each.unused,
+        **({} if each.pod is None else {"pod": pod(each.pod)}),
     }
+
+
+def pod(each: answers.Pod) -> Json:
+    """The pod that holds a lease; the key is there only where there is one."""
+    return {"namespace": each.namespace, "name": each.name, "uid": each.uid or None}
 
 
 def placement(each: answers.Placement | None) -> Json:
@@ -91,6 +97,8 @@ def status(each: answers.Status) -> Json:
         "driver_version": each.driver_version,
         "strict_fifo": each.strict_fifo,
         "reservation_after_seconds": each.reservation_after,
+        "paused": list(each.paused),
+        "missing_gpus": [{"index": index, "reason": reason} for index, reason in each.missing_gpus.items()],
     }
 
 
@@ -208,6 +216,10 @@ def plan(each: answers.Plan) -> Json:
         "score": each.score,
         "notes": list(each.notes),
         "revision": each.revision,
+        "expected_seconds": each.expected_seconds,
+        "wasted_mib": each.wasted_mib,
+        "capacity_lost": each.capacity_lost,
+        "creation_cost": each.creation_cost,
         **_explanation(each.explanation),
     }
 
@@ -266,6 +278,11 @@ def mode_change(each: answers.ModeChange) -> Json:
     return {"gpu": each.gpu, "mig": mig_mode(each.mig), "needs": each.needs or None, "words": each.words}
 
 
+def paused(each: answers.Paused) -> Json:
+    """How pausing or resuming went."""
+    return {"paused": list(each.paused), "let_go": each.let_go, "words": each.words}
+
+
 def failure(
     *,
     reason: str,
@@ -274,6 +291,8 @@ def failure(
     retryable: bool = False,
     blockers: Iterable[Blocker] = (),
     explanation: Sequence[str] = (),
+    revision: int | None = None,
+    changed: Sequence[str] = (),
 ) -> Json:
     """What stands in the place of an answer when there is none."""
     return {
@@ -293,6 +312,8 @@ def failure(
                 for each in blockers
             ],
             **_explanation(explanation),
+            # Only where a revision is what it is about.
+            **({} if revision is None else {"revision": revision, "changed": list(changed)}),
         }
     }
 

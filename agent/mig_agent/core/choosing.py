@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
-from mig_agent.core.model import Layout, Profile, Want
+from mig_agent.core.model import Gpu, Layout, Profile, Want
 
 _ROUNDING = 1e-9
 """A fraction such as 0.1 + 0.2 in a float must not cost a slice."""
@@ -70,3 +71,17 @@ def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
         share = profile.memory_slices / layout.memory_slices - want.fraction
         return max(0.0, share) * layout.memory_mib
     return 0.0
+
+
+def share_of_gpus(gpus: Iterable[Gpu], wants: Iterable[Want]) -> float:
+    """How many GPUs the wants take, by slices: each on the model where that is least, a whole one where none serves it.
+
+    They can never be served by fewer.
+    """
+    layouts = {id(gpu.layout): gpu.layout for gpu in gpus}.values()
+    return sum(min((_share(want, layout) for layout in layouts), default=1.0) for want in wants)
+
+
+def _share(want: Want, layout: Layout) -> float:
+    profile = choose(want, layout)
+    return 1.0 if profile is None else profile.memory_slices / layout.memory_slices

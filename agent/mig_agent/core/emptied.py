@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
 from mig_agent.core.board import Board
-from mig_agent.core.choosing import choose
-from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
+from mig_agent.core.choosing import choose, share_of_gpus
+from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
 from mig_agent.core.packing import pack
 from mig_agent.core.placement import tables_for
 
+_TOLERANCE = 1e-9
+"""For sums of fractions."""
 _MOST_COMBINATIONS = 200
 """So many sets of GPUs of one size are tried; beyond that GPUs are only left out one by one."""
+_MOST_SETS = 8
+"""So many unlike sets are tried; the same beyond that."""
+_STEPS = 200
+"""Of the search whether some of the GPUs would do; where that is not clear by then, they would not."""
 
 
 def emptied(gpu: Gpu, *, keep_foreign: bool) -> Board:
@@ -34,31 +41,63 @@ def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign:
     return pack(list(boards), wants) is not None
 
 
-def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want]) -> frozenset[GpuUuid]:
+def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None = None) -> frozenset[GpuUuid]:
     """The fewest GPUs that could serve the wants once their leases ended, those with least to end first.
 
-    What others made is not counted on to go. Empty when even all GPUs could not serve them.
+    What others made is not counted on to go. Empty when even all GPUs could not serve them. `rooms` are of these wants,
+    and remember what was found out an earlier time.
     """
     if len(wants) == 1:
         nearest = _nearest(gpus, wants[0])
         return frozenset() if nearest is None else frozenset({nearest.uuid})
     ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
-    if not fits_when_empty(ordered, wants, keep_foreign=True):
+    rooms = Rooms(wants) if rooms is None else rooms
+    if not rooms.suffice(ordered):
         return frozenset()
-    for size in range(1, len(ordered)):
+    unlike: set[tuple[object, ...]] = set()
+    least = max(math.ceil(share_of_gpus(gpus, wants) - _TOLERANCE), 1)
+    for size in range(least, len(ordered)):
         for chosen in islice(combinations(ordered, size), _MOST_COMBINATIONS):
-            if fits_when_empty(chosen, wants, keep_foreign=True):
-                return _without_needless(chosen, wants)
-    return _without_needless(ordered, wants)
+            if rooms.suffice(chosen, most_steps=_STEPS):
+                return _without_needless(chosen, rooms)
+            unlike.add(rooms.look_of(chosen))
+        if len(unlike) > _MOST_SETS:
+            break
+    return _without_needless(ordered, rooms)
 
 
-def _without_needless(gpus: Sequence[Gpu], wants: Sequence[Want]) -> frozenset[GpuUuid]:
+def _without_needless(gpus: Sequence[Gpu], rooms: Rooms) -> frozenset[GpuUuid]:
     kept = list(gpus)
     for gpu in reversed(gpus):
         others = [each for each in kept if each is not gpu]
-        if fits_when_empty(others, wants, keep_foreign=True):
+        if rooms.suffice(others, most_steps=_STEPS):
             kept = others
     return frozenset(gpu.uuid for gpu in kept)
+
+
+class Rooms:
+    """Which sets of emptied GPUs some wants would fit on: of sets that look alike it is found out once."""
+
+    def __init__(self, wants: Sequence[Want]) -> None:
+        self.wants = wants
+        self._layouts: dict[int, Layout] = {}
+        """By identity, which is quicker than by what is in them; kept, so that it stays theirs."""
+        self._known: dict[tuple[bool, tuple[object, ...]], bool] = {}
+        """By whether it was searched to the end, and the look of the set."""
+
+    def suffice(self, gpus: Sequence[Gpu], *, most_steps: int | None = None) -> bool:
+        """Whether the wants fit; what others made is not counted on to go. With `most_steps` as `pack`."""
+        key = (most_steps is None, self.look_of(gpus))
+        if key not in self._known:
+            boards = [emptied(gpu, keep_foreign=True) for gpu in gpus]
+            self._known[key] = pack(boards, self.wants, most_steps=most_steps) is not None
+        return self._known[key]
+
+    def look_of(self, gpus: Sequence[Gpu]) -> tuple[object, ...]:
+        """What is the same for sets that look alike, emptied."""
+        self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
+        boards = [emptied(gpu, keep_foreign=True) for gpu in gpus]
+        return tuple(sorted((id(board.gpu.layout), board.held, board.engines) for board in boards))
 
 
 def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mig_agent.core.board import Board, Candidate
+from mig_agent.core.board import VICTIM_COST_SHARE, Board, Candidate
 from mig_agent.core.choosing import choose, wasted_mib
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, NodeView, Profile, Request, Slot, Want
 from mig_agent.core.notes import near_miss_notes
 from mig_agent.core.plan import CreateInstance, DestroyInstance, DevicePlan, Plan, ReuseInstance
 from mig_agent.core.policy import DEFAULT_POLICY, Policy
 from mig_agent.core.together import find_together
-
-COST_IN_SCORE = 1e-3
-"""Wasted memory, in MiB, is compared first; the policy's cost decides between plans that waste the same."""
 
 NOTHING_RESERVED: frozenset[GpuUuid] = frozenset()
 NOTHING_EXCLUDED: frozenset[Slot] = frozenset()
@@ -82,9 +79,12 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
                 best, best_gpu, best_candidate = key, gpu, candidate
     if best is None or best_gpu is None or best_candidate is None:
         return None
+    device = _device(best_gpu, best_candidate)
     return Plan(
-        devices=(_device(best_gpu, best_candidate),),
-        score=best[0] + COST_IN_SCORE * best[1],
+        devices=(device,),
+        wasted_mib=best[0],
+        cost=best[1],
+        creation_cost=_creating((device,), creation_cost),
         notes=near_miss_notes(want, best_candidate.window.profile, best_gpu),
     )
 
@@ -98,10 +98,22 @@ def _find_several(
     notes: dict[str, None] = {}
     for want, (gpu, candidate) in zip(wants, found.places, strict=True):
         notes.update(dict.fromkeys(near_miss_notes(want, candidate.window.profile, gpu)))
+    devices = tuple(_device(gpu, candidate) for gpu, candidate in found.places)
     return Plan(
-        devices=tuple(_device(gpu, candidate) for gpu, candidate in found.places),
-        score=found.waste + COST_IN_SCORE * found.cost,
+        devices=devices,
+        wasted_mib=found.waste,
+        cost=found.cost,
+        creation_cost=_creating(devices, policy.creation_cost),
         notes=tuple(notes),
+    )
+
+
+def _creating(devices: Sequence[DevicePlan], creation_cost: float) -> float:
+    """What the boards count for creating these devices, and for destroying what stands in their way."""
+    return sum(
+        creation_cost * (1 + VICTIM_COST_SHARE * len(each.victims))
+        for each in devices
+        if isinstance(each.serve, CreateInstance)
     )
 
 

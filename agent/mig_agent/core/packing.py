@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mig_agent.core.board import Board
@@ -35,7 +36,7 @@ def pack(
     kinds = Kinds(boards, wants)
     if not all(any(served) for served in kinds.profiles):
         return None
-    shelves = [Shelf(board, kinds, exclude) for board in boards]
+    shelves = _shelves(boards, kinds, exclude)
     chosen = _Search(shelves, kinds, most_steps).run()
     if chosen is None:
         return None
@@ -45,6 +46,18 @@ def pack(
         for kind, window in shelf.windows_for(counts):
             placed[queues[kind].pop()] = (number, window)
     return tuple(placed[number] for number in range(len(wants)))
+
+
+def _shelves(boards: Sequence[Board], kinds: Kinds, exclude: frozenset[Slot]) -> list[Shelf]:
+    """One for each board; boards that look alike share it, unless slots of single GPUs are excluded."""
+    made: dict[tuple[object, ...], Shelf] = {}
+    shelves = []
+    for board in boards:
+        look = (board.gpu.uuid if exclude else None, id(board.gpu.layout), board.held, board.engines)
+        if look not in made:
+            made[look] = Shelf(board, kinds, exclude)
+        shelves.append(made[look])
+    return shelves
 
 
 class _Search:
@@ -58,7 +71,8 @@ class _Search:
         prices = _prices(shelves, kinds)
         self._prices = prices
         # The tightest shelves first: they leave the fewest ways.
-        self._order = sorted(range(len(shelves)), key=lambda number: (shelves[number].most(kinds.shares), number))
+        most = {shelf: shelf.most(kinds.shares) for shelf in set(shelves)}
+        self._order = sorted(range(len(shelves)), key=lambda number: (most[shelves[number]], number))
         self._weights = [*_weightings(kinds), prices]
         self._room = [self._suffix_room(weights) for weights in self._weights]
 
@@ -100,9 +114,10 @@ class _Search:
         )
 
     def _suffix_room(self, weights: Sequence[float]) -> list[float]:
+        most = {shelf: shelf.most(weights) for shelf in set(self._shelves)}
         room = [0.0]
         for number in reversed(self._order):
-            room.append(room[-1] + self._shelves[number].most(weights))
+            room.append(room[-1] + most[self._shelves[number]])
         return room[::-1]
 
 
@@ -117,16 +132,17 @@ def _prices(shelves: Sequence[Shelf], kinds: Kinds) -> list[float]:
     come nearest to showing that. (They are the multipliers of the Lagrangian relaxation, found by subgradients.)
     """
     demand = kinds.demand
+    shared = Counter(shelves)
     prices = list(kinds.shares)
     best, least = prices, float("inf")
     for _ in range(_ROUNDS):
         room = 0.0
         held = [0] * len(demand)
-        for shelf in shelves:
+        for shelf, alike in shared.items():
             weight, counts = shelf.fullest(prices)
-            room += weight
+            room += alike * weight
             for kind, count in counts.items():
-                held[kind] += count
+                held[kind] += alike * count
         total = sum(prices)
         slack = room - _weighed(demand, prices)
         if slack / total < least:

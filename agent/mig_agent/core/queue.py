@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mig_agent.core.finding import NOTHING_RESERVED, find
-from mig_agent.core.keeping import Waiting, in_order, in_turn, reservation, sparing
+from mig_agent.core.keeping import Known, Waiting, in_order, in_turn, reservation, sparing
 from mig_agent.core.model import NodeView, Request, RequestId
 from mig_agent.core.plan import Plan
 from mig_agent.core.policy import Policy
@@ -99,19 +99,22 @@ def search(
     only: Waiting | None = None,
     seen: frozenset[int] = NOBODY,
     enough: Callable[[], bool] = lambda: False,
+    known: Known | None = None,
 ) -> tuple[Waiting, Plan] | Paused | None:
     """The same in pieces: when `enough` says so it pauses, having looked at one at least.
 
     `seen` are the numbers of those that earlier pieces have looked at. Who came since is looked at like the others.
+    `known` is handed from one piece to the next.
     """
     ordered = in_order(waiting)
     kept = spared = None
     if strict_fifo:
         turns: Sequence[Waiting] = ordered[:1]
     else:
-        kept = reservation(view, ordered, now, limit_seconds)
-        spared = sparing(view, ordered, kept)
-        turns = in_turn(view, ordered, kept)
+        known = known or Known()
+        kept = reservation(view, ordered, now, limit_seconds, known)
+        spared = sparing(view, ordered, kept, known)
+        turns = in_turn(view, ordered, kept, known)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
     looked_at = set(seen)

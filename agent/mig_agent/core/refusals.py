@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from itertools import chain, islice
 
@@ -18,6 +19,9 @@ from mig_agent.core.packing import pack
 from mig_agent.core.policy import Policy
 from mig_agent.core.wording import each_gpu, several, want_words
 
+_MOST_TRIED = 16
+"""Devices of one request that are tried one by one, to say how many of them fit."""
+
 
 def explain(
     view: NodeView,
@@ -33,7 +37,8 @@ def explain(
     if never is not None:
         return never
     usable = usable_gpus(view, request)
-    if not fits_when_empty(usable, request.wants):
+    # On all of them it would fit: never_served has found that out.
+    if len(usable) < len(named_gpus(view, request)) and not fits_when_empty(usable, request.wants):
         return _gpus_unavailable(view, request)
     if reserved and find(view, request, policy, exclude=exclude) is not None:
         return _kept_for_another(view, request, reserved)
@@ -49,8 +54,10 @@ def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
     away = [gpu for gpu in named_gpus(view, request) if gpu.state in {GpuState.CORDONED, GpuState.LOST}]
     able = [gpu for gpu in away if any(choose(want, gpu.layout) for want in request.wants)]
     words = ", ".join(f"GPU {gpu.index} is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}" for gpu in able)
-    cordoned = [gpu for gpu in able if gpu.state is GpuState.CORDONED]
+    cordoned = [gpu for gpu in able if gpu.state is GpuState.CORDONED and not gpu.set_aside]
     hint = "`nvidia-smi` tells whether the driver still sees it"
+    if any(gpu.set_aside for gpu in able):
+        hint = "it is used again by itself as soon as it can be; --wait 10m waits for that"
     if cordoned:
         hint = f"`migctl uncordon --gpu {cordoned[0].index}` lets new work onto it"
     return Refusal(
@@ -133,11 +140,7 @@ def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: froze
 def _no_room_together(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> Refusal:
     usable = usable_gpus(view, request, reserved)
     boards = [Board.of(gpu) for gpu in usable]
-    fitting: list[Want] = []
-    for want in request.wants:
-        if pack(boards, [*fitting, want]) is not None:
-            fitting.append(want)
-    count = len(fitting)
+    count = len(_fitting(boards, request.wants))
     held = chain.from_iterable(
         blockers_of(view, gpu, (each for each in gpu.instances if each.state is not InstanceState.IDLE))
         for gpu in usable
@@ -149,6 +152,17 @@ def _no_room_together(view: NodeView, request: Request, reserved: frozenset[GpuU
         hint="--wait 10m waits until there is room for all",
         blockers=(*held, *_out_of_reach(view, request, reserved))[:MOST_BLOCKERS],
     )
+
+
+def _fitting(boards: Sequence[Board], wants: Sequence[Want]) -> Sequence[Want]:
+    """Of wants that do not fit together those that do, the first asked for before others."""
+    # Of the first so many, which is found by halves; then each of the others, unless they are very many.
+    beyond = bisect.bisect_left(range(1, len(wants) + 1), x=True, key=lambda count: pack(boards, wants[:count]) is None)
+    fitting = list(wants[:beyond])
+    for want in islice(wants, beyond + 1, beyond + 1 + _MOST_TRIED):
+        if pack(boards, [*fitting, want]) is not None:
+            fitting.append(want)
+    return fitting
 
 
 def _out_of_reach(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> tuple[Blocker, ...]:

@@ -24,7 +24,8 @@ MOST_ATTRIBUTES = 16
 """Of profiles, asked for with one device."""
 _LONGEST_ATTRIBUTE = 16
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
-MOST_PRIORITY = 1_000_000
+MOST_PRIORITY = 2**31 - 1
+"""As much as the wire takes; pods that a cluster cannot do without have two thousand million."""
 MOST_PID = 2**31 - 1
 
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
@@ -79,6 +80,9 @@ def parse_device(text: str) -> Want:
         return whole_gpu_want()
     if _PROFILE_LIKE.fullmatch(name) or _PROFILE_START.match(name):
         return profile_want(name)
+    if name and not any(each.isdigit() for each in name):
+        hint = "write a profile such as 2g.10gb, a quantity of memory such as 4G, or whole"
+        raise UsageError(f"cannot understand {shown(name)} as a device", hint)
     return memory_want(name)
 
 
@@ -98,7 +102,7 @@ def parse_gpu(text: str) -> str:
         return str(int(name))
     if _GPU_UUID.fullmatch(name):
         return name
-    hint = "write its index, such as 0, or its UUID, GPU-..., as `migctl status` shows them"
+    hint = "write its index, such as 0, as `migctl status` shows it, or its UUID, GPU-..., as `nvidia-smi -L` does"
     if re.fullmatch(r"[0-9]*\.[0-9]+", name, re.ASCII):
         hint = f"--gpu-fraction {name} asks for a part of a GPU; --gpu says on which GPU, by index or UUID"
     elif re.fullmatch(r"[0-9.]+\s*[kKMGT]i?B?", name, re.ASCII):
@@ -179,6 +183,16 @@ def _validate_texts(request: Request) -> None:
             raise UsageError(f"cannot take {shown(text)} as the {what}: it has characters that cannot be printed")
     if _bytes(request.request_id) > LONGEST_REQUEST_ID or not request.request_id.isprintable():
         raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
+
+
+def parse_reason(text: str) -> str:
+    """What an administrator gives as a reason, for people. Raises UsageError for what cannot be shown in a line."""
+    reason = text.strip()
+    if _bytes(reason) > LONGEST_TEXT:
+        raise UsageError(f"cannot take a reason of {_bytes(reason)} bytes: at most {LONGEST_TEXT}")
+    if not reason.isprintable():
+        raise UsageError(f"cannot take {shown(reason)} as the reason: it has characters that cannot be printed")
+    return reason
 
 
 def validate_ttl(seconds: float | None) -> None:

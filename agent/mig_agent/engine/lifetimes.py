@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import partial
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import EndLease, RenewLease
-from mig_agent.adapters.processes import ProcessWatch
+from mig_agent.adapters.processes import ProcessWatch, started
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState, Lease, LeaseId
@@ -25,6 +25,17 @@ RETRY_SECONDS = 5.0
 """Until an end that could not be recorded is tried again."""
 
 
+class StreamEnd(Enum):
+    """How the stream of a held lease ended."""
+
+    CLOSED = "closed"
+    """By its client, which is still there."""
+    HUNG_UP = "hung up"
+    """With its client's connection, which the client or its kernel has ended."""
+    DROPPED = "dropped"
+    """By the network, or by this agent: the client may not know yet, and wants its lease."""
+
+
 class EndReason(StrEnum):
     """Why a lease ended by this agent's doing. The words are in the ledger; never rename one.
 
@@ -37,6 +48,7 @@ class EndReason(StrEnum):
     STREAM_ENDED = "stream-ended"
     UNDELIVERED = "undelivered"
     GPU_LOST = "gpu-lost"
+    POD_ENDED = "pod-ended"
 
 
 _WORDS = {
@@ -45,6 +57,7 @@ _WORDS = {
     EndReason.STREAM_ENDED: "nobody held it any more",
     EndReason.UNDELIVERED: "its answer could not be delivered and nobody asked again",
     EndReason.GPU_LOST: "its GPU was lost",
+    EndReason.POD_ENDED: "its pod has ended",
     "reboot": "the machine was rebooted",
     "instance-lost": "its instance is gone",
     "gpu-reset": "its GPU was reset, or somebody destroyed all that was on it",
@@ -58,14 +71,17 @@ class _Watches:
     deadline: Timer | None = None
     grace: Timer | None = None
     process: ProcessWatch | None = None
+    client: ProcessWatch | None = None
+    """The one whose connection has ended."""
 
     def close(self) -> None:
         if self.deadline is not None:
             self.deadline.cancel()
         if self.grace is not None:
             self.grace.cancel()
-        if self.process is not None:
-            self.process.close()
+        for process in (self.process, self.client):
+            if process is not None:
+                process.close()
 
 
 class Lifetimes:
@@ -78,7 +94,11 @@ class Lifetimes:
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
 
     def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
-        """Watches over a lease that stands; one that is not known to be delivered has a time of grace."""
+        """Watches over a lease that stands; one that is not known to be delivered has a time of grace.
+
+        But for a pod's: the kubelet asks again for what it has not heard, and tells when the pod has ended.
+        """
+        delivered = delivered or lease.holder.pod is not None
         if delivered and lease.expires_at is None and lease.pid is None:
             return
         watches = self._watches[lease.id] = _Watches()
@@ -97,17 +117,45 @@ class Lifetimes:
     def delivered(self, lease: LeaseId) -> None:
         """Its holder has the answer, or is attached again."""
         watches = self._watches.get(lease)
-        if watches is not None and watches.grace is not None:
+        if watches is None:
+            return
+        if watches.grace is not None:
             watches.grace.cancel()
             watches.grace = None
+        if watches.client is not None:
+            watches.client.close()
+            watches.client = None
 
-    def detached(self, lease: LeaseId) -> None:
-        """Its stream has ended by our own doing: it stays a while, to be attached again."""
+    async def stream_ended(self, lease: LeaseId, how: StreamEnd, client: int | None) -> None:
+        """The stream of a held lease has ended. `client` is the client's process, as the kernel told it."""
+        if how is StreamEnd.CLOSED and not self._context.closing:
+            try:
+                await self.end(lease, EndReason.STREAM_ENDED, by="its client")
+            except LedgerError:
+                self._detached(lease)
+        elif how is StreamEnd.HUNG_UP:
+            self._hung_up(lease, client)
+        else:
+            self._detached(lease)
+
+    def _detached(self, lease: LeaseId) -> None:
+        """It stays a while, to be attached again."""
+        self._to_be_attached(lease, self._context.settings.grace_seconds)
+
+    def _hung_up(self, lease: LeaseId, pid: int | None) -> None:
+        """The client is back within moments, or never; never, if its process is gone."""
+        watches = self._to_be_attached(lease, min(BACK_SECONDS, self._context.settings.grace_seconds))
+        if watches is not None and watches.client is None and pid is not None:
+            ended = partial(self._end_soon, lease, EndReason.STREAM_ENDED)
+            watches.client = ProcessWatch(pid, started(pid), ended)
+
+    def _to_be_attached(self, lease: LeaseId, seconds: float) -> _Watches | None:
         if lease not in self._context.state.leases:
-            return
+            return None
         watches = self._watches.setdefault(lease, _Watches())
         if watches.grace is None:
-            watches.grace = self._later(lease, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
+            watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
+        return watches
 
     def left(self, lease: LeaseId) -> None:
         """Its client went away before it had its answer: it is back on another connection within moments, or never."""
@@ -143,15 +191,17 @@ class Lifetimes:
         await self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
         return renewed
 
-    async def end(self, lease: LeaseId, reason: str, *, by: str = "", caller: Caller | None = None) -> None:
+    async def end(
+        self, lease: LeaseId, reason: str, *, by: str = "", why: str = "", caller: Caller | None = None
+    ) -> None:
         """Ends a lease; nothing happens to one that has ended. Raises LedgerError, and then it stands.
 
-        `by` says who ended it, in words, and `caller` who called for it.
+        `by` says who released it, or `why` what ended it, in words, and `caller` who called for it.
         """
         under_way = self._ending.get(lease)
         if under_way is None:
             draft = Draft(self._context.journal)
-            self.draft_end(draft, lease, reason, by=by, caller=caller)
+            self.draft_end(draft, lease, reason, by=by, why=why, caller=caller)
             if not draft:
                 return
             under_way = self._ending[lease] = draft.write()
@@ -160,7 +210,14 @@ class Lifetimes:
         await asyncio.shield(under_way)
 
     def draft_end(
-        self, draft: Draft, lease: LeaseId, reason: str, *, by: str = "", caller: Caller | None = None
+        self,
+        draft: Draft,
+        lease: LeaseId,
+        reason: str,
+        *,
+        by: str = "",
+        why: str = "",
+        caller: Caller | None = None,
     ) -> None:
         """Puts the end of a lease into a record: its instances are idle then."""
         context = self._context
@@ -169,7 +226,7 @@ class Lifetimes:
             return
         draft.ended.add(lease)
         now = context.clock.now()
-        why = f"released by {by}" if by else _WORDS.get(reason, reason)
+        why = f"released by {by}" if by else why or _WORDS.get(reason, reason)
         draft.changes.append(EndLease(lease, now, reason))
         draft.events.append(
             context.journal.event(

@@ -40,8 +40,17 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
         caller.uid,
         # What a user of this machine is called may not be known at every moment.
         caller.name if caller.uid is None else "",
+        *_of_pod(request),
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+
+
+def _of_pod(request: Request) -> tuple[object, ...]:
+    """Nothing for other requests: their digests stay what they were before there were pods."""
+    pod = request.holder.pod
+    if pod is None:
+        return ()
+    return (pod.namespace, pod.name, pod.uid, [(each.resource, each.id) for each in request.kubelet_devices])
 
 
 def _given(request: Request, caller: Caller) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.core import queue
+from mig_agent.core import keeping, queue
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
 from mig_agent.core.explain import explanation
@@ -17,6 +17,7 @@ from mig_agent.core.finding import NOTHING_RESERVED
 from mig_agent.core.model import GpuUuid, Request, RequestId, Slot
 from mig_agent.core.plan import Outcome, Plan
 from mig_agent.core.planner import plan
+from mig_agent.core.quantities import counted
 from mig_agent.engine.answers import Queued
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor
@@ -24,6 +25,8 @@ from mig_agent.engine.orders import Order
 
 _PIECE_SECONDS = 0.02
 """Of looking through the queue, before others get their turn."""
+_MOST_RESTARTS = 3
+"""Of one look through the queue, for what was freed meanwhile."""
 TELL_SECONDS = 1.0
 """Between two rounds of telling people their places."""
 _MOST_TEXTS = 3
@@ -53,8 +56,13 @@ class WaitingRoom:
         self._queue = queue.Queue()
         self._stays: dict[RequestId, Stay] = {}
         self._pump_is_due = False
-        self._paused_at: queue.Waiting | None = None
-        """Where the look through the queue goes on; None: at its beginning."""
+        self._known = keeping.Known()
+        self._seen: frozenset[int] = queue.NOBODY
+        """Those that the look through the queue, which goes on, has looked at."""
+        self._restarts = 0
+        """Of that look, since one has come to its end."""
+        self._once_more = False
+        """Whether something was freed that not all could be looked at for again."""
         self._telling: Timer | None = None
         context.freed = self.freed
 
@@ -84,6 +92,11 @@ class WaitingRoom:
         `failed` is why an earlier try came to nothing, and `exclude` are the slots that it failed on.
         """
         request = order.request
+        gate = self._context.gate
+        if gate.paused:
+            if not request.wait_seconds:
+                raise RefusedError(gate.refusal(f"serve {describe(request)}"))
+            return await self._stay(order, on_place)
         outcome = self._plan(request, exclude=exclude)
         if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
@@ -98,7 +111,19 @@ class WaitingRoom:
 
     def freed(self) -> None:
         """Something may fit now."""
-        self._paused_at = None
+        self._context.also_freed()
+        self._look_anew()
+        self._go_on_looking()
+
+    def _look_anew(self) -> None:
+        """From the beginning, so that what there is goes to the first whom it serves."""
+        if self._restarts < _MOST_RESTARTS:
+            self._restarts += bool(self._seen)
+            self._seen = queue.NOBODY
+        else:
+            self._once_more = True  # after this look: those at the end of a long queue have their turn, too
+
+    def _go_on_looking(self) -> None:
         if len(self._queue) and not self._pump_is_due:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -133,6 +158,21 @@ class WaitingRoom:
         if self._telling is not None:
             self._telling.cancel()
 
+    @property
+    def reserved(self) -> frozenset[GpuUuid]:
+        """The GPUs that are kept from newcomers for the first that has waited past the limit."""
+        context = self._context
+        if not len(self._queue) or context.settings.strict_fifo:
+            return NOTHING_RESERVED
+        kept = keeping.reservation(
+            context.state.working_view,
+            self._queue.waiting,
+            context.clock.now(),
+            context.reservation_after_seconds,
+            self._known,
+        )
+        return NOTHING_RESERVED if kept is None else kept.gpus
+
     # Inside
 
     def _plan(
@@ -153,7 +193,7 @@ class WaitingRoom:
             exclude=exclude,
         )
         context.telemetry.planned(time.perf_counter() - began)
-        return outcome
+        return context.with_changes(outcome, request)
 
     async def _stay(self, order: Order, on_place: Callable[[int], None]) -> Execution:
         request = order.request
@@ -168,8 +208,6 @@ class WaitingRoom:
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         self._stays[request.request_id] = stay
-        if self._paused_at is not None and waiting.order < self._paused_at.order:
-            self._paused_at = None  # only then: a stream of newcomers must not keep the look from coming to its end
         # What was freed a moment ago may be for somebody before it.
         self._pump(None if self._pump_is_due else waiting)
         if stay.started.done():
@@ -186,7 +224,7 @@ class WaitingRoom:
         on_place(stay.place)
         return await stay.started
 
-    def _pump(self, newcomer: queue.Waiting | None = None) -> None:
+    def _pump(self, newcomer: keeping.Waiting | None = None) -> None:
         """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit.
 
         Where many wait for several devices each that takes long, so it goes on in the next turn of the event loop.
@@ -195,7 +233,7 @@ class WaitingRoom:
             self._pump_is_due = False
         context, settings = self._context, self._context.settings
         until = time.perf_counter() + _PIECE_SECONDS
-        while len(self._queue) and not context.closing:
+        while len(self._queue) and not context.closing and not context.gate.paused:
             began = time.perf_counter()
             found = queue.search(
                 context.state.working_view,
@@ -205,17 +243,20 @@ class WaitingRoom:
                 limit_seconds=context.reservation_after_seconds,
                 strict_fifo=settings.strict_fifo,
                 only=newcomer,
-                after=self._paused_at,
+                seen=self._seen,
+                known=self._known,
                 enough=lambda: time.perf_counter() > until,
             )
             context.telemetry.planned(time.perf_counter() - began)
-            self._paused_at = None
             if found is None:
+                if newcomer is None:
+                    self._look_ended()
                 return
-            if isinstance(found, queue.Waiting):
-                self.freed()
-                self._paused_at = found
+            if isinstance(found, queue.Paused):
+                self._seen = found.seen
+                self._go_on_looking()
                 return
+            self._look_anew()
             waiting, its_plan = found
             self._queue.remove(waiting.request.request_id)
             stay = self._stays.pop(waiting.request.request_id)
@@ -224,14 +265,20 @@ class WaitingRoom:
             stay.started.set_result(self._executor.begin(stay.order, its_plan))
             self._places_changed()
 
-    def _refusal_behind(self, waiting: queue.Waiting) -> Refusal:
+    def _look_ended(self) -> None:
+        again, self._once_more = self._once_more, False
+        self._restarts, self._seen = 0, queue.NOBODY
+        if again:
+            self._go_on_looking()
+
+    def _refusal_behind(self, waiting: keeping.Waiting) -> Refusal:
         """Why somebody who does not wait is not served now."""
         context, settings = self._context, self._context.settings
         before = [each for each in self._queue.waiting if each.order < waiting.order]
         kept = None
         if not settings.strict_fifo:
-            kept = queue.reservation(
-                context.state.working_view, before, context.clock.now(), context.reservation_after_seconds
+            kept = keeping.reservation(
+                context.state.working_view, before, context.clock.now(), context.reservation_after_seconds, self._known
             )
         reserved = kept.gpus if kept is not None else NOTHING_RESERVED
         outcome = self._plan(waiting.request, reserved=reserved)
@@ -239,7 +286,7 @@ class WaitingRoom:
             return self._explained(waiting.request, outcome, reserved=reserved)
         return Refusal(
             reason=Reason.NO_CAPACITY,
-            message=f"cannot serve {describe(waiting.request)} before the {len(before)} requests that wait for it",
+            message=f"cannot serve {describe(waiting.request)} now: {counted(len(before), 'request')} came first",
             hint="wait for your turn with --wait 10m",
         )
 
@@ -267,7 +314,8 @@ class WaitingRoom:
 
     def _waited_too_long(self, stay: Stay) -> None:
         request = stay.order.request
-        outcome = self._plan(request)
+        gate = self._context.gate
+        outcome = gate.refusal(f"serve {describe(request)}") if gate.paused else self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""

@@ -27,6 +27,8 @@ _VERBS = {
     "cordon": "admin",
     "uncordon": "admin",
     "mode": "admin",
+    "pause": "pausing",
+    "resume": "pausing",
     "events": "events",
     "top": "top",
     "completion": "completion",

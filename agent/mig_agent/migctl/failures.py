@@ -36,6 +36,13 @@ class ReaderGoneError(Exception):
     """Nobody reads stdout any more. Not a BrokenPipeError, which click would make an exit code of its own of."""
 
 
+class LeftQueueError(MigAgentError):
+    """Ctrl-C while a request waited."""
+
+    def __init__(self) -> None:
+        super().__init__("cannot wait any longer: interrupted; the request has left the queue")
+
+
 def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
     """Tells of a failure on stderr, and as JSON on stdout where asked for. The exit code, or `code` in its place."""
     usual, reason, message, hint, retryable, blockers = _facts(error)
@@ -48,6 +55,8 @@ def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
             retryable=retryable,
             blockers=blockers,
             explanation=error.explanation if is_client_error(error) else (),
+            revision=error.revision if is_client_error(error) else None,
+            changed=error.changed if is_client_error(error) else (),
         )
     return usual if code is None else code
 
@@ -84,6 +93,8 @@ def _tell(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
 def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, ...]]:
     """Exit code, reason, message, hint, whether it may work later, and what stands in the way."""
     match error:
+        case LeftQueueError():
+            return INTERRUPTED, Reason.CANCELLED, str(error), "ask again; it goes to the end of the queue", True, ()
         case UsageError():
             return USAGE, Reason.INVALID_REQUEST, error.message, error.hint, False, ()
         case click.ClickException():
@@ -143,10 +154,19 @@ def _print_failure(
     retryable: bool,
     blockers: tuple[Blocker, ...],
     explanation: tuple[str, ...],
+    revision: int | None,
+    changed: tuple[str, ...],
 ) -> None:
     from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
 
     failure = shapes.failure(
-        reason=reason, message=message, hint=hint, retryable=retryable, blockers=blockers, explanation=explanation
+        reason=reason,
+        message=message,
+        hint=hint,
+        retryable=retryable,
+        blockers=blockers,
+        explanation=explanation,
+        revision=revision,
+        changed=changed,
     )
     print(json.dumps(failure), flush=True)

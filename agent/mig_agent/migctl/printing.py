@@ -48,11 +48,6 @@ def _fitted(cell: str, width: int) -> str:
     return cell.ljust(width) if len(cell) <= width else cell[: width - 2] + ".."
 
 
-def count(number: int, what: str) -> str:
-    """`1 lease`, `2 leases`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def memory(mib: int) -> str:
     """MiB for people: `9.75 GiB`, `512 MiB`. Never more than there is: people ask for what they read."""
     if mib < _MIB_IN_GIB:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from mig_agent.migctl.failures import LeftQueueError
+
 
 class Progress:
     """Writes to stderr: over one line on a terminal, a line for each change elsewhere."""
@@ -11,6 +13,7 @@ class Progress:
     def __init__(self) -> None:
         self._live = sys.stderr.isatty()
         self._shown = False
+        self._waited = False
 
     def __call__(self, position: int) -> None:
         """The request waits at this place, 1 being the next."""
@@ -20,7 +23,11 @@ class Progress:
             print(f"\r\x1b[K{words} (Ctrl-C leaves it)", end="", file=sys.stderr, flush=True)
         else:
             print(words, file=sys.stderr, flush=True)
-        self._shown = True
+        self._shown = self._waited = True
+
+    def interrupted(self) -> BaseException:
+        """What Ctrl-C comes to: who has waited is told what became of that."""
+        return LeftQueueError() if self._waited else KeyboardInterrupt()
 
     def clear(self) -> None:
         """Takes the line away again, on a terminal."""

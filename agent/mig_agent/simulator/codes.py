@@ -29,6 +29,11 @@ class Code(IntEnum):
     UNKNOWN = 999
 
 
+def name_of(code: int) -> str:
+    """`IN_USE`; the number of one that has no name here."""
+    return Code(code).name if code in set(Code) else str(code)
+
+
 class Failure(Exception):  # noqa: N818 -- an answer of the driver, not an error of the simulator
     """What a call answers instead of success."""
 

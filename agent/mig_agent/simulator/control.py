@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mig_agent.simulator import faults, operations
-from mig_agent.simulator.codes import Failure, SimulatorError
+from mig_agent.simulator.codes import Failure, SimulatorError, name_of
 from mig_agent.simulator.models import Window
 from mig_agent.simulator.state import (
     DRIVER_VERSION,
@@ -316,6 +316,7 @@ def describe(machine: Machine) -> str:
                 lines += [f"      held by {p['pid']} {p['name']}" for p in compute["holders"]]
             lines += [f"    held by {p['pid']} {p['name']}" for p in instance["holders"]]
     lines += [
-        f"fault {f['id']}: {f['kind']} {f['function']} gpu={f['gpu']} code={f['code']}" for f in machine["faults"]
+        f"fault {f['id']}: {f['kind']} {f['function']} gpu={f['gpu']} code={name_of(f['code'])}"
+        for f in machine["faults"]
     ]
     return "\n".join(lines)

@@ -38,7 +38,7 @@ def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
 
 @verb()
 @click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
 def cordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...], reason: str) -> int:
     """Keep new leases off a GPU; what is leased goes on. For administrators."""
@@ -47,7 +47,7 @@ def cordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...], reason: st
 
 @verb()
 @click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
 def uncordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...]) -> int:
     """Allow new leases on a GPU again. For administrators."""
     return _cordon(common, _one_gpu((gpu, *gpus), "uncordon"), on=False)
@@ -55,7 +55,7 @@ def uncordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...]) -> int:
 
 @verb()
 @click.argument("mode", metavar="enable|disable")
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index or UUID, as `migctl status` shows them.")
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
 def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     """Switch a GPU's MIG mode on or off. For administrators.
 

@@ -53,6 +53,8 @@ def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) ->
             retryable=outcome.retryable,
             blockers=outcome.blockers,
             explanation=outcome.explanation,
+            revision=outcome.revision,
+            changed=outcome.changed,
         )
     if output == "json":
         print_json(shapes.plan(outcome))

@@ -35,6 +35,8 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
         progress = Progress()
         try:
             lease = client.acquire(on_queued=progress, **asking)
+        except KeyboardInterrupt:
+            raise progress.interrupted() from None
         finally:
             progress.clear()
         try:

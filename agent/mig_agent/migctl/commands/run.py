@@ -62,7 +62,7 @@ def run(
             if dry_run:
                 return print_plan(client, asking, output, explain=explain)
             return _run(client, asking, command, each=each, output=output)
-    except UsageError:
+    except (UsageError, failures.LeftQueueError):
         raise
     except MigAgentError as error:
         return failures.tell(error, json=output == "json", code=failures.COULD_NOT_RUN)
@@ -76,6 +76,8 @@ def _run(client: Client, asking: Asking, command: Sequence[str], *, each: bool, 
     progress = Progress()
     try:
         lease = client.lease(on_queued=progress, on_lost=_say_lost, **asking)
+    except KeyboardInterrupt:
+        raise progress.interrupted() from None
     finally:
         progress.clear()
     with _released_at_end(lease):

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mig_agent.core.quantities import format_duration
+from mig_agent.core.quantities import counted, format_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
-from mig_agent.migctl.printing import ago, can_unicode, count, place, print_json, table, until, wants_color
+from mig_agent.migctl.printing import ago, can_unicode, place, print_json, table, until, wants_color
 
 if TYPE_CHECKING:
     from mig_agent.client.answers import Gpu, LeaseInfo, Status
@@ -42,11 +42,16 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
     from mig_agent.core.slicemap import render_legend, render_text  # noqa: PLC0415 -- JSON needs none of it
 
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    counts = f"{count(len(node.gpus), 'GPU')}, {count(len(node.leases), 'lease')}{waiting}"
+    counts = f"{counted(len(node.gpus), 'GPU')}, {counted(len(node.leases), 'lease')}{waiting}"
     parts = [f"{node.node}: {counts} (revision {node.revision})"]
+    if node.paused:
+        parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
     if node.ledger_error:
         parts.append(f"no new leases: {node.ledger_error}")
     parts += [render_text(slice_map(each), width, color=color, unicode=unicode) for each in node.gpus]
+    if node.missing_gpus:
+        lines = [f"GPU {index} has not answered yet: {why}" for index, why in node.missing_gpus.items()]
+        parts.append("\n".join(map(failures.one_line, lines)))
     shown = {each.state for gpu in node.gpus for each in gpu.instances}
     if shown:
         parts.append(render_legend([*shown, "free"], color=color, unicode=unicode))
@@ -70,7 +75,7 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
         )
         if node.reservation_after is not None and not node.strict_fifo:
             after = format_duration(node.reservation_after)
-            parts.append(f"GPUs are kept for the first that has waited {after}")
+            parts.append(f"from {after} of waiting on, GPUs are kept for the first in the queue")
     return "\n\n".join(parts)
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import counted, parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
-from mig_agent.migctl.printing import count, memory, print_json, table
+from mig_agent.migctl.printing import memory, print_json, table
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
@@ -54,7 +54,7 @@ def render(node: Status, usage: Mapping[int, Usage]) -> str:
         for each in gpu.instances
     ]
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    head = f"{node.node}: {count(len(node.leases), 'lease')}{waiting}"
+    head = f"{node.node}: {counted(len(node.leases), 'lease')}{waiting}"
     return f"{head}\n\n{table(_HEADER, rows)}" if rows else f"{head}\n\nno instances"
 
 

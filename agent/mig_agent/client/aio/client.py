@@ -1,0 +1,185 @@
+"""The agent's Python client for asyncio: what `mig_agent.client.Client` does, without a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+import grpc
+
+from mig_agent.client import answers, calls, reading
+from mig_agent.client.addresses import Address
+from mig_agent.client.aio.connection import AsyncConnection
+from mig_agent.client.aio.holding import AsyncHolding, first_grant
+from mig_agent.client.aio.leases import AsyncLease, Taking
+from mig_agent.client.calls import Answer, Call
+from mig_agent.client.channels import Tls
+from mig_agent.client.connection import PATIENCE_SECONDS, Connections
+from mig_agent.client.errors import ClientError
+from mig_agent.client.holding import OnQueued
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+if TYPE_CHECKING:
+    from mig_agent.client.asking import Asking
+
+
+class AsyncClient:
+    """Speaks with the agent of this node, or of another one, on one event loop.
+
+    >>> async with AsyncClient() as client, client.lease(gpu_memory="4G") as lease:   # doctest: +SKIP
+    ...     print(lease.devices[0].uuid)
+
+    Its methods mean what those of `Client` do and raise the same. A call whose task is cancelled is given up, and a
+    request that waits leaves the queue.
+    """
+
+    def __init__(
+        self,
+        address: str | Address | None = None,
+        *,
+        tls: Tls | None = None,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        """As `Client`. Nothing is connected before the first call, which ties the client to its event loop."""
+        self._connections = Connections(AsyncConnection, address, tls, patience)
+        self._holdings: weakref.WeakSet[AsyncHolding] = weakref.WeakSet()
+
+    @property
+    def address(self) -> Address:
+        """Where the agent is."""
+        return self._connections.users.address
+
+    async def close(self) -> None:
+        """Closes the connections. Leases that were taken with `lease` end."""
+        for holding in tuple(self._holdings):
+            await holding.close()
+        for connection in self._connections.opened():
+            await connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ leases
+
+    def lease(
+        self,
+        *,
+        on_queued: OnQueued | None = None,
+        on_lost: Callable[[ClientError], None] | None = None,
+        **asking: Unpack[Asking],
+    ) -> Taking:
+        """As `Client.lease`: to be awaited, or entered with `async with`. Both callbacks are called on the loop."""
+        request = calls.request_for(asking)
+
+        async def take() -> AsyncLease:
+            holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
+            grant = await holding.open(on_queued)
+            self._holdings.add(holding)
+            return AsyncLease(self, grant, holding)
+
+        return Taking(take)
+
+    def acquire(self, *, on_queued: OnQueued | None = None, **asking: Unpack[Asking]) -> Taking:
+        """As `Client.acquire`: to be awaited, or entered with `async with`, which releases it at the block's end."""
+        request = calls.request_for(asking)
+        timeout = calls.acquire_seconds(request)
+        connection = self._connections.users
+
+        async def attempt() -> answers.Grant:
+            stream = connection.stub.Acquire(pb.AcquireRequest(request=request), timeout=timeout)
+            return await first_grant(stream, on_queued)
+
+        async def take() -> AsyncLease:
+            return AsyncLease(self, await connection.call_safely_repeated(lambda _stub: attempt()))
+
+        return Taking(take)
+
+    async def release(self, lease: str, token: str = "") -> None:
+        """As `Client.release`."""
+        await self._ask(calls.release(lease, token))
+
+    async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
+        """As `Client.renew`."""
+        return await self._ask(calls.renew(lease, token, ttl))
+
+    # ------------------------------------------------------------ looking
+
+    async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> answers.Plan | answers.NoPlan:
+        """As `Client.plan`."""
+        return (await self.plan_each([asking], explain=explain))[0]
+
+    async def plan_each(
+        self, askings: Sequence[Asking], *, explain: bool = False
+    ) -> list[answers.Plan | answers.NoPlan]:
+        """As `Client.plan_each`."""
+        return await self._ask(calls.plan_each(askings, explain=explain))
+
+    async def status(self) -> answers.Status:
+        """As `Client.status`."""
+        return await self._ask(calls.status())
+
+    async def profiles(self) -> tuple[answers.GpuModel, ...]:
+        """As `Client.profiles`."""
+        return await self._ask(calls.profiles())
+
+    async def events(
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
+    ) -> tuple[answers.Event, ...]:
+        """As `Client.events`."""
+        return await self._ask(calls.events(since, gpu, limit))
+
+    async def usage(self) -> dict[int, answers.Usage]:
+        """As `Client.usage`."""
+        return await self._ask(calls.usage())
+
+    async def watch(self, after_revision: int | None = None) -> AsyncIterator[answers.Event]:
+        """As `Client.watch`; the stream ends with the iterator."""
+        connection = self._connections.users
+        stream = connection.stub.Watch(calls.watch(after_revision))
+        try:
+            async for answer in stream:
+                if answer.HasField("event"):
+                    yield reading.event(answer.event)
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            raise await connection.failure(error) from error
+        finally:
+            stream.cancel()
+
+    # ------------------------------------------------------------ administration
+
+    async def reclaim(self, *gpus: str | int) -> tuple[answers.Instance, ...]:
+        """As `Client.reclaim`."""
+        return await self._ask(calls.reclaim(gpus))
+
+    async def cordon(self, gpu: str | int, reason: str = "") -> answers.Gpu:
+        """As `Client.cordon`."""
+        return await self._ask(calls.cordon(gpu, reason))
+
+    async def uncordon(self, gpu: str | int) -> answers.Gpu:
+        """As `Client.uncordon`."""
+        return await self._ask(calls.uncordon(gpu))
+
+    async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> answers.ModeChange:
+        """As `Client.set_mig_mode`."""
+        return await self._ask(calls.set_mig_mode(gpu, enable=enable))
+
+    async def pause(self, reason: str = "") -> answers.Paused:
+        """As `Client.pause`."""
+        return await self._ask(calls.pause(reason))
+
+    async def resume(self) -> answers.Paused:
+        """As `Client.resume`."""
+        return await self._ask(calls.resume())
+
+    async def _ask(self, call: Call[Answer]) -> Answer:
+        connection = self._connections.of(call)
+        ask = connection.call_safely_repeated if call.repeated else connection.call
+        return call.read(await ask(call.on))

@@ -1,0 +1,85 @@
+"""One connection to the agent on an event loop, and calls on it whose failures are errors in words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from mig_agent.client.addresses import Address
+from mig_agent.client.calls import Answer
+from mig_agent.client.channels import Tls, open_async_channel
+from mig_agent.client.connection import Line
+from mig_agent.client.errors import ClientError
+from mig_agent.client.failures import Dropped, failure_of
+from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+
+if TYPE_CHECKING:  # it is in the stubs alone
+    from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
+
+
+class AsyncConnection(Line):
+    """A channel that is opened when it is first used, on the event loop that runs then."""
+
+    def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
+        super().__init__(address, tls, patience=patience)
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: PartitionManagerAsyncStub | None = None
+
+    @property
+    def stub(self) -> PartitionManagerAsyncStub:
+        """The service's methods. Raises UsageError where TLS is missing or cannot be read."""
+        if self._stub is None:
+            self._channel = open_async_channel(self.address, self._tls)
+            stub: Any = PartitionManagerStub(self._channel)  # the same class; only its types have two names
+            self._stub = stub
+            return self._stub
+        return self._stub
+
+    async def close(self) -> None:
+        """Closes the channel; calls under way fail. Calls after it open a new one."""
+        channel, self._channel, self._stub = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    async def call(self, work: Callable[[PartitionManagerAsyncStub], Awaitable[Answer]]) -> Answer:
+        """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
+        stub = self.stub
+        try:
+            answer = await work(stub)
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            raise await self.failure(error) from error
+        self._answered = True
+        return answer
+
+    async def failure(self, error: grpc.RpcError | asyncio.CancelledError) -> ClientError:
+        """What a failed call means. Raises CancelledError where it is the caller's task that was cancelled."""
+        if isinstance(error, asyncio.CancelledError):
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise error
+            return Dropped(f"cannot go on with the agent at {self.address}: the connection was closed")
+        # In a thread: it may try the socket, to say why nobody answers there.
+        return self.heard(await asyncio.to_thread(failure_of, error, self.address))
+
+    async def call_safely_repeated(
+        self,
+        work: Callable[[PartitionManagerAsyncStub], Awaitable[Answer]],
+        *,
+        patience: float | None = None,
+    ) -> Answer:
+        """As `call`, for work that does no harm when done twice: repeated while the connection breaks.
+
+        For `patience` seconds (the connection's own by default) with growing pauses, and until the task is cancelled.
+        """
+        try:
+            return await self.call(work)
+        except ClientError as error:
+            if not self.is_worth_repeating(error):
+                raise
+        from tenacity import AsyncRetrying  # noqa: PLC0415 -- only now: most runs never need it
+
+        answer: Answer = await AsyncRetrying(**self.repeating(patience))(self.call, work)
+        return answer

@@ -1,0 +1,70 @@
+"""A lease in the hand of the coroutine that asked for it, and one that is on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from mig_agent.client.answers import Grant
+from mig_agent.client.leases import GivenLease
+
+if TYPE_CHECKING:
+    from mig_agent.client.aio.client import AsyncClient
+    from mig_agent.client.aio.holding import AsyncHolding
+
+
+class AsyncLease(GivenLease):
+    """Devices that are yours until `release`, or the end of the `async with` block."""
+
+    def __init__(self, client: AsyncClient, grant: Grant, holding: AsyncHolding | None = None) -> None:
+        super().__init__(grant, holding)
+        self._client = client
+        self._holding = holding
+
+    async def renew(self, ttl: str | float | None) -> None:
+        """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
+        self._expires((await self._client.renew(self.id, self.token, ttl=ttl)).expires_at)
+
+    async def release(self) -> None:
+        """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
+        if self._released:
+            return
+        self._released = True
+        try:
+            if self._holding is not None:
+                self._holding.stop_attaching()
+            if self.lost is None:
+                await self._client.release(self.id, self.token)
+        finally:
+            if self._holding is not None:
+                await self._holding.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+class Taking:
+    """A lease on its way: `lease = await taking`, or `async with taking as lease`, which releases it at the end."""
+
+    def __init__(self, take: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
+        self._take = take
+        self._lease: AsyncLease | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncLease]:
+        return self._take().__await__()
+
+    async def __aenter__(self) -> AsyncLease:
+        self._lease = await self._take()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            await self._lease.release()

@@ -1,0 +1,202 @@
+"""The API's methods as values: what is sent, how long it may take, how the answer is read. For both clients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from mig_agent.client import answers, kinds, reading
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+if TYPE_CHECKING:
+    from mig_agent.client.asking import Asking
+
+ANSWER_SECONDS = 60.0
+"""How long a plain call may take."""
+WORK_SECONDS = 240.0
+"""How long a call may take that works on the hardware, waiting in the queue aside: the agent gives up long before."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[Answer]):
+    """One call of a method that answers once."""
+
+    method: str
+    """Its name in the service."""
+    request: Message
+    read: Callable[[Any], Answer]
+    """From the method's message to what the caller gets."""
+    seconds: float = ANSWER_SECONDS
+    for_admin: bool = False
+    """On the administrators' socket where this person may open it; otherwise the agent refuses in words."""
+    repeated: bool = True
+    """Whether it does no harm when it is done twice, and so is repeated while the connection breaks."""
+
+    def on(self, stub: object) -> Any:  # noqa: ANN401 -- an answer, or with an asynchronous stub what gives one
+        """Calls it."""
+        return getattr(stub, self.method)(self.request, timeout=self.seconds)
+
+
+def release(lease: str, token: str) -> Call[None]:
+    """Ends a lease. Raises UsageError."""
+    _check_lease(lease, token)
+    return Call(
+        method="Release", request=pb.ReleaseRequest(lease=lease, token=token), read=_nothing, for_admin=not token
+    )
+
+
+def renew(lease: str, token: str, ttl: str | float | None) -> Call[answers.LeaseInfo]:
+    """Gives a lease a new deadline, or none. Raises UsageError."""
+    _check_lease(lease, token)
+    return Call(
+        method="Renew",
+        request=pb.RenewRequest(lease=lease, token=token, ttl_seconds=_seconds(ttl)),
+        read=lambda answer: reading.lease(answer.lease),
+        for_admin=not token,
+    )
+
+
+def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[answers.Plan | answers.NoPlan]]:
+    """How each of several requests would be served. Raises UsageError."""
+    return Call(
+        method="Plan",
+        request=pb.PlanRequest(requests=[request_for(each) for each in askings], explain=explain),
+        read=lambda answer: [reading.outcome(each, answer.revision) for each in answer.outcomes],
+    )
+
+
+def status() -> Call[answers.Status]:
+    """The node."""
+    return Call(method="Status", request=pb.StatusRequest(), read=reading.status)
+
+
+def profiles() -> Call[tuple[answers.GpuModel, ...]]:
+    """What the GPUs can be cut into."""
+    return Call(method="Profiles", request=pb.ProfilesRequest(), read=reading.models)
+
+
+def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[answers.Event, ...]]:
+    """What happened. Raises UsageError."""
+    kinds.MOMENT.check("since", since)
+    kinds.check_count("limit", limit)
+    return Call(
+        method="Events",
+        request=pb.EventsRequest(since=since, gpu="" if gpu is None else _gpu_name(gpu), limit=limit),
+        read=lambda answer: tuple(reading.event(each) for each in answer.events),
+    )
+
+
+def usage() -> Call[dict[int, answers.Usage]]:
+    """What is used on each instance."""
+    return Call(
+        method="Usage",
+        request=pb.UsageRequest(),
+        read=lambda answer: {each.generation: reading.usage(each) for each in answer.instances},
+    )
+
+
+def reclaim(gpus: Sequence[str | int]) -> Call[tuple[answers.Instance, ...]]:
+    """Destroys the idle instances. Raises UsageError."""
+    return Call(
+        method="Reclaim",
+        request=pb.ReclaimRequest(gpus=[_gpu_name(each) for each in gpus]),
+        read=lambda answer: tuple(reading.instance(each) for each in answer.destroyed),
+        seconds=WORK_SECONDS,
+        for_admin=True,
+        repeated=False,
+    )
+
+
+def cordon(gpu: str | int, reason: str) -> Call[answers.Gpu]:
+    """Keeps new leases off a GPU. Raises UsageError."""
+    kinds.TEXT.check("reason", reason)
+    return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), reason=reason))
+
+
+def uncordon(gpu: str | int) -> Call[answers.Gpu]:
+    """Allows new leases on a GPU again. Raises UsageError."""
+    return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), uncordon=True))
+
+
+def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[answers.ModeChange]:
+    """Switches a GPU's MIG mode. Raises UsageError."""
+    mode = pb.MIG_MODE_TARGET_ENABLED if enable else pb.MIG_MODE_TARGET_DISABLED
+    return Call(
+        method="SetMigMode",
+        request=pb.SetMigModeRequest(gpu=_gpu_name(gpu), mode=mode),
+        read=reading.mode_change,
+        seconds=WORK_SECONDS,
+        for_admin=True,
+        repeated=False,
+    )
+
+
+def pause(reason: str) -> Call[answers.Paused]:
+    """Has the agent grant nothing more and let go of the driver. Raises UsageError."""
+    kinds.TEXT.check("reason", reason)
+    return Call(
+        method="Pause",
+        request=pb.PauseRequest(reason=reason),
+        read=reading.paused,
+        seconds=WORK_SECONDS,
+        for_admin=True,
+    )
+
+
+def resume() -> Call[answers.Paused]:
+    """Takes an administrator's pause back."""
+    return Call(method="Resume", request=pb.ResumeRequest(), read=reading.paused, seconds=WORK_SECONDS, for_admin=True)
+
+
+def watch(after_revision: int | None) -> pb.WatchRequest:
+    """What happens after a revision, or from now on; its answers are a stream. Raises UsageError."""
+    kinds.check_revision("after_revision", after_revision)
+    return pb.WatchRequest(after_revision=after_revision)
+
+
+def request_for(asking: Asking) -> pb.Request:
+    """What is asked for, as a message. Raises UsageError."""
+    # Only now: looking at a node, which has to be quick, needs none of what judges a request.
+    from mig_agent.client import asking as judging  # noqa: PLC0415 -- see above
+
+    return judging.request_for(asking)
+
+
+def acquire_seconds(request: pb.Request) -> float | None:
+    """How long Acquire may take: the wait asked for, and the work. None: as long as the caller stays."""
+    if not request.HasField("wait_seconds"):
+        return WORK_SECONDS
+    return None if math.isinf(request.wait_seconds) else request.wait_seconds + WORK_SECONDS
+
+
+def _cordon(request: pb.CordonRequest) -> Call[answers.Gpu]:
+    return Call(method="Cordon", request=request, read=lambda answer: reading.gpu(answer.gpu), for_admin=True)
+
+
+def _nothing(_answer: Message) -> None:
+    return None
+
+
+def _check_lease(lease: str, token: str) -> None:
+    kinds.TEXT.check("lease", lease)
+    kinds.TEXT.check("token", token)
+
+
+def _seconds(value: str | float | None) -> float | None:
+    """A duration as text or seconds."""
+    from mig_agent.client import asking as judging  # noqa: PLC0415 -- as above
+
+    return judging.seconds(value)
+
+
+def _gpu_name(gpu: str | int) -> str:
+    """An index or UUID as the API takes it."""
+    from mig_agent.core.requests import parse_gpu  # noqa: PLC0415 -- as above
+
+    return parse_gpu(str(gpu))

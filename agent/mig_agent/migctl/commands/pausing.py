@@ -1,0 +1,52 @@
+"""`migctl pause` and `migctl resume`: have the agent let go of the driver, and take it up again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from mig_agent.core.requests import parse_reason
+from mig_agent.migctl import failures
+from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.printing import print_json
+
+if TYPE_CHECKING:
+    from mig_agent.client.answers import Paused
+
+
+@verb()
+@click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
+def pause(common: Common, *, reason: str) -> int:
+    """Grant nothing more and let go of the driver, so that it can be replaced. For administrators.
+
+    Leases stay, what waits stays in the queue, and so does the pause over a restart of the agent.
+    """
+    output, words = common.wants(), parse_reason(reason)
+    with common.client() as client:
+        after = client.pause(words)
+    return _show(after, output, "paused, and the driver is let go" if after.let_go else "paused")
+
+
+@verb()
+def resume(common: Common) -> int:
+    """Take the driver up again after `migctl pause`, and serve. For administrators.
+
+    Where the driver does not answer yet, the agent stays paused, says so, and tries again by itself.
+    """
+    output = common.wants()
+    with common.client() as client:
+        after = client.resume()
+    return _show(after, output, "still paused" if after.paused else "the agent serves again")
+
+
+def _show(after: Paused, output: str, done: str) -> int:
+    if output == "json":
+        from mig_agent.client import shapes  # noqa: PLC0415 -- people who read words need none of it
+
+        print_json(shapes.paused(after))
+        return failures.DONE
+    told = dict.fromkeys((*after.paused, after.words))
+    why = "; ".join(each for each in told if each)
+    print(failures.one_line(f"{done}: {why}" if why else done))
+    return failures.DONE
