@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from mig_agent.adapters import ledger as ledger_module
+from mig_agent.adapters import ledger_contents
 from mig_agent.adapters.ledger import LEDGER_FILE, Entry, Ledger
 from mig_agent.adapters.ledger_changes import (
     AddEvent,
     Change,
     DropCordon,
     DropInstance,
+    DropPause,
     EndLease,
     ForgetLeases,
     PutBootId,
     PutCordon,
+    PutGpus,
     PutInstance,
     PutLastGeneration,
     PutLease,
+    PutPause,
     Record,
     RenewLease,
 )
 from mig_agent.adapters.ledger_contents import Contents, Cordon
-from mig_agent.adapters.ledger_schema import PATCHES, Patch
+from mig_agent.adapters.ledger_gpus import gpu_of, text_of
+from mig_agent.adapters.ledger_schema import PATCHES, Patch, check_version, prepare
+from mig_agent.adapters.profiles import load
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import (
@@ -41,18 +49,33 @@ from mig_agent.core.model import (
     Holder,
     Instance,
     InstanceState,
+    KubeletDevice,
     Lease,
     LeaseId,
+    MigMode,
     Placement,
+    Pod,
     Profile,
     RequestId,
     Slot,
 )
+from mig_agent.core.observed import ObservedGpu
 
 PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
 PROFILE = Profile(
     id=19, name="1g.5gb", compute_slices=1, memory_slices=1, memory_mib=4864, placements=(Placement(6, 1),)
+)
+
+
+OF_PATCH_1 = Path(__file__).parent / "data/ledger-of-patch-1.db"
+READING_OF_PATCH_1 = (
+    "SELECT id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started,"
+    " hold, devices, ended_at, end_reason FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"
+)
+WRITING_OF_PATCH_1 = (
+    "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
+    " pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -123,6 +146,15 @@ def lease(number: int, *generations: int) -> Lease:
         hold=True,
         reused=tuple(generation % 2 == 0 for generation in generations),
     )
+
+
+def pods_lease(number: int, *generations: int) -> Lease:
+    devices = tuple(
+        KubeletDevice(resource="nvidia.com/mig-1g.5gb", id=f"mig-agent-{each}") for each in range(len(generations))
+    )
+    pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    holder = Holder(tenant="team", name=str(pod), pod=pod)
+    return replace(lease(number, *generations), holder=holder, kubelet_devices=devices)
 
 
 def event(number: int, gpu_index: int = 0) -> Event:
@@ -205,6 +237,29 @@ def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
     assert standing is not None
     assert standing.lease == lease(2, 2)
     reader.close()
+
+
+def test_of_very_many_that_ended_the_oldest_are_forgotten(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    for number in range(1, 7):
+        writer.write(PutLease(lease(number, number), "d"))
+    for number in (3, 1, 5, 2):
+        writer.write(EndLease(LeaseId(f"lease-{number}"), 50.0 + number, "released"))
+    writer.write(ForgetLeases(0.0, most=4))
+    assert writer.ledger.find_request("request-1") is not None
+    writer.write(ForgetLeases(0.0, most=2))
+    writer.ledger.close()
+    assert [each.lease.id for each in contents(tmp_path).leases] == ["lease-4", "lease-6", "lease-3", "lease-5"]
+
+
+def test_what_has_ended_is_found_without_reading_all_leases(tmp_path: Path) -> None:
+    """There may be a million of them, and commits wait meanwhile."""
+    writer = Writer(tmp_path)
+    writer.ledger.close()
+    with closing(sqlite3.connect(tmp_path / LEDGER_FILE)) as connection:
+        for statement, values in (*ForgetLeases(1.0).statements(), (ledger_contents._STANDING, ())):
+            plans = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            assert [each for each in plans if each.startswith("SCAN") and "INDEX" not in each] == []
 
 
 def test_generations_are_not_forgotten_with_their_instances(tmp_path: Path) -> None:
@@ -392,10 +447,58 @@ def test_a_place_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> N
         Ledger.open(tmp_path / "no such folder" / LEDGER_FILE)
 
 
+def test_a_pods_lease_is_read_as_it_was_written(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutLease(pods_lease(1, 3, 4), "d"), PutLease(lease(2, 5), "d"))
+    assert [each.lease for each in contents(tmp_path).leases] == [pods_lease(1, 3, 4), lease(2, 5)]
+    found = writer.ledger.find_request("request-1")
+    assert found is not None
+    assert found.lease == pods_lease(1, 3, 4)
+    writer.ledger.close()
+
+
+def test_a_pause_is_kept_until_it_is_taken_back(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    writer.write(PutPause("by root"))
+    assert contents(tmp_path).paused == "by root"
+    writer.write(PutPause("by root: driver"))
+    assert contents(tmp_path).paused == "by root: driver"
+    writer.write(DropPause())
+    writer.ledger.close()
+    assert contents(tmp_path).paused == ""
+
+
+def test_gpus_are_kept_as_they_were_last_known(tmp_path: Path) -> None:
+    known = {
+        observed.uuid: observed
+        for number, layout in enumerate([None, *(entry.layout for entry in load().entries)])
+        for observed in [
+            ObservedGpu(
+                index=number,
+                uuid=GpuUuid(f"GPU-{number}"),
+                minor=number + 1,
+                model="A model" if layout is None else layout.model,
+                memory_mib=1000 if layout is None else layout.memory_mib,
+                mode=MigMode(capable=bool(number), current=bool(number), pending=number % 2 == 1),
+                layout=layout,
+            )
+        ]
+    }
+    writer = Writer(tmp_path)
+    writer.write(PutGpus({GpuUuid("GPU-old"): "{}"}))
+    writer.write(PutGpus({uuid: text_of(gpu) for uuid, gpu in known.items()}))
+    writer.ledger.close()
+    found = contents(tmp_path).gpus
+    assert {uuid: gpu_of(uuid, text) for uuid, text in found.items()} == known
+    for damaged in ("", "{}", "[]", '{"index": 1, "mode": [1, 2]}'):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            gpu_of("GPU-1", damaged)
+
+
 # Versions
 
-ADDITIVE = Patch(number=2, least_reader=1, statements=("ALTER TABLE lease ADD COLUMN colour TEXT NOT NULL DEFAULT ''",))
-BREAKING = Patch(number=3, least_reader=3, statements=("CREATE TABLE fence (gpu TEXT)",))
+ADDITIVE = Patch(number=3, least_reader=1, statements=("ALTER TABLE lease ADD COLUMN colour TEXT NOT NULL DEFAULT ''",))
+BREAKING = Patch(number=4, least_reader=4, statements=("CREATE TABLE fence (gpu TEXT)",))
 
 
 def test_an_upgrade_keeps_everything(tmp_path: Path) -> None:
@@ -417,6 +520,60 @@ def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> N
     again.close()
 
 
+def test_a_real_ledger_of_patch_1_is_taken_up(tmp_path: Path) -> None:
+    """It was written by the version that knew one patch: two leases stand, one has ended, a GPU is cordoned."""
+    shutil.copy(OF_PATCH_1, tmp_path / LEDGER_FILE)
+    writer = Writer(tmp_path)
+    found = writer.ledger.contents
+    standing = {each.lease.request_id: each.lease for each in found.leases if each.ended_at is None}
+    assert {request: (str(each.holder), each.instances) for request, each in standing.items()} == {
+        "kept": ("alice", (1, 2)),
+        "timed": ("carol", (4,)),
+    }
+    assert [(each.lease.request_id, each.end_reason) for each in found.leases if each.ended_at is not None] == [
+        ("ended", "released")
+    ]
+    assert {(each.holder.pod, each.kubelet_devices) for each in standing.values()} == {(None, ())}
+    assert len(found.instances) == 3
+    assert [each.reason for each in found.cordons.values()] == ["cordoned by root: fan"]
+    assert found.paused == ""
+    writer.write(PutLease(pods_lease(7, 3), "d"))
+    writer.ledger.close()
+    assert {each.lease.request_id for each in contents(tmp_path).leases if each.ended_at is None} == {
+        "kept",
+        "timed",
+        "request-7",
+    }
+
+
+def test_the_version_that_knows_patch_1_goes_on_with_what_patch_2_made(tmp_path: Path) -> None:
+    """Every statement of that version by which it read and wrote leases, on a file with a pod's lease; and back."""
+    writer = Writer(tmp_path)
+    writer.write(PutLease(pods_lease(1, 3), "d"), PutPause("by root: driver"))
+    writer.ledger.close()
+    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
+        check_version(old, "here", PATCHES[:1])
+        prepare(old, "here", PATCHES[:1])
+        (row,) = old.execute(READING_OF_PATCH_1)
+        assert row[:5] == ("lease-1", "request-1", "d", "team", "pod team-a/train-7f2c")
+        old.execute(
+            WRITING_OF_PATCH_1,
+            ("lease-2", "request-2", "d", "", "bob", None, None, 12.0, None, None, None, False, "[[4, false]]"),
+        )
+        old.execute(
+            "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL", (20.0, "x", "no")
+        )
+        old.execute(
+            "INSERT INTO fact (name, value) VALUES ('boot_id', 'b') ON CONFLICT (name) DO UPDATE SET value = 'b'"
+        )
+        assert old.execute("PRAGMA user_version").fetchone() == (2,)
+    old.close()
+    again = contents(tmp_path)
+    assert again.leases[0].lease == pods_lease(1, 3)
+    assert (again.leases[1].lease.holder, again.leases[1].lease.kubelet_devices) == (Holder(name="bob"), ())
+    assert again.paused == "by root: driver"
+
+
 def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) -> None:
     Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE, BREAKING)).close()
     before = (tmp_path / LEDGER_FILE).read_bytes()
@@ -427,7 +584,7 @@ def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) ->
 
 def test_a_patch_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
     Ledger.open(tmp_path / LEDGER_FILE).close()
-    broken = Patch(number=2, least_reader=2, statements=("CREATE TABLE extra (a)", "NOT SQL"))
+    broken = Patch(number=3, least_reader=3, statements=("CREATE TABLE extra (a)", "NOT SQL"))
     with pytest.raises(LedgerError, match="cannot open the ledger"):
         Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, broken))
     with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:

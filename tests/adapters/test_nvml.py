@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,13 +13,14 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from mig_agent.adapters.nvml import Driver
-from mig_agent.adapters.nvml.calls import ProfileAnswer
+from mig_agent.adapters.nvml import Driver, session
+from mig_agent.adapters.nvml.answers import ProfileAnswer
 from mig_agent.adapters.nvml.layouts import profile_name
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid, MigMode, Placement, Slot
 from mig_agent.core.observed import ObservedGpu
 from mig_agent.simulator import MODELS, Code, GpuSpec, Simulator, create_machine, open_library
+from support.agent import eventually
 from support.simulated import machine
 
 WITH_MIG = [key for key, model in MODELS.items() if model.can_mig]
@@ -556,3 +560,99 @@ def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(DriverError) as missing:
         Driver.open()
     assert missing.value.kind is DriverErrorKind.LIBRARY
+
+
+# Sessions
+
+
+def test_nothing_is_called_while_no_session_is_open(bench: MakeBench) -> None:
+    there = bench("a100-40gb")
+    before = there.gpu()
+    there.driver.close()
+    there.driver.close()  # no error
+    for call in (there.driver.count, there.driver.observe, there.driver.listen):
+        with pytest.raises(DriverError, match="no session with the driver is open") as closed:
+            call()
+        assert closed.value.kind is DriverErrorKind.LIBRARY
+    there.driver.reopen()
+    there.driver.reopen()
+    assert there.gpu() == before
+
+
+def test_a_driver_that_was_not_opened_asks_nothing(tmp_path: Path) -> None:
+    heard: list[str] = []
+    library = open_library(machine(tmp_path, "a100-40gb:2").state_file)
+    driver = Driver.closed(library, on_call=lambda name, _seconds, _error: heard.append(name))
+    assert (driver.version, heard) == ("", [])
+    driver.reopen()
+    assert driver.version == "580.95.05"
+    assert driver.count() == 2
+    driver.close()
+    assert heard[-1] == "nvmlShutdown"
+
+
+def test_what_was_known_of_the_gpus_is_read_anew_after_reopening(bench: MakeBench) -> None:
+    there = bench("h100-80gb", mig_mode=False)
+    assert there.gpu().mode == MigMode(capable=True, current=False, pending=False)
+    there.driver.close()
+    there.simulator.reboot()
+    heard: list[str] = []
+    there.driver._nvml._on_call = lambda name, _seconds, _error: heard.append(name)
+    there.driver.reopen()
+    there.gpu()
+    assert {"nvmlDeviceGetHandleByIndex", "nvmlDeviceGetUUID", "nvmlDeviceGetName"} <= set(heard)
+
+
+def test_a_session_ends_only_when_no_call_is_under_way(bench: MakeBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = bench("a100-40gb")
+    there.simulator.hang("nvmlDeviceGetCount")
+    counter = threading.Thread(target=there.driver.count)
+    counter.start()
+    eventually(lambda: there.driver._nvml._session._under_way == 1, "the call is under way")
+    monkeypatch.setattr(session, "_CLOSING_SECONDS", 0.01)
+    with pytest.raises(DriverError, match="calls under way have not come back: 1") as held:
+        there.driver.close()
+    assert held.value.kind is DriverErrorKind.TIMEOUT
+    assert there.driver.observe_at(0).index == 0  # the session goes on
+    monkeypatch.setattr(session, "_CLOSING_SECONDS", 30.0)
+    closer = threading.Thread(target=there.driver.close)
+    closer.start()
+    there.simulator.clear()
+    for thread in (counter, closer):
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not there.driver._nvml._session.is_open
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_library_of_another_driver_is_loaded_after_reopening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the driver is replaced while the agent is paused: the old library must not stay mapped."""
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", lambda _name: ctypes.CDLL(str(tmp_path / "libnvidia-ml.so.1")))
+    driver = Driver.closed()
+    for version in ("580.95.05", "590.10"):
+        install(tmp_path, version)
+        driver.reopen()
+        assert driver.version == version
+        assert str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+        driver.close()
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    (tmp_path / "libnvidia-ml.so.1").unlink()
+    with pytest.raises(DriverError) as missing:
+        driver.reopen()
+    assert missing.value.kind is DriverErrorKind.LIBRARY
+
+
+def install(folder: Path, version: str) -> None:
+    """A library with the few calls that a session begins and ends with, in the place of the one before."""
+    source = f"""
+    #include <string.h>
+    int nvmlInitWithFlags(unsigned int flags) {{ return 0; }}
+    int nvmlShutdown(void) {{ return 0; }}
+    int nvmlSystemGetDriverVersion(char *text, unsigned int size) {{ strncpy(text, "{version}", size); return 0; }}
+    """
+    made = folder / "made.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(made)], input=source, text=True, check=True)
+    made.rename(folder / "libnvidia-ml.so.1")

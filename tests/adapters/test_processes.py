@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
 
 from mig_agent.adapters import processes
-from mig_agent.adapters.processes import ProcessWatch, started
+from mig_agent.adapters.processes import ProcessWatch, lives_since, started
 
 PATIENCE_SECONDS = 30.0
 
@@ -67,3 +68,13 @@ async def test_a_closed_watch_says_nothing() -> None:
     await process.communicate(b"\n")
     await asyncio.sleep(0.05)
     assert not ended.is_set()
+
+
+async def test_a_process_lives_since_a_moment_after_its_start() -> None:
+    now = time.time()
+    process = await waiting_process()
+    assert lives_since(process.pid, time.time())
+    assert lives_since(os.getppid(), now)
+    assert not lives_since(process.pid, now - 3600.0)  # then the number was another one's
+    await process.communicate(b"\n")
+    assert not lives_since(process.pid, time.time())

@@ -179,6 +179,12 @@ def test_one_device_goes_to_the_cheapest_place(view: NodeView, want: Want, creat
     check(view, [want], outcome)
     waste, cost = min(options)
     assert outcome.score == pytest.approx(waste + 1e-3 * cost, abs=1e-6)
+    # And the parts that it is told with.
+    (device,) = outcome.devices
+    created = isinstance(device.serve, CreateInstance)
+    assert outcome.wasted_mib == pytest.approx(waste, abs=1e-6)
+    assert outcome.creation_cost == pytest.approx(creation_cost * (1 + 0.1 * len(device.victims)) if created else 0.0)
+    assert outcome.capacity_lost == pytest.approx(cost - outcome.creation_cost, abs=1e-3)
 
 
 @given(view=nodes(), want=wants_for())

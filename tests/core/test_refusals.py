@@ -374,6 +374,7 @@ def test_a_changed_revision() -> None:
     assert isinstance(outcome, Refusal)
     assert outcome.reason is Reason.REVISION_CHANGED
     assert outcome.message == "cannot go by revision 5: the node has changed and is at 7"
+    assert outcome.revision == 7
     assert isinstance(plan(node(Machine(H100), revision=7), request(memory("4G"), if_revision=7)), Plan)
 
 
@@ -466,3 +467,12 @@ def test_every_refusal_is_one_line_that_starts_with_cannot(view: NodeView, wants
         # Then ending every lease and every other hold must serve it.
         empty = replace(view, gpus=tuple(replace(gpu, instances=()) for gpu in view.gpus))
         assert isinstance(plan(empty, request(*wants, gpus=[str(number) for number in named])), Plan)
+
+
+def test_a_gpu_that_the_agent_set_aside_itself_is_not_to_be_uncordoned() -> None:
+    """The driver hangs there: nothing that a person types changes that."""
+    view = node(Machine(H100, state=GpuState.CORDONED, reason="the driver has not come back"), Machine(A100_40))
+    aside = replace(view, gpus=(replace(view.gpus[0], set_aside=True), *view.gpus[1:]))
+    hint = refused(aside, memory("60G")).hint
+    assert "uncordon" not in hint
+    assert "used again by itself" in hint

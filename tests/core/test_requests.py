@@ -151,7 +151,7 @@ def with_want(**fields: object) -> Request:
         (replace(GOOD, holder=Holder(tenant="a\nb")), "cannot be printed"),
         (replace(GOOD, request_id=RequestId("x" * 200)), "as a request id"),
         (replace(GOOD, request_id=RequestId("a\x00b")), "as a request id"),
-        (replace(GOOD, priority=10**9), "as a priority"),
+        (replace(GOOD, priority=2**31), "as a priority"),
         (replace(GOOD, wait_seconds=-1.0), "cannot wait"),
         (replace(GOOD, wait_seconds=math.nan), "cannot wait"),
         (replace(GOOD, ttl_seconds=0.0), "cannot lease"),

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from mig_agent.core.emptied import fewest_gpus
-from support.nodes import H100, Has, Machine, node, profile
+from mig_agent.core import emptied
+from mig_agent.core.board import Board
+from mig_agent.core.emptied import Rooms, fewest_gpus
+from mig_agent.core.model import Want
+from mig_agent.core.packing import pack
+from mig_agent.core.placement import Window
+from support.nodes import A30, H100, Has, Machine, node, profile
 
 SEVEN = (profile("7g.80gb"),)
 ONE_SMALL = Machine(H100, [Has("1g.10gb", 6, "leased")])
@@ -44,3 +51,26 @@ def test_what_others_made_is_not_waited_for() -> None:
     view = node(Machine(H100, [Has("1g.10gb", 0, "foreign")]), THREE_SMALL)
     assert fewest_gpus(view.gpus, SEVEN) == {view.gpus[1].uuid}
     assert fewest_gpus(view.gpus[:1], SEVEN) == frozenset()
+
+
+def test_gpus_that_look_alike_emptied_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 GPUs there are thousands of sets, each of which takes milliseconds, and all of it on the event loop."""
+    tried: list[int] = []
+
+    def counted(
+        boards: Sequence[Board], wants: Sequence[Want], *, most_steps: int | None = None
+    ) -> tuple[tuple[int, Window], ...] | None:
+        tried.append(len(boards))
+        return pack(boards, wants, most_steps=most_steps)
+
+    monkeypatch.setattr(emptied, "pack", counted)
+    wants = (profile("4g.40gb"),) * 5 + (profile("3g.40gb"),) * 3
+    alike = node(*[ONE_SMALL] * 16)
+    assert len(fewest_gpus(alike.gpus, wants)) == 5
+    assert len(tried) <= 4
+    rooms = Rooms(wants)
+    mixed = node(*[ONE_SMALL, Machine(A30, []), Machine(H100, [Has("1g.10gb", 6, "foreign")]), ONE_WHOLE] * 4)
+    kept = fewest_gpus(mixed.gpus, wants, rooms)
+    again = len(tried)
+    assert fewest_gpus(mixed.gpus, wants, rooms) == kept  # what is known is remembered
+    assert len(tried) == again

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.errors import Reason, Refusal, RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import GpuState, InstanceState, RequestId, Want
 from mig_agent.engine.callers import Caller
@@ -224,6 +224,33 @@ async def test_a_plan_for_an_old_revision_is_refused(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as refused:
             await node.acquire("4G", if_revision=revision)
         assert refused.value.refusal.reason is Reason.REVISION_CHANGED
+
+
+async def test_a_refusal_for_the_revision_says_what_has_changed_of_what_matters(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:2") as node:
+
+        def changed(since: int) -> tuple[str, ...]:
+            (refusal,) = node.manager.plan([node.request("4G", if_revision=since)])
+            assert isinstance(refusal, Refusal)
+            assert refusal.reason is Reason.REVISION_CHANGED
+            assert refusal.revision == node.manager.snapshot.view.revision
+            return refusal.changed
+
+        start = node.manager.snapshot.view.revision
+        granted = await node.acquire("4G")
+        assert changed(start) == ("instance-created", "lease-granted")
+        leased = node.manager.snapshot.view.revision
+        await node.manager.renew(granted.lease.id, granted.token, 60.0, ANYBODY)
+        assert changed(leased) == ()  # nothing that a plan goes by
+        await node.release(granted)
+        await node.manager.cordon("1", True, "a fan", ADMIN)
+        assert changed(leased) == ("lease-ended", "gpu-cordoned")
+        assert changed(start)[:3] == ("instance-created", "lease-granted", "lease-ended")
+        assert changed(0) == ("unknown",)  # before this agent
+        assert changed(node.manager.snapshot.view.revision + 1) == ("unknown",)  # of another one
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("4G", if_revision=leased)
+        assert refused.value.refusal.changed == changed(leased)
 
 
 async def test_a_published_view_stays_as_it_was(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ async def test_a_revision_that_cannot_be_resumed_is_refused(tmp_path: Path, whic
         with pytest.raises(RefusedError) as refused:
             node.manager.subscribe(revision)
         assert refused.value.refusal.reason is Reason.REVISION_CHANGED
+        assert refused.value.refusal.revision == node.manager.snapshot.view.revision
+        assert refused.value.refusal.changed == ("unknown",)
 
 
 async def test_a_watcher_that_is_too_slow_is_told_so(tmp_path: Path) -> None:

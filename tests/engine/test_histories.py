@@ -69,6 +69,7 @@ STEP = st.one_of(
     st.tuples(st.just("restart"), st.just(0), st.just(0)),
     st.tuples(st.just("kill"), NUMBER, st.integers(0, 30)),
     st.tuples(st.just("go_away"), NUMBER, st.integers(0, 30)),
+    st.tuples(st.just("pause"), NUMBER, st.integers(0, 30)),
     st.tuples(st.just("reboot"), st.just(0), st.just(0)),
 )
 
@@ -85,6 +86,8 @@ class History:
     foreign: list[str] = field(default_factory=list)
     cut_short: bool = False
     """Whether a request ended in the middle in this step."""
+    counted_beside: frozenset[EventKind] = frozenset()
+    """Events of this step whose instances a plan may have counted, though they are not there at its end."""
     told: list[Event] = field(default_factory=list)
     """Since the last step began."""
 
@@ -97,6 +100,9 @@ class History:
     async def step(self, name: str, number: int, other: int) -> None:
         self.told.clear()
         self.cut_short = name in {"kill", "go_away"}
+        self.counted_beside = frozenset({EventKind.STEP_FAILED})
+        if name == "acquire_at_once":
+            self.counted_beside |= {EventKind.INSTANCE_DESTROYED}
         before = self.node.simulator.machine()
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)
         await action(number, other)
@@ -219,6 +225,22 @@ class History:
         self.node.clock.advance(61)
         await self.node.quiet()
 
+    async def pause(self, number: int, after: int) -> None:
+        """The agent is paused in the middle of a request; meanwhile others come to the hardware; then it goes on."""
+        self.node.simulator.clear()  # a driver that does not answer would keep it paused
+        request = self.request(number, 1)
+        task = self.node.start(self.node.manager.acquire(request, ANYBODY))
+        for _ in range(after):
+            await asyncio.sleep(0 if after % 2 else 0.0005)
+        assert (await self.node.manager.pause("", ADMIN, lasting=True)).let_go
+        await (self.create_foreign, self.destroy_foreign, self.occupy, self.release)[number % 4](number // 4, 0)
+        assert not (await self.node.manager.resume("", ADMIN, lasting=True)).paused
+        (answer,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(answer, Granted) and answer.lease.id in self.node.leases:
+            self.granted(request, answer)
+        else:
+            assert isinstance(answer, Granted | RefusedError)
+
     async def reboot(self, _number: int, _other: int) -> None:
         self.node.simulator.clear()
         self.node.simulator.reboot(keep_mig_mode=True)
@@ -314,7 +336,10 @@ class History:
                 assert overlaps or self.engines_were_short(event)
 
     def engines_were_short(self, gone: Event) -> bool:
-        """Whether what stands now, or was to stand, leaves no engines for what was destroyed."""
+        """Whether what stands now, or was to stand, leaves no engines for what was destroyed.
+
+        A plan that was made while others were being carried out counted what those were about to destroy, too.
+        """
         index = gone.gpu_index or 0
         model = self.model[index]
         by_name = {each.name: each for each in model.profiles}
@@ -322,7 +347,7 @@ class History:
         rows += [
             by_name[str(each.data["profile"])]
             for each in self.told
-            if each is gone or (each.gpu == gone.gpu and each.kind is EventKind.STEP_FAILED)
+            if each is gone or (each.gpu == gone.gpu and each.kind in self.counted_beside)
         ]
         taken = [sum(counts) for counts in zip(*(row.engines for row in rows), strict=True)]
         return any(count > total for count, total in zip(taken, model.engine_totals, strict=True))

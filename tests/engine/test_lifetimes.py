@@ -12,6 +12,7 @@ from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState, LeaseId
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.lifetimes import StreamEnd
 from support.engine import ADMIN, ANYBODY, Node, engine
 
 
@@ -121,7 +122,7 @@ async def test_a_held_lease_ends_with_its_client(tmp_path: Path) -> None:
         granted = await node.manager.hold(node.request("4G"), ANYBODY)
         node.manager.delivered(granted.lease.id)
         assert node.leases[granted.lease.id].hold
-        await node.manager.hold_ended(granted.lease.id, by_client=True)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.CLOSED)
         assert not node.leases
         assert await ended(node) == "stream-ended"
 
@@ -131,7 +132,7 @@ async def test_a_held_lease_outlives_a_stream_that_the_agent_ended(tmp_path: Pat
         request = node.request("4G")
         granted = await node.manager.hold(request, ANYBODY)
         node.manager.delivered(granted.lease.id)
-        await node.manager.hold_ended(granted.lease.id, by_client=False)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.DROPPED)
         node.clock.advance(59)
         again = await node.manager.hold(request, ANYBODY)
         node.manager.delivered(again.lease.id)
@@ -139,9 +140,63 @@ async def test_a_held_lease_outlives_a_stream_that_the_agent_ended(tmp_path: Pat
         node.clock.advance(3600)
         await node.quiet()
         assert granted.lease.id in node.leases
-        await node.manager.hold_ended(granted.lease.id, by_client=False)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.DROPPED)
         node.clock.advance(60)
         assert await ended(node) == "stream-ended"
+
+
+async def test_a_held_lease_whose_client_has_hung_up_waits_for_it_for_moments(tmp_path: Path) -> None:
+    process = await waiting_process()
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G")
+        granted = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.HUNG_UP, process.pid)
+        node.clock.advance(4)
+        again = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(again.lease.id)
+        node.clock.advance(3600)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.HUNG_UP, process.pid)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        node.clock.advance(5)
+        assert await ended(node) == "stream-ended"
+        await process.communicate(b"\n")
+
+
+async def test_a_held_lease_ends_with_the_process_of_its_client(tmp_path: Path) -> None:
+    """`kill -9`, also when the kernel ends the connection before the process."""
+    process = await waiting_process()
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.manager.hold(node.request("4G"), ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.HUNG_UP, process.pid)
+        await node.quiet()
+        assert granted.lease.id in node.leases
+        process.kill()
+        assert await ended(node) == "stream-ended"
+        other = await node.manager.hold(node.request("4G"), ANYBODY)
+        node.manager.delivered(other.lease.id)
+        await process.wait()
+        await node.manager.hold_ended(other.lease.id, StreamEnd.HUNG_UP, process.pid)
+        await node.until(lambda: not node.leases)
+
+
+async def test_a_held_lease_that_is_attached_again_does_not_end_with_the_process_before(tmp_path: Path) -> None:
+    process = await waiting_process()
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G")
+        granted = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        await node.manager.hold_ended(granted.lease.id, StreamEnd.HUNG_UP, process.pid)
+        await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+        process.kill()
+        await process.wait()
+        await node.quiet()
+        assert granted.lease.id in node.leases
 
 
 async def test_a_held_lease_waits_a_minute_for_its_client_after_a_restart(tmp_path: Path) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from mig_agent.core import keeping
+from mig_agent.core.emptied import Rooms, fewest_gpus
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
-from mig_agent.core.model import InstanceState
+from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
+from mig_agent.engine import waiting
 from mig_agent.engine.answers import Granted
 from support.engine import ANYBODY, CREATE, Node, engine
 
@@ -135,7 +139,7 @@ async def test_with_strict_fifo_nobody_passes(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as refused:
             await node.acquire("1g.5gb")
         assert refused.value.refusal.reason is Reason.NO_CAPACITY
-        assert "wait" in refused.value.refusal.message
+        assert refused.value.refusal.message.endswith(": 1 request came first")
         await node.release(first)
         await large
 
@@ -225,7 +229,7 @@ async def test_two_requests_never_get_one_instance(tmp_path: Path) -> None:
 async def test_somebody_who_goes_away_in_the_middle_does_not_hold_up_those_behind(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
-        one = await waits(node, "3g.20gb", name="one")
+        one = await waits(node, "3g.20gb", name="one", priority=1)
         two = await waits(node, "7g.40gb", name="two")
         node.simulator.hang(CREATE)
         await node.release(first)
@@ -235,3 +239,93 @@ async def test_somebody_who_goes_away_in_the_middle_does_not_hold_up_those_behin
         node.simulator.clear()
         assert (await two).devices[0].profile == "7g.40gb"
         assert len(node.instances()) == 1
+
+
+MANY = 200
+"""More turns of the event loop than it takes to look at each who waits a few times over."""
+
+
+async def crowded(node: Node) -> Granted:
+    """Many wait, each for something else, and the last one fits as soon as this lease has ended."""
+    held = [await node.acquire("1g.5gb") for _ in range(7)]
+    await node.manager.cordon("1", True, "", ANYBODY)
+    for number in range(1, 8):
+        await waits(node, "7g.40gb", *["1g.5gb"] * number)
+    await waits(node, "1g.5gb")
+    return held[0]
+
+
+def last_waits(node: Node) -> bool:
+    return any(len(each.wants) == 1 and each.who.name == "alice" for each in node.manager.snapshot.queue)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of a look through the queue is one request."""
+    monkeypatch.setattr(waiting, "_PIECE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("one_by_one")
+async def test_those_at_the_end_have_their_turn_however_much_is_released(tmp_path: Path) -> None:
+    """What is released sends the look back to the beginning, to those whom it may serve, but not for ever."""
+    async with engine(tmp_path, "a100-40gb:2") as node:
+        await node.release(await crowded(node))
+        for _ in range(MANY):
+            node.manager._parts.room.freed()  # something that serves nobody here
+            await asyncio.sleep(0)
+        assert not last_waits(node)
+
+
+@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.parametrize("patience", [None, 600.0], ids=["who do not wait", "who wait and leave again"])
+async def test_those_at_the_end_have_their_turn_however_many_come(tmp_path: Path, patience: float | None) -> None:
+    async with engine(tmp_path, "a100-40gb:2") as node:
+        await node.release(await crowded(node))
+        newcomers: list[asyncio.Task[Granted]] = []
+        for _ in range(MANY):
+            request = node.request("2g.10gb", name="bob", wait_seconds=patience)
+            newcomers.append(node.start(node.manager.acquire(request, ANYBODY)))
+            if len(newcomers) > 3:
+                newcomers[-3].cancel()
+            await asyncio.sleep(0)
+        assert not last_waits(node)
+        for each in newcomers:
+            each.cancel()
+        await asyncio.gather(*newcomers, return_exceptions=True)
+
+
+@pytest.mark.usefixtures("one_by_one")
+async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_again(tmp_path: Path) -> None:
+    """Also when the look went on to its end, and those before have been passed by."""
+    async with engine(tmp_path, "a100-40gb:2") as node:
+        await node.release(await crowded(node))
+        room = node.manager._parts.room
+        await node.until(lambda: not last_waits(node))
+        task = await waits(node, "1g.5gb", priority=5)
+        for _ in range(waiting._MOST_RESTARTS + 3):
+            room.freed()
+            await asyncio.sleep(0)
+        assert room._once_more or not room._pump_is_due
+        await node.manager.cordon("1", False, "", ANYBODY)
+        assert (await task).devices
+
+
+async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes longest of all, so not for each piece of a look through a long queue."""
+    monkeypatch.setattr(waiting, "_PIECE_SECONDS", 0.0)
+    worked_out: list[int] = []
+
+    def counted(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None = None) -> frozenset[GpuUuid]:
+        worked_out.append(len(wants))
+        return fewest_gpus(gpus, wants, rooms)
+
+    monkeypatch.setattr(keeping, "fewest_gpus", counted)
+    async with engine(tmp_path, "a100-40gb:2", reservation_after_seconds=60.0) as node:
+        await crowded(node)
+        node.clock.advance(61)
+        worked_out.clear()
+        node.manager._parts.room.freed()
+        await node.until(lambda: not node.manager._parts.room._pump_is_due)
+        assert sorted(worked_out) == list(range(1, 9))  # GPUs are found for the last alone

@@ -137,6 +137,13 @@ class Node:
         """Compares ledger and hardware now."""
         await self.manager._parts.observer.look()
 
+    async def quiet_but(self, *waiting: asyncio.Task[Any]) -> None:
+        """As `quiet`, while requests wait in the queue that these tasks asked for."""
+        for _ in range(5):
+            await self.manager._context.journal.write(())
+            await asyncio.sleep(0)
+        assert not any(each.done() for each in waiting)
+
     async def quiet(self) -> None:
         """Returns when no task of the engine is under way and everything is on the disk, or has failed to get there."""
         context = self.manager._context
@@ -167,9 +174,14 @@ async def start(
     driver_version: str = "580.95.05",
     catalog: Catalog = _CATALOG,
     claim: Claim = lambda _index, _uuid: None,
+    opened: bool = True,
+    paused: tuple[str, ...] = (),
     **changes: Any,
 ) -> Node:
-    """Starts an engine over these GPUs; without any over the machine that is in the folder already."""
+    """Starts an engine over these GPUs; without any over the machine that is in the folder already.
+
+    Without `opened` the driver is as an agent that starts paused has it.
+    """
     simulator = (
         machine(folder, there, mig_mode=mig_mode, driver_version=driver_version)
         if there
@@ -177,11 +189,18 @@ async def start(
     )
     host = Host(simulator.host_root, simulated=True)
     clock = VirtualClock() if clock is None else clock
-    driver = Driver.open(open_library(simulator.state_file))
+    driver = (Driver.open if opened else Driver.closed)(open_library(simulator.state_file))
     ledger = Ledger.open(folder / LEDGER_FILE)
     chosen = settings(**changes)
     manager = await start_manager(
-        driver=driver, ledger=ledger, host=host, catalog=catalog, clock=clock, settings=chosen, claim=claim
+        driver=driver,
+        ledger=ledger,
+        host=host,
+        catalog=catalog,
+        clock=clock,
+        settings=chosen,
+        claim=claim,
+        paused=paused,
     )
     node = Node(
         manager=manager,

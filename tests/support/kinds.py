@@ -29,6 +29,9 @@ class Kind:
     def ask(self) -> Answered | None:
         """What is to be interrupted, and what the client does again afterwards; the lease that it is answered."""
 
+    def back(self) -> None:
+        """What is done first when the agent is back, so that everything can be looked at."""
+
     def again(self) -> Answered | None:
         """What the client does when the agent is back."""
         return self.ask()
@@ -214,6 +217,46 @@ class Cordon(Kind):
         assert "fan" in self.world.status().gpus[1].reason
 
 
+class Pause(OnALease):
+    """The driver is let go; a release in between is recorded all the same."""
+
+    def ask(self) -> Answered | None:
+        answer = self.world.admins.Pause(pb.PauseRequest(reason="driver"), timeout=GENEROUS_SECONDS)
+        assert answer.let_go
+        return None
+
+    def back(self) -> None:
+        """Whether the pause was recorded or not: nothing is lost, and a lease can be given back."""
+        assert self.lease.request in self.world.leases()
+        self.world.release(self.lease)
+        self.resume()
+
+    def check(self) -> None:
+        (reason,) = self.world.status().paused
+        assert reason.endswith(": driver")
+        self.resume()
+
+    def resume(self) -> None:
+        self.world.admins.Resume(pb.ResumeRequest(), timeout=GENEROUS_SECONDS)
+        assert not self.world.status().paused
+
+
+class Resume(Pause):
+    """The driver is taken up again, and all is read."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        super().ask()
+
+    def ask(self) -> Answered | None:
+        self.resume()
+        return None
+
+    def check(self) -> None:
+        assert not self.world.status().paused
+        self.world.acquire(*profile("1g.5gb"), gpu="0")
+
+
 class ModeOn(Kind):
     def ask(self) -> Answered | None:
         self.world.mode(2, on=True)
@@ -256,6 +299,8 @@ KINDS: dict[str, type[Kind]] = {
     "renew": Renew,
     "reclaim": Reclaim,
     "cordon": Cordon,
+    "pause": Pause,
+    "resume": Resume,
     "MIG mode on": ModeOn,
     "MIG mode off": ModeOff,
 }

@@ -36,14 +36,33 @@ REACHED: dict[str, frozenset[str]] = {
     "renew": frozenset({COMMIT}),
     "reclaim": _REMOVING,
     "cordon": frozenset({COMMIT}),
+    "pause": frozenset({COMMIT}),
+    "resume": frozenset({COMMIT}),
     "MIG mode on": frozenset({COMMIT, MODE}),
     "MIG mode off": _REMOVING | {MODE},
     "first start": _ALWAYS | _NEW_LEDGER | {"token-key"},
     "start after a crash": _ALWAYS | _AGAIN | {DESTROY},
     "start after a reboot": _ALWAYS | _AGAIN,
+    "start while paused": _ALWAYS | _AGAIN,
     "start on a damaged ledger": _ALWAYS | _AGAIN | _NEW_LEDGER | {"ledger-aside"},
     "stop": frozenset({COMMIT, "ledger-checkpoint", "socket-removal"}),
+    "CDI file": frozenset({"cdi-folder", "cdi-file"}),
+    "CDI file removed": frozenset({"cdi-removal"}),
+    "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
+    "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
+    "node shown": frozenset({"node-status", "node-labels"}),
+    "event on Kubernetes": frozenset({"event", "event-again"}),
+    "uninstalled": frozenset({"daemon-set"}),
 }
+
+CDI = ("CDI file", "CDI file removed")
+"""Killed in `tests/faults/test_cdi_files.py`: only a kubelet makes the agent write them."""
+
+KUBELET = ("kubelet's plugin", "kubelet's plugin of a dead agent")
+"""Killed in `tests/faults/test_plugin_sockets.py`: only for a kubelet does the agent make them."""
+
+API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
+"""Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 KILLS = 2 * sum(map(len, REACHED.values()))
 """Places and kinds that reach them: one before each door, one after it."""

@@ -5,6 +5,7 @@ Everything is read under a root, so that a mounted host (`/host`) or a simulated
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -102,6 +103,14 @@ class Host:
         # The innermost: a path names the pod or the outer container first.
         return found[-1] if found else ""
 
+    def own_device_nodes(self) -> tuple[str, ...]:
+        """The driver's device nodes that this very process has open, by path."""
+        found = set()
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # the listing's own
+                found.add(str(each.readlink()))
+        return tuple(sorted(each for each in found if each.startswith(f"{self.root / 'dev'}/nvidia")))
+
     def holders(self, gpu_minor: int, gpu_instance_id: int | None = None) -> tuple[ProcessInfo, ...]:
         """The processes that have an instance's capability open (or, without an instance, the GPU itself).
 
@@ -153,7 +162,7 @@ class Host:
             raise DriverError(
                 DriverErrorKind.NOT_FOUND, "mig-minors", detail=f"no minor number for {', '.join(missing)}"
             )
-        major = self._caps_major()
+        major = self.major("nvidia-caps")
         gpu_instance, compute_instance = (
             CapsNode(path=f"/{_CAPS_FOLDER}/nvidia-cap{minors[name]}", major=major, minor=minors[name])
             for name in names
@@ -189,13 +198,14 @@ class Host:
             return {}
         return minors
 
-    def _caps_major(self) -> int:
+    def major(self, driver: str) -> int:
+        """The major number of a character device's driver: `nvidia-caps`. Raises DriverError where it is not loaded."""
         devices = (self.root / "proc/devices").read_text(encoding="ascii", errors="replace")
         for line in devices.splitlines():
             number, _, name = line.strip().partition(" ")
-            if name == "nvidia-caps":
+            if name == driver:
                 return int(number)
-        raise DriverError(DriverErrorKind.NOT_FOUND, "/proc/devices", detail="no major number for nvidia-caps")
+        raise DriverError(DriverErrorKind.NOT_FOUND, "/proc/devices", detail=f"no major number for {driver}")
 
     def _is_there(self, node: CapsNode) -> bool:
         try:

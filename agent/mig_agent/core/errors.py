@@ -29,6 +29,7 @@ class Reason(StrEnum):
     DRIVER_FAILED = "driver-failed"
     LEDGER_FAILED = "ledger-failed"
     SHUTTING_DOWN = "shutting-down"
+    PAUSED = "paused"
     CANCELLED = "cancelled"
     # About leases and requests that exist.
     UNKNOWN_LEASE = "unknown-lease"
@@ -52,6 +53,7 @@ RETRYABLE = frozenset(
         Reason.DRIVER_FAILED,
         Reason.LEDGER_FAILED,
         Reason.SHUTTING_DOWN,
+        Reason.PAUSED,
         Reason.CANCELLED,
         Reason.IN_USE,
     }
@@ -88,6 +90,10 @@ class Refusal:
     blockers: tuple[Blocker, ...] = ()
     explanation: tuple[str, ...] = ()
     """What was weighed and what blocks each GPU, as `core.explain` writes it; empty where there is nothing to tell."""
+    revision: int | None = None
+    """With REVISION_CHANGED: where the node is now."""
+    changed: tuple[str, ...] = ()
+    """With REVISION_CHANGED: what has changed that plans go by, as kinds of events; `unknown` where it is forgotten."""
 
     @property
     def retryable(self) -> bool:
@@ -142,6 +148,8 @@ class DriverErrorKind(StrEnum):
     """Our own: the call answered success and the hardware shows otherwise."""
     LIBRARY = "library"
     """The library is missing, too old, or not initialised."""
+    OUTDATED = "outdated"
+    """The library is of another version than the driver: one of them was replaced."""
     UNKNOWN = "unknown"
 
 

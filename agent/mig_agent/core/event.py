@@ -14,6 +14,11 @@ class EventKind(StrEnum):
 
     AGENT_STARTED = "agent-started"
     AGENT_STOPPING = "agent-stopping"
+    AGENT_PAUSED = "agent-paused"
+    AGENT_RESUMED = "agent-resumed"
+    DRIVER_LET_GO = "driver-let-go"
+    DRIVER_OPENED = "driver-opened"
+    DRIVER_AWAITED = "driver-awaited"
     REQUEST_QUEUED = "request-queued"
     REQUEST_REFUSED = "request-refused"
     REQUEST_LEFT = "request-left"
@@ -39,6 +44,25 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_SET_ASIDE = "ledger-set-aside"
+
+
+NOTHING_TO_PLANS = frozenset(
+    {
+        EventKind.AGENT_STARTED,
+        EventKind.AGENT_STOPPING,
+        EventKind.REQUEST_QUEUED,
+        EventKind.REQUEST_REFUSED,
+        EventKind.REQUEST_LEFT,
+        EventKind.LEASE_RENEWED,
+        EventKind.STEP_FAILED,
+        EventKind.ACCESS_DENIED,
+        EventKind.PROFILE_DIFFERS,
+        EventKind.LEDGER_FAILED,
+        EventKind.LEDGER_RECOVERED,
+        EventKind.LEDGER_SET_ASIDE,
+    }
+)
+"""They leave the node such that the same request is planned the same way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from mig_agent.core.blockers import in_words, obstacle
 from mig_agent.core.board import Board
 from mig_agent.core.choosing import choose, wasted_mib
-from mig_agent.core.finding import COST_IN_SCORE, NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
+from mig_agent.core.finding import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
+from mig_agent.core.plan import COST_IN_SCORE
 from mig_agent.core.policy import DEFAULT_POLICY, Policy
 from mig_agent.core.wording import several
 

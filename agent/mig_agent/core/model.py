@@ -182,6 +182,34 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """A pod of Kubernetes that holds a lease. A pod of the same name with another UID is another pod."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+    """Empty where it is not known."""
+
+    def __str__(self) -> str:
+        """For messages, and the name of its holder: `pod team-a/train-7f2c`."""
+        return f"pod {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletDevice:
+    """One device as the kubelet counts it: an abstract id under the name of an extended resource."""
+
+    resource: str
+    """`nvidia.com/mig-1g.10gb`."""
+    id: str
+    """`mig-agent-3`."""
+
+    def __str__(self) -> str:
+        """For messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
+        return f"{self.resource} {self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """Who holds a lease or asks for one."""
 
@@ -190,10 +218,12 @@ class Holder:
     """As people should see it in messages: `alice`, `pod team-a/train-7f2c`."""
     uid: int | None = None
     pid: int | None = None
+    pod: Pod | None = None
+    """The pod whose lease it is. Such a lease ends with its pod and with nothing else that a client does."""
 
     def __str__(self) -> str:
         """For messages."""
-        return self.name or self.tenant or "somebody"
+        return self.name or (str(self.pod) if self.pod is not None else self.tenant) or "somebody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +243,8 @@ class Lease:
     """Lives as long as a Hold stream."""
     reused: tuple[bool, ...] = ()
     """For each device, whether an idle instance was reused for it."""
+    kubelet_devices: tuple[KubeletDevice, ...] = ()
+    """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
 
 
 class GpuState(StrEnum):
@@ -247,6 +279,8 @@ class Gpu:
     mode: MigMode
     state: GpuState
     reason: str = ""
+    set_aside: bool = False
+    """Cordoned by the agent itself, which uses it again by itself when its driver answers."""
     minor: int | None = None
     instances: tuple[Instance, ...] = ()
 
@@ -323,3 +357,5 @@ class Request:
     pid: int | None = None
     if_revision: int | None = None
     """Refuse when the node has changed since this revision."""
+    kubelet_devices: tuple[KubeletDevice, ...] = ()
+    """For each want of a pod, the kubelet's device that it stands for; empty where no kubelet asks."""

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from mig_agent.core.errors import Refusal
 from mig_agent.core.model import GpuUuid, Instance, Slot
 
+COST_IN_SCORE = 1e-3
+"""Wasted memory, in MiB, is compared first; the policy's cost decides between plans that waste the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReuseInstance:
@@ -63,10 +66,24 @@ class Plan:
     """A way to serve a request, one DevicePlan for each want and in the same order. No step is named twice."""
 
     devices: tuple[DevicePlan, ...]
-    score: float
-    """Lower is better; comparable between nodes and GPU models."""
+    wasted_mib: float
+    """Memory beyond what is wanted; 0 where no amount was named."""
+    cost: float
+    """Of the policy: capacity that is lost, and creating."""
+    creation_cost: float
+    """The part of `cost` that is for creating and destroying; 0 where all is reused."""
     notes: tuple[str, ...] = ()
     """For the person, such as a near miss: `10Gi costs two slices here, 9.5Gi one`."""
+
+    @property
+    def score(self) -> float:
+        """Lower is better; comparable between nodes and GPU models."""
+        return self.wasted_mib + COST_IN_SCORE * self.cost
+
+    @property
+    def capacity_lost(self) -> float:
+        """The part of `cost` that is for what can be placed no more: slices, summed over the windows that were free."""
+        return self.cost - self.creation_cost
 
     @property
     def steps(self) -> tuple[Step, ...]:

@@ -34,6 +34,7 @@ def plan(
             reason=Reason.REVISION_CHANGED,
             message=f"cannot go by revision {request.if_revision}: the node has changed and is at {view.revision}",
             hint="read the status again and decide anew",
+            revision=view.revision,
         )
     found = find(view, request, policy, reserved=reserved, exclude=exclude)
     return explain(view, request, policy, now, reserved=reserved, exclude=exclude) if found is None else found

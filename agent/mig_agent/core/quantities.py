@@ -49,6 +49,11 @@ def shown(text: str) -> str:
     return clean if len(clean) <= _LONGEST_TEXT else clean[: _LONGEST_TEXT - 3] + "..."
 
 
+def counted(number: int, what: str) -> str:
+    """`1 lease`, `2 leases`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def parse_memory(text: str) -> int:
     """Bytes of a quantity of memory as Kubernetes writes it (`4G`, `4Gi`, `512M`, `9.5Gi`), also with a `B` behind.
 
@@ -62,6 +67,8 @@ def parse_memory(text: str) -> int:
     number, unit = match["number"], match["unit"]
     if match["sign"] == "-":
         raise UsageError(f"cannot take {shown(stripped)} as memory: it is negative", _MEMORY_HINT)
+    if not unit and not float(number):
+        raise UsageError(f"cannot take {shown(stripped)} as memory: it is zero", _MEMORY_HINT)
     if not unit:
         raise UsageError(
             f"cannot take {shown(stripped)} as memory: it has no unit",
@@ -97,6 +104,8 @@ def parse_duration(text: str) -> float:
     if stripped.startswith("-"):
         raise UsageError(f"cannot take {shown(stripped)} as a duration: it is negative", _DURATION_HINT)
     if re.fullmatch(_NUMBER, stripped, re.ASCII):
+        if not float(stripped):
+            raise UsageError(f"cannot take {shown(stripped)} as a duration: it is zero", _DURATION_HINT)
         hint = f"write {stripped}s, {stripped}m or {stripped}h" if len(stripped) <= _SHORT else _DURATION_HINT
         raise UsageError(f"cannot take {shown(stripped)} as a duration: it has no unit", hint)
     total, smallest, position = 0.0, math.inf, 0

@@ -42,6 +42,8 @@ class _Job:
     joined: int = 0
     listeners: list[Callable[[int], None]] = field(default_factory=list)
     place: int = 0
+    served: bool = False
+    """Whether a plan for it is being carried out: what it takes is in the working view."""
     notes: tuple[str, ...] = ()
     abandoned: bool = False
 
@@ -74,6 +76,7 @@ class Acquisitions:
             return self._again(known, digest)
         job = self._jobs.get(request.request_id)
         if job is None:
+            self._context.gate.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
             job = self._begin(request, caller, digest, hold=hold)
         elif job.order.digest != digest:
@@ -128,6 +131,14 @@ class Acquisitions:
                 "try again later",
             )
 
+    def has_places(self, request: RequestId) -> bool:
+        """Whether a plan for a request is being carried out, or was: what it takes counts as busy already."""
+        job = self._jobs.get(request)
+        if job is not None:
+            return job.served
+        known = self._memory.of_request(request)
+        return known is not None and known.ended_at is None
+
     async def over(self, request: RequestId) -> None:
         """Returns when nobody works on the request, however it came out."""
         job = self._jobs.get(request)
@@ -161,6 +172,8 @@ class Acquisitions:
         holder = request.holder
         if caller.uid is not None and holder.uid != caller.uid:
             request = replace(request, holder=replace(holder, uid=caller.uid))
+        if holder.pod is not None and not holder.name:
+            request = replace(request, holder=replace(request.holder, name=str(holder.pod)))
 
         def go_on() -> None:
             self._context.refuse_when_closing()
@@ -204,9 +217,11 @@ class Acquisitions:
                 execution = await self._room.next(order, job.told, failed, exclude)
                 job.place = 0
                 job.notes = execution.plan.notes
+                job.served = True
                 try:
                     return await execution.run()
                 except StepFailedError as failure:
+                    job.served = False
                     failed = _failure(order.request, failure)
                     tries += failure.counts
                     blocked += not failure.counts

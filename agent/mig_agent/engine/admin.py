@@ -62,6 +62,7 @@ class Admin:
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
         """Destroys the idle instances of some GPUs, or of all; those that were. Raises RefusedError."""
         context = self._context
+        context.gate.refuse_when_paused("reclaim idle instances")
         records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
         why = f"reclaimed by {caller}"
         results = await asyncio.gather(
@@ -95,8 +96,9 @@ class Admin:
         lane = self._context.lanes[record.uuid]
         if lane.hung or record.lost:
             return []
-        async with lane.lock:
-            return await self._destroy_idle_locked(record, why, chosen, caller)
+        with self._context.gate.inside():
+            async with lane.lock:
+                return await self._destroy_idle_locked(record, why, chosen, caller)
 
     async def _destroy_idle_locked(
         self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool], caller: Caller | None = None
@@ -165,6 +167,7 @@ class Admin:
         context = self._context
         record = context.gpu_named(name)
         verb = "enable" if enable else "disable"
+        context.gate.refuse_when_paused(f"{verb} MIG mode on GPU {record.index}")
         if not record.mode.capable:
             raise refuse(
                 Reason.NOT_SUPPORTED, f"cannot {verb} MIG mode on GPU {record.index}: {record.layout.model} has none"
@@ -180,6 +183,7 @@ class Admin:
         record.switching = f"MIG mode is being switched by {caller}"
         context.state.touch(record.uuid)
         context.journal.publish()
+        context.gate.enter()
         try:
             async with context.lanes[record.uuid].lock:
                 return await self._switch(record, verb, caller, enable=enable)
@@ -189,6 +193,7 @@ class Admin:
         except LedgerError as error:
             raise ledger_refusal(error, f"{verb} MIG mode") from error
         finally:
+            context.gate.leave()
             record.switching = ""
             context.state.touch(record.uuid)
             context.journal.publish()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mig_agent.core.model import (
@@ -78,6 +79,10 @@ class Snapshot:
     """Why the ledger cannot be written now; empty when it can."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for an hour."""
+    missing: Mapping[int, str] = field(default_factory=dict)
+    """GPUs that have not answered since the start, by index, and why."""
+    paused: tuple[str, ...] = ()
+    """Why nothing is granted and the driver is left alone, in words, each reason once; empty while it serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +95,15 @@ class ModeAnswer:
     needs: Literal["", "reset", "reboot"]
     """What it still takes to come into effect."""
     words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseAnswer:
+    """How pausing or resuming went."""
+
+    paused: tuple[str, ...]
+    """Why the agent is paused now, in words; empty while it serves."""
+    let_go: bool
+    """Whether the driver is let go: nothing of it is open, and it can be unloaded."""
+    words: str
+    """Why the driver is not as it is wanted, in words; empty when it is."""

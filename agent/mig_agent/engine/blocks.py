@@ -83,8 +83,12 @@ class Blocks:
         instance = context.state.instance(generation)
         if instance is None or instance.state is not InstanceState.BLOCKED:
             return
+        if context.gate.paused:
+            self._try_later(generation)
+            return
         try:
-            users = await context.processes(instance)
+            with context.gate.inside():
+                users = await context.processes(instance)
         except DriverError:
             self._try_later(generation)
             return

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.errors import Reason, refuse
-from mig_agent.core.model import Generation, GpuUuid, Instance
+from mig_agent.core.errors import Reason, Refusal, refuse
+from mig_agent.core.model import Generation, GpuUuid, Instance, Request
 from mig_agent.core.patience import Patience
+from mig_agent.core.plan import Outcome
 from mig_agent.core.policy import Policy
 from mig_agent.engine.events import Events
+from mig_agent.engine.gate import Gate
 from mig_agent.engine.journal import Journal
 from mig_agent.engine.lanes import Lane
+from mig_agent.engine.pace import Timing
 from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.state import GpuRecord, State
 from mig_agent.engine.tasks import Tasks
-from mig_agent.engine.threads import CallThread
 from mig_agent.engine.turns import Turns
 
 
@@ -64,20 +67,34 @@ class Context:
     patience: Patience
     aside: CallThread
     """For calls that belong to no GPU: reading events, looking at processes."""
+    gate: Gate = field(default_factory=Gate)
     turns: Turns = field(default_factory=Turns)
     """For planning what takes long: several devices in one request, or many requests."""
+    timing: Timing = field(default_factory=Timing)
     lanes: dict[GpuUuid, Lane] = field(default_factory=dict)
     never_made: set[Generation] = field(default_factory=set)
     """Instances whose creation failed for certain: what stands in their place is somebody else's."""
+    missing: dict[int, str] = field(default_factory=dict)
+    """GPUs that have not answered since the start, by index, and why."""
     closing: bool = False
     freed: Callable[[], None] = lambda: None
     """To be called when something was freed, so that a waiting request may start."""
+    also_freed: Callable[[], None] = lambda: None
+    """Called then as well."""
 
     @property
     def reservation_after_seconds(self) -> float:
         """How long a request waits, as things are now, before it keeps GPUs from those behind it."""
         configured = self.settings.reservation_after_seconds
         return self.patience.bounded_limit_seconds if configured is None else configured
+
+    def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
+        """An answer of the planner; a refusal because of the revision also says what has changed since then."""
+        if request.if_revision is None or not isinstance(outcome, Refusal):
+            return outcome
+        if outcome.reason is not Reason.REVISION_CHANGED:
+            return outcome
+        return replace(outcome, changed=self.events.changed_since(request.if_revision, self.state.revision))
 
     def place(self, instance: Instance) -> str:
         """An instance in messages: `1g.10gb on slices 0-1 of GPU 0`."""

@@ -9,8 +9,8 @@ from typing import Self
 
 import structlog
 
-from mig_agent.core.errors import Reason, refuse
-from mig_agent.core.event import Event
+from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.event import NOTHING_TO_PLANS, Event
 
 _LOG = structlog.get_logger("mig_agent.engine")
 
@@ -19,6 +19,8 @@ RING = 4096
 MOST_UNREAD = 1024
 """Events that wait for a slow reader before it is dropped, beside those that it asked for on resuming."""
 MOST_SUBSCRIBERS = 256
+UNKNOWN = "unknown"
+"""In place of what has changed since a revision, where that is not remembered."""
 
 
 class Subscription:
@@ -107,6 +109,16 @@ class Events:
         for subscription in tuple(self._subscriptions):
             subscription.push(event)
 
+    def changed_since(self, revision: int, now: int) -> tuple[str, ...]:
+        """The kinds of what has happened after a revision and matters to plans, each once and the first one first.
+
+        `now` is the node's revision. Only UNKNOWN where not all of it is known any more.
+        """
+        if not self._lost_up_to <= revision <= now:
+            return (UNKNOWN,)
+        kinds = (each.kind for each in self._ring if each.revision > revision)
+        return tuple(dict.fromkeys(kind.value for kind in kinds if kind not in NOTHING_TO_PLANS))
+
     def subscribe(self, after_revision: int | None, revision: int) -> Subscription:
         """The events after a revision, or with None those to come. Raises RefusedError.
 
@@ -118,11 +130,15 @@ class Events:
             )
         after = revision if after_revision is None else after_revision
         if after < self._lost_up_to or after > revision:
-            raise refuse(
-                Reason.REVISION_CHANGED,
-                f"cannot resume after revision {after}: the agent knows what happened after {self._lost_up_to} "
-                f"up to {revision}",
-                "read the status, and watch from its revision",
+            raise RefusedError(
+                Refusal(
+                    reason=Reason.REVISION_CHANGED,
+                    message=f"cannot resume after revision {after}: the agent knows what happened after "
+                    f"{self._lost_up_to} up to {revision}",
+                    hint="read the status, and watch from its revision",
+                    revision=revision,
+                    changed=(UNKNOWN,),
+                )
             )
         subscription = Subscription(
             (event for event in self._ring if event.revision > after), self._subscriptions.discard

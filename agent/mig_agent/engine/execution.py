@@ -22,6 +22,7 @@ from mig_agent.engine.looks import Looks
 from mig_agent.engine.memory import Memory
 from mig_agent.engine.observer import Observer
 from mig_agent.engine.orders import Order
+from mig_agent.engine.pace import timed
 from mig_agent.engine.removal import Remover, StepFailedError
 
 
@@ -76,6 +77,8 @@ class Execution:
             *(instance for victims in self._victims.values() for instance in victims),
         ]
         self._context.state.reserve(self._mine)
+        self._context.gate.enter()
+        self._inside = True
 
     def _intended(self, step: CreateInstance, now: float) -> Instance:
         generation = self._context.state.next_generation()
@@ -85,6 +88,9 @@ class Execution:
 
     def drop(self) -> None:
         """Gives back what was taken. For an execution that was never run, or has ended."""
+        if self._inside:
+            self._inside = False
+            self._context.gate.leave()
         mine, self._mine = self._mine, []
         if mine:
             self._context.state.unreserve(mine)
@@ -161,7 +167,8 @@ class Execution:
         journal = self._context.journal
         for instance in self._creating[gpu]:
             if failure.exclude is None or failure.exclude == instance.slot:
-                words = f"could not create {self._context.place(instance)}: {failure.words}"
+                what = f"cannot create {self._context.place(instance)}: "
+                words = what + failure.words.removeprefix(what)
                 event = journal.event(
                     EventKind.STEP_FAILED,
                     words,
@@ -235,9 +242,9 @@ class Execution:
         never_made = self._context.never_made
         self._tried.add(instance.generation)
 
-        def create() -> ObservedInstance:
+        def create() -> tuple[ObservedInstance, float]:
             try:
-                made = driver.create(slot)
+                made, seconds = timed(lambda: driver.create(slot))
             except DriverError as error:
                 if not error.left_behind:
                     never_made.add(instance.generation)
@@ -248,12 +255,13 @@ class Execution:
                 except DriverError:
                     driver.destroy(slot, made.gpu_instance_id)  # without its nodes nobody can use it
                     raise
-            return made
+            return made, seconds
 
         try:
-            made = await self._context.lanes[slot.gpu].change(f"create {slot}", create)
+            made, seconds = await self._context.lanes[slot.gpu].change(f"create {slot}", create)
         except DriverError as error:
             raise StepFailedError(error, f"cannot create {self._context.place(instance)}: {error}", slot) from error
+        self._context.timing.created(seconds)
         there = replace(
             instance,
             gpu_instance_id=made.gpu_instance_id,
@@ -282,6 +290,7 @@ class Execution:
             pid=request.pid,
             hold=order.hold,
             reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
+            kubelet_devices=request.kubelet_devices,
         )
         leased = [
             replace(

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mig_agent.adapters.clock import Clock, Timer
+from mig_agent.adapters.threads import Call, CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid
-from mig_agent.engine.threads import Call, CallThread
 
 _Answer = TypeVar("_Answer")
 

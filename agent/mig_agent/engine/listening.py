@@ -24,19 +24,27 @@ class Listening:
         self._on_change = on_change
         self._closed = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Begins to listen; again after `close`, too."""
         self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, name="driver-events", daemon=True).start()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(self._closed,), name="driver-events", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stops at the next occasion; does not wait."""
         self._closed.set()
 
-    def _run(self) -> None:
+    def join(self) -> None:
+        """Waits until it has stopped, or for a few of its waits in the driver. Blocking."""
+        if self._thread is not None:
+            self._thread.join(3 * WAIT_SECONDS)
+
+    def _run(self, closed: threading.Event) -> None:
         missed = False
-        while not self._closed.is_set():
+        while not closed.is_set():
             with contextlib.suppress(DriverError):  # meanwhile the slow look remains
                 listener = self._driver.listen()
                 if listener is None:
@@ -45,14 +53,14 @@ class Listening:
                     if missed:
                         self._tell()
                     missed = True
-                    self._listen(listener)
+                    self._listen(listener, closed)
                 finally:
                     listener.close()
-            self._closed.wait(AGAIN_SECONDS)
+            closed.wait(AGAIN_SECONDS)
 
-    def _listen(self, listener: ChangeListener) -> None:
-        while not self._closed.is_set():
-            if listener.wait(WAIT_SECONDS) and not self._closed.is_set():
+    def _listen(self, listener: ChangeListener, closed: threading.Event) -> None:
+        while not closed.is_set():
+            if listener.wait(WAIT_SECONDS) and not closed.is_set():
                 self._tell()
 
     def _tell(self) -> None:

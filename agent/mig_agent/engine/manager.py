@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.adapters.nvml import Driver
+from mig_agent.core.capacity import Room
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.explain import MOST_LINES, explanation
-from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Lease, LeaseId, Request, RequestId
+from mig_agent.core.model import (
+    Generation,
+    Gpu,
+    Instance,
+    InstanceState,
+    Lease,
+    LeaseId,
+    NodeView,
+    Request,
+    RequestId,
+    Want,
+)
 from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.pace import Pace
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
 from mig_agent.core.quantities import shown
-from mig_agent.engine.answers import Granted, ModeAnswer, Snapshot
+from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Snapshot
 from mig_agent.engine.callers import Caller, may_change
 from mig_agent.engine.context import Telemetry
 from mig_agent.engine.denials import DENIED, Denials
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.lifetimes import EndReason
+from mig_agent.engine.lifetimes import EndReason, StreamEnd
 from mig_agent.engine.newcomers import Claim
 from mig_agent.engine.observer import unused
 from mig_agent.engine.parts import Parts
@@ -37,9 +50,11 @@ CLOSING_SECONDS = 5.0
 MOST_EXPLAINED_LINES = 4096
 """Of all requests of one dry run, so that the answer stays within what gRPC takes."""
 
+_ROOM_SECONDS = 0.1
+"""So long a count stands while the node stays as it is; only what is kept for somebody who waits may change then."""
 _MOST_READINGS = 4
 """Of the ledger at once, for those who ask what happened; the others wait for their turn."""
-_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode"})
+_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume"})
 
 
 class Manager:
@@ -50,6 +65,18 @@ class Manager:
         self._context = parts.context
         self.observers = parts.context.events.observers
         """Called with each event, at once, on the event loop."""
+        self.on_view: list[Callable[[], None]] = []
+        """Called soon after each new view, and whenever there may be room that was not there before; on the event loop.
+
+        What changes at one moment is told once."""
+        self.on_outdated = parts.pausing.on_outdated
+        """Called when the driver was replaced while the agent was paused, and its library where this process looks was
+        not: in a container it never will be."""
+        self._telling = False
+        self._room: tuple[NodeView, tuple[tuple[Want, ...], float], Room] | None = None
+        """What was last worked out, and for what."""
+        parts.context.journal.on_published = self._view_changed
+        parts.context.also_freed = self._view_changed
         self._denials = Denials(parts.context.journal, parts.context.clock)
         self._readings = asyncio.Semaphore(_MOST_READINGS)
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
@@ -85,15 +112,9 @@ class Manager:
         """The answer was handed to the transport; without this the lease ends after its time of grace."""
         self._parts.lifetimes.delivered(lease)
 
-    async def hold_ended(self, lease: LeaseId, *, by_client: bool) -> None:
-        """The stream of a held lease has ended: if not by its client, it can be attached again for a while."""
-        if by_client and not self._context.closing:
-            try:
-                await self._parts.lifetimes.end(lease, EndReason.STREAM_ENDED, by="its client")
-            except LedgerError:
-                self._parts.lifetimes.detached(lease)
-        else:
-            self._parts.lifetimes.detached(lease)
+    async def hold_ended(self, lease: LeaseId, how: StreamEnd, client: int | None = None) -> None:
+        """The stream of a held lease has ended: how, and its client's process, say how long the lease stays."""
+        await self._parts.lifetimes.stream_ended(lease, how, client)
 
     async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
         """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token."""
@@ -118,6 +139,16 @@ class Manager:
         except LedgerError as error:
             raise ledger_refusal(error, f"renew lease {lease}") from error
 
+    async def end_for_pod(self, lease: LeaseId, words: str) -> None:
+        """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
+
+        One that has ended is no error. Raises RefusedError where the end cannot be recorded, and then the lease stands.
+        """
+        try:
+            await self._parts.lifetimes.end(lease, EndReason.POD_ENDED, why=words)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"end lease {lease}") from error
+
     def denied(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
         """A call was refused: that is told where it says something of its caller, or an administrator made it.
 
@@ -139,6 +170,8 @@ class Manager:
         if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
             if standing is None and remembered is None and not tokens.matches(lease, token):
                 raise _unknown(lease)
+            if standing is not None and standing.kubelet_devices and self._context.settings.follows_pods:
+                raise _of_pod(standing)
             return standing
         if standing is None and remembered is None:
             raise _unknown(lease)
@@ -155,7 +188,11 @@ class Manager:
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
         """How each request would be served now; nothing is changed and nothing is kept for anybody."""
         view, now = self._context.state.working_view, self._context.clock.now()
-        return tuple(plan(view, request, self._context.policy, now) for request in requests)
+        context = self._context
+        return tuple(
+            self._not_now() or context.with_changes(plan(view, request, context.policy, now), request)
+            for request in requests
+        )
 
     async def plan_in_turns(
         self, requests: Sequence[Request], *, explain: bool = False
@@ -170,15 +207,52 @@ class Manager:
         for request in requests:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.turns.mine()
-            outcome = plan(view, request, policy, now)
-            yield outcome, explanation(view, request, policy, most=most) if explain else ()
+            paused = self._not_now()
+            outcome = paused or context.with_changes(plan(view, request, policy, now), request)
+            yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
+
+    @property
+    def pace(self) -> Pace:
+        """How long creating and destroying takes here, by what was measured."""
+        return self._context.timing.pace
+
+    def _not_now(self) -> Refusal | None:
+        gate = self._context.gate
+        return gate.refusal("place anything") if gate.paused else None
+
+    def creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
+        """How many devices for this want could be leased now, one after the other, after those on their way.
+
+        Nothing while the agent is paused or stops, and nothing on GPUs that are kept for somebody who waits.
+        """
+        context = self._context
+        if context.gate.paused or context.closing:
+            return 0
+        view, key = context.state.working_view, (tuple(before), context.clock.now() // _ROOM_SECONDS)
+        known = self._room
+        if known is None or known[0] is not view or known[1] != key:
+            # Asked about one resource after the other, and what is kept for whom takes looking through the queue.
+            room = Room(view, context.policy, before, reserved=self._parts.room.reserved)
+            known = self._room = (view, key, room)
+        return known[2].creatable(want)
+
+    def has_places(self, request: RequestId) -> bool:
+        """Whether a request has what it asks for, or a plan for it is being carried out.
+
+        Then what it takes is counted as busy, and it is none of those on their way. False while it waits.
+        """
+        return self._parts.acquisitions.has_places(request)
 
     @property
     def snapshot(self) -> Snapshot:
         """The node as last published; never waits."""
         context, parts = self._context, self._parts
         view = context.state.view
-        leased = (each for each in view.instances.values() if each.state is InstanceState.LEASED)
+        # Of a pod the kubelet tells when it has ended; whether it computes is nobody's question.
+        pods = {each.id for each in view.leases.values() if each.holder.pod is not None}
+        leased = (
+            each for each in view.instances.values() if each.state is InstanceState.LEASED and each.lease not in pods
+        )
         idle_leases = unused(leased, parts.observer.last_process, context.clock.now())
         return Snapshot(
             view=view,
@@ -189,6 +263,8 @@ class Manager:
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             unused=frozenset(each.lease for each in idle_leases if each.lease is not None),
+            missing=dict(context.missing),
+            paused=context.gate.paused,
         )
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:
@@ -226,6 +302,34 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
 
+    async def pause(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
+        """Grants nothing more and lets go of the driver; leases stay. Returns when that is done, or cannot be.
+
+        Paused as long as there is any reason. `lasting` is for an administrator: recorded, so that a restart stays
+        paused, and at most one, whose reason may be empty. Any other reason is words, and is what `resume` names.
+        """
+        self._context.refuse_when_closing()
+        return await self._parts.pausing.pause(reason, caller, lasting=lasting)
+
+    async def resume(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
+        """Takes back a reason for pausing; after the last one the driver is opened and all is read and served again.
+
+        A reason that does not hold is no error. With `lasting` it is the administrator's, whatever its words.
+        """
+        self._context.refuse_when_closing()
+        return await self._parts.pausing.resume(reason, caller, lasting=lasting)
+
+    def _view_changed(self) -> None:
+        self._room = None
+        if self.on_view and not self._telling:
+            self._telling = True
+            asyncio.get_running_loop().call_soon(self._tell_of_view)
+
+    def _tell_of_view(self) -> None:
+        self._telling = False
+        for each in tuple(self.on_view):
+            each()
+
     async def close(self) -> None:
         """Ends the agent: the step under way comes to its end, who waits is refused, leases stay."""
         context, parts = self._context, self._parts
@@ -243,6 +347,15 @@ class Manager:
         await context.aside.run(parts.ledger.close)
         context.aside.close()
         context.events.end()
+
+
+def _of_pod(lease: Lease) -> Exception:
+    pod = lease.holder.pod
+    return refuse(
+        Reason.IN_USE,
+        f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node",
+        f"kubectl delete pod {pod.name} -n {pod.namespace}" if pod is not None and pod.name else "delete that pod",
+    )
 
 
 def _unknown(lease: LeaseId) -> Exception:
@@ -263,8 +376,9 @@ async def start_manager(
     settings: EngineSettings,
     telemetry: Telemetry | None = None,
     claim: Claim = lambda _index, _uuid: None,
+    paused: Iterable[str] = (),
 ) -> Manager:
-    """A manager that has recovered and is ready to serve.
+    """A manager that has recovered and is ready to serve. `paused` are reasons, in words, for which it starts paused.
 
     Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
     where the settings name GPUs that are not there or the tokens' key cannot be used.
@@ -279,5 +393,6 @@ async def start_manager(
             settings=settings,
             telemetry=telemetry,
             claim=claim,
+            paused=paused,
         )
     )

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mig_agent.adapters.filelock import LockedError
 from mig_agent.adapters.nvml import Observation
+from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import GpuUuid, Instance, InstanceState, Slot
@@ -20,7 +21,6 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.lanes import Lane
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.state import GpuRecord
-from mig_agent.engine.threads import CallThread
 
 Claim = Callable[[int, GpuUuid], None]
 """Takes a GPU (index, UUID) for this agent alone. Raises LockedError where another has it."""
@@ -32,44 +32,46 @@ class Newcomers:
     def __init__(self, parts: Parts, claim: Claim) -> None:
         self._parts = parts
         self._context = parts.context
-        self._claim = claim
+        self.claim = claim
         self._readings: dict[int, asyncio.Future[ObservedGpu]] = {}
         """Under way, or hung."""
-        self._missing: set[int] = set()
-        self._in_the_way: dict[int, str] = {}
-        """Who has a GPU that answers by now, as was last told."""
 
     async def observe(self) -> Observation:
         """All GPUs, as far as they answer in time. Raises DriverError where the driver itself does not."""
-        context = self._context
-        deadline = context.settings.call_deadline_seconds
-        try:
-            count = await asyncio.wait_for(context.aside.run(context.driver.count), deadline)
-        except TimeoutError as error:
-            raise DriverError(
-                DriverErrorKind.TIMEOUT, "nvmlDeviceGetCount", detail=f"the GPUs could not be counted in {deadline:g} s"
-            ) from error
+        count = await self.count()
         answers = await asyncio.gather(*(self._read(index) for index in range(count)))
         return Observation(
             gpus=tuple(each for each in answers if isinstance(each, ObservedGpu)),
             failed={index: each for index, each in enumerate(answers) if isinstance(each, DriverError)},
         )
 
+    async def count(self) -> int:
+        """The GPUs that the driver knows. Raises DriverError where it does not answer."""
+        context = self._context
+        deadline = context.settings.call_deadline_seconds
+        thread = CallThread("count-gpus")
+        counting = thread.run(context.driver.count)
+        thread.close()
+        await asyncio.wait({counting}, timeout=deadline)
+        if not counting.done():
+            detail = f"the GPUs could not be counted in {deadline:g} s"
+            raise DriverError(DriverErrorKind.TIMEOUT, "nvmlDeviceGetCount", detail=detail)
+        return counting.result()
+
     def note_missing(self, failed: Mapping[int, DriverError]) -> None:
         """They are looked for from now on."""
         for index, error in failed.items():
-            self._missing.add(index)
+            self._context.missing[index] = str(error)
             self._tell(
                 EventKind.GPU_CORDONED, f"GPU {index} is set aside, and looked for from time to time: {error}", index
             )
 
     async def look(self) -> None:
         """Takes up those that answer by now."""
-        for index in sorted(self._missing):
+        for index in sorted(self._context.missing):
             observed = await self._read(index)
             if isinstance(observed, ObservedGpu) and await self._take_up(observed):
-                self._missing.discard(index)
-                self._in_the_way.pop(index, None)
+                self._context.missing.pop(index, None)
 
     async def _take_up(self, observed: ObservedGpu) -> bool:
         """Whether there is no more to do: an agent that has the GPU may go."""
@@ -77,10 +79,10 @@ class Newcomers:
         if observed.uuid in context.state.gpus or not selected([observed], context.settings.gpus):
             return True
         try:
-            self._claim(observed.index, observed.uuid)
+            self.claim(observed.index, observed.uuid)
         except LockedError as error:
-            if self._in_the_way.get(observed.index) != error.message:
-                self._in_the_way[observed.index] = error.message
+            if context.missing.get(observed.index) != error.message:
+                context.missing[observed.index] = error.message
                 self._tell(EventKind.GPU_CORDONED, error.message, observed.index)
             return False
         record = add_gpu(parts, observed)
@@ -145,9 +147,13 @@ class Newcomers:
 
 
 def selected(gpus: Iterable[ObservedGpu], names: Iterable[str]) -> list[ObservedGpu]:
-    """Those that are named by index or UUID; all where none is named."""
+    """Those that are named by index, UUID or the beginning of one; all where none is named."""
     wanted = tuple(names)
-    return [gpu for gpu in gpus if not wanted or str(gpu.index) in wanted or gpu.uuid in wanted]
+    return [gpu for gpu in gpus if not wanted or any(_is_named(gpu, name) for name in wanted)]
+
+
+def _is_named(gpu: ObservedGpu, name: str) -> bool:
+    return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.lower().startswith(name.lower()))
 
 
 def add_gpu(parts: Parts, observed: ObservedGpu) -> GpuRecord:

@@ -86,15 +86,27 @@ class Observer:
             await self.look()
 
     async def look(self) -> None:
-        """Compares everything once."""
-        await self._look_at_boot_id()
-        await asyncio.gather(*(self.check(gpu) for gpu in tuple(self._context.lanes)))
+        """Compares everything once; while the agent is paused only what needs no driver."""
+        if not self._context.gate.paused:
+            with self._context.gate.inside():
+                await self.compare_all()
+                for each in self.also:
+                    await each()
         await self._forget_old_leases()
-        for each in self.also:
-            await each()
+
+    async def compare_all(self) -> None:
+        """Compares every GPU, whether the agent is paused or not."""
+        await self._look_at_boot_id()
+        await asyncio.gather(*(self._check(gpu) for gpu in tuple(self._context.lanes)))
+        for gpu in tuple(self._context.lanes):
+            self._take_back(gpu)
 
     async def check(self, gpu: GpuUuid) -> None:
         """Reads a GPU and repairs what does not agree, when no step is under way on it."""
+        with self._context.gate.inside():
+            await self._check(gpu)
+
+    async def _check(self, gpu: GpuUuid) -> None:
         lane = self._context.lanes[gpu]
         if lane.hung:
             return
@@ -202,7 +214,13 @@ class Observer:
             self._context.tasks.spawn(f"read-again-{gpu}", self._after_answer(gpu))
 
     async def _after_answer(self, gpu: GpuUuid) -> None:
+        if self._context.gate.paused:
+            return  # it is read when the agent goes on
         await self.check(gpu)
+        self._take_back(gpu)
+
+    def _take_back(self, gpu: GpuUuid) -> None:
+        """A GPU that was set aside for a call that has come back, and was read since."""
         record = self._context.state.gpus[gpu]
         if record.hung and not self._context.lanes[gpu].hung:
             record.hung = ""
@@ -264,7 +282,7 @@ class Observer:
         if boot_id == self.boot_id:
             return
         for gpu in tuple(self._context.lanes):
-            await self.check(gpu)
+            await self._check(gpu)
         await self.adopt_boot_id(boot_id)
 
     async def adopt_boot_id(self, boot_id: str) -> None:

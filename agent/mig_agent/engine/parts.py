@@ -17,6 +17,7 @@ from mig_agent.engine.listening import Listening
 from mig_agent.engine.looks import Looks
 from mig_agent.engine.memory import Memory
 from mig_agent.engine.observer import Observer
+from mig_agent.engine.pausing import Pausing
 from mig_agent.engine.removal import Remover
 from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.waiting import WaitingRoom
@@ -37,10 +38,12 @@ class Parts:
     admin: Admin
     started_at: float
     listening: Listening
+    pausing: Pausing
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop_background(self) -> None:
         """Ends what runs as long as the engine does."""
+        self.pausing.close()
         self.listening.close()
         for task in self.background:
             task.cancel()
@@ -72,6 +75,7 @@ def wire(context: Context, ledger: Ledger) -> Parts:
     )
     room = WaitingRoom(context, executor)
     admin = Admin(context, remover, observer)
+    listening = Listening(context.driver, observer.hint)
     observer.also.append(admin.destroy_overdue)
     return Parts(
         context=context,
@@ -84,5 +88,6 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         acquisitions=Acquisitions(context, memory, room),
         admin=admin,
         started_at=context.clock.now(),
-        listening=Listening(context.driver, observer.hint),
+        listening=listening,
+        pausing=Pausing(context, listening, observer.hint),
     )

@@ -6,6 +6,7 @@ from mig_agent.core.errors import DriverError, DriverErrorKind, MigAgentError
 from mig_agent.core.model import Instance, Slot
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
+from mig_agent.engine.pace import timed
 
 IN_USE_SECONDS = 1.0
 """Processes that have ended keep an instance in use for some tenths of a second."""
@@ -49,7 +50,7 @@ class Remover:
         began = context.clock.now()
         while True:
             try:
-                await lane.change(what, lambda: context.driver.destroy(instance.slot, gi))
+                _, seconds = await lane.change(what, lambda: timed(lambda: context.driver.destroy(instance.slot, gi)))
             except DriverError as error:
                 if error.kind is not DriverErrorKind.IN_USE:
                     raise StepFailedError(error, f"cannot {what}: {error}") from error
@@ -57,6 +58,7 @@ class Remover:
                     await context.clock.sleep(PAUSE_SECONDS)
                     continue
                 raise await self._in_use(instance, error) from error
+            context.timing.destroyed(seconds)
             self._blocks.forget(instance.generation)
             return
 

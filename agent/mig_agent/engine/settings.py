@@ -34,6 +34,8 @@ class EngineSettings:
     """How long a call of the driver may take before its GPU is cordoned."""
     grace_seconds: float = 60.0
     """How long a lease lives whose answer could not be delivered, or whose stream the agent ended."""
+    follows_pods: bool = False
+    """Whether the kubelet is asked which pods there are: then their leases end with them, and by nobody else."""
     listen_to_driver: bool = True
     """Whether changes by others are heard of at once, where the driver tells; else the slow look finds them."""
     request_memory_hours: float = 24.0

@@ -158,6 +158,13 @@ class State:
         self.gpus = dict(sorted(self.gpus.items(), key=lambda item: item[1].index))
         self.touch(record.uuid)
 
+    def remove_gpu(self, gpu: GpuUuid) -> None:
+        """A GPU that is not managed any more, with its instances; the leases stay."""
+        for generation in self.gpus.pop(gpu).instances:
+            self._gpu_of.pop(generation, None)
+            self._unrecorded.discard(generation)
+        self.touch(gpu)
+
     def touch(self, gpu: GpuUuid) -> None:
         """The GPU's record was changed."""
         self._published_gpus.pop(gpu, None)
@@ -244,6 +251,7 @@ def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:
         mode=record.mode,
         state=record.state,
         reason=record.reason,
+        set_aside=bool(record.trouble) and not record.lost,
         minor=record.minor,
         instances=tuple(sorted(instances, key=_by_start)),
     )

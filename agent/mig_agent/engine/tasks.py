@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import structlog
+
+AGAIN_SECONDS = 5.0
+"""Until a loop that failed begins anew."""
 
 _Answer = TypeVar("_Answer")
 
@@ -25,6 +28,19 @@ class Tasks:
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def keep(self, name: str, loop: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
+        """The same for a loop that must not end: what it did not expect is logged, and it begins anew."""
+
+        async def again_and_again() -> None:
+            while True:
+                try:
+                    return await loop()
+                except Exception:  # noqa: BLE001 -- whatever it was, what the loop looks after goes on
+                    _LOG.exception("a background task begins anew", task=name)
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+        return self.spawn(name, again_and_again())
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -17,7 +17,10 @@ _NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
 async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
     """Of every instance that is there; what the driver does not tell now is unknown."""
     instances = [each for each in context.state.view.instances.values() if each.state not in _NOT_THERE]
-    found = await asyncio.gather(*(_of(context, each) for each in instances))
+    if context.gate.paused:
+        return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
+    with context.gate.inside():
+        found = await asyncio.gather(*(_of(context, each) for each in instances))
     return dict(zip((each.generation for each in instances), found, strict=True))
 
 

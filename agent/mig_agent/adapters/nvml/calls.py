@@ -7,16 +7,18 @@ argument types, so a structure passed by value would be accepted in silence: alw
 
 from __future__ import annotations
 
+import _ctypes
 import time
 from collections.abc import Callable
 from ctypes import byref, c_uint
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NewType
 
 import pynvml
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.nvml.answers import InstanceAnswer, MemoryAnswer, ProcessAnswer, ProfileAnswer
+from mig_agent.adapters.nvml.session import Session
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Placement
 
@@ -62,7 +64,7 @@ _KINDS = MappingProxyType(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND: DriverErrorKind.NOT_SUPPORTED,
         pynvml.NVML_ERROR_GPU_IS_LOST: DriverErrorKind.GPU_LOST,
         pynvml.NVML_ERROR_RESET_REQUIRED: DriverErrorKind.RESET_REQUIRED,
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverErrorKind.LIBRARY,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: DriverErrorKind.OUTDATED,
         pynvml.NVML_ERROR_IN_USE: DriverErrorKind.IN_USE,
         pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES: DriverErrorKind.INSUFFICIENT_RESOURCES,
         # A structure newer than the driver.
@@ -85,67 +87,66 @@ _LEAST_ROOM = 16
 """Entries in a buffer whose length the driver is not told; no GPU has more instances."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileAnswer:
-    """What NVML tells of a profile of GPU instances; memory in MiB."""
-
-    id: int
-    name: str
-    """NVML's own string; empty from a driver that tells none."""
-    slices: int
-    memory_mib: int
-    multiprocessors: int
-    copy_engines: int
-    decoders: int
-    encoders: int
-    jpeg: int
-    ofa: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceAnswer:
-    """What NVML tells of a GPU instance."""
-
-    id: int
-    profile_id: int
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryAnswer:
-    """Bytes."""
-
-    total: int
-    used: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessAnswer:
-    """A process with a context on a device; bytes used, or None where the driver does not tell."""
-
-    pid: int
-    used: int | None
-
-
 class Nvml:
-    """NVML's calls on an initialised library. Blocking; safe in any thread.
+    """NVML's calls, in sessions that `open` begins and `shutdown` ends. Blocking; safe in any thread.
 
-    All methods raise DriverError.
+    All methods raise DriverError; of kind LIBRARY while no session is open.
     """
 
     def __init__(self, library: object | None = None, *, on_call: OnCall | None = None) -> None:
+        """`library` stands for the driver's; None: that one, loaded anew for each session."""
         self._on_call = on_call
-        if library is not None:
-            pynvml.nvmlLib = library
+        self._library = library
+        self._session = Session()
+
+    def open(self) -> None:
+        """Begins a session; what is open already stays so."""
+        if self._session.is_open:
+            return
+        pynvml.nvmlLib = self._library
         # Function pointers outlive a change of library.
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 -- pynvml has no public way
-        self._call("nvmlInitWithFlags", 0)
+        try:
+            self._made("nvmlInitWithFlags", (0,), None)
+        except DriverError:
+            self._unload()
+            raise
+        self._session.is_open = True
 
     def shutdown(self) -> None:
-        """Ends the session that the constructor began."""
-        self._call("nvmlShutdown")
+        """Ends the session, if one is open and its calls come back in time (TIMEOUT): nothing of the driver is held."""
+        if not self._session.close():
+            return
+        try:
+            self._made("nvmlShutdown", (), None)
+        except DriverError:
+            self._session.is_open = True
+            raise
+        self._unload()
+
+    def shutdown_at_exit(self) -> None:
+        """The same where the process ends: waits for nothing, and leaves the library loaded."""
+        if self._session.is_open:
+            self._made("nvmlShutdown", (), None)
+
+    def _unload(self) -> None:
+        """Lets go of the driver's library, so that the next session loads the one that is installed by then.
+
+        While it stays loaded, it is the old driver's; the kernel module of another version refuses it.
+        """
+        library, pynvml.nvmlLib = pynvml.nvmlLib, self._library
+        if self._library is None and library is not None:
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 -- pointers into what is unloaded now
+            _ctypes.dlclose(library._handle)  # noqa: SLF001 -- ctypes has no public way
 
     def _call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 -- pynvml is untyped
+        self._session.enter(name, gpu)
+        try:
+            return self._made(name, arguments, gpu)
+        finally:
+            self._session.leave()
+
+    def _made(self, name: str, arguments: tuple[object, ...], gpu: int | None) -> Any:  # noqa: ANN401 -- pynvml is untyped
         start = time.perf_counter()
         kind: DriverErrorKind | None = None
         try:

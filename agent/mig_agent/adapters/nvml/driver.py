@@ -44,8 +44,8 @@ class Driver:
         self._nvml = nvml
         self._gpus = Inventory(nvml)
         self._instances = InstanceReader(nvml)
-        self.version = nvml.driver_version()
-        """Of the driver: `580.95.05`."""
+        self.version = ""
+        """Of the driver: `580.95.05`; empty before the first session."""
 
     @classmethod
     def open(cls, library: object | None = None, *, on_call: OnCall | None = None) -> Driver:
@@ -54,11 +54,35 @@ class Driver:
         `on_call` hears of every NVML call, in the thread that makes it. Raises DriverError of kind LIBRARY where there
         is no driver.
         """
+        driver = cls.closed(library, on_call=on_call)
+        driver.reopen()
+        return driver
+
+    @classmethod
+    def closed(cls, library: object | None = None, *, on_call: OnCall | None = None) -> Driver:
+        """The same with no session yet: `reopen` begins one. Does not touch the driver."""
         return cls(Nvml(library, on_call=on_call))
 
+    def reopen(self) -> None:
+        """Begins a session where none is open. What is kept of GPUs from the one before is forgotten."""
+        self._gpus.forget_all()
+        self._nvml.open()
+        try:
+            self.version = self._nvml.driver_version()
+        except DriverError:
+            self._nvml.shutdown()
+            raise
+
     def close(self) -> None:
-        """Ends the session."""
+        """Ends the session, if one is open: the driver can be unloaded. Calls are refused until `reopen`.
+
+        Raises DriverError TIMEOUT, with the session as it was, where a call under way does not come back.
+        """
         self._nvml.shutdown()
+
+    def close_at_exit(self) -> None:
+        """The same where the process ends: waits for no call."""
+        self._nvml.shutdown_at_exit()
 
     # What is there
 

@@ -34,6 +34,12 @@ class Inventory:
         self._layouts: dict[GpuUuid, Layout] = {}
         self._capable: set[GpuUuid] = set()
 
+    def forget_all(self) -> None:
+        """A new session with the driver: handles are others, and so may the GPUs be."""
+        with self._mutex:
+            self._known.clear()
+            self._layouts.clear()
+
     def count(self) -> int:
         """GPUs, lost ones included."""
         return self._nvml.gpu_count()

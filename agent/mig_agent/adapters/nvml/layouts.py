@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from mig_agent.adapters.nvml.calls import GPU_PROFILE_ENUMS, GpuHandle, Nvml, ProfileAnswer
+from mig_agent.adapters.nvml.answers import ProfileAnswer
+from mig_agent.adapters.nvml.calls import GPU_PROFILE_ENUMS, GpuHandle, Nvml
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Engines, Layout, Profile
 

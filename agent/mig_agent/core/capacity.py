@@ -1,0 +1,137 @@
+"""How many more devices of one kind a node can give, exactly: what is advertised where only counts can be told.
+
+Busy instances are in the way (leased, foreign, blocked, on their way in or out); idle ones are room, since a plan
+reuses or destroys them. GPUs share nothing, so the counts of the GPUs add up; on one GPU the windows of one profile are
+intervals on the slice axis, of which the most that do not overlap are found by taking the one that ends first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from mig_agent.core.board import Board, Candidate
+from mig_agent.core.choosing import choose, wasted_mib
+from mig_agent.core.emptied import emptied
+from mig_agent.core.finding import NOTHING_RESERVED, usable_gpus
+from mig_agent.core.model import GpuUuid, Layout, NodeView, Profile, Request, Want
+from mig_agent.core.packing import pack
+from mig_agent.core.placement import tables_for
+from mig_agent.core.policy import DEFAULT_POLICY, Policy
+
+_ANYTHING = Request(wants=())
+_STEPS = 200
+"""Of the search for a way to place all that is on its way, where one after the other they do not fit."""
+
+
+def creatable(
+    view: NodeView,
+    want: Want,
+    policy: Policy = DEFAULT_POLICY,
+    before: Sequence[Want] = (),
+    *,
+    reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+) -> int:
+    """How many devices for this want could still be leased now, one after the other.
+
+    `before` are wants on their way: they take their places first, by the rules of `plan`; one that does not fit waits,
+    and takes nothing. `reserved` are GPUs kept for somebody else. Cordoned and lost GPUs give nothing.
+    """
+    return Room(view, policy, before, reserved=reserved).creatable(want)
+
+
+def servable(view: NodeView, want: Want) -> int:
+    """The most devices for this want that the node could ever give: all of its GPUs in use, and nothing on them."""
+    return _count((emptied(gpu, keep_foreign=False) for gpu in view.gpus), want)
+
+
+class Room:
+    """What a node has left after the wants on their way, for questions about several kinds of devices."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        policy: Policy = DEFAULT_POLICY,
+        before: Sequence[Want] = (),
+        *,
+        reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    ) -> None:
+        boards = [Board.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
+        self._boards = _after(boards, before, policy) if before else boards
+
+    def creatable(self, want: Want) -> int:
+        """As the function of this name."""
+        return _count(self._boards, want)
+
+
+def _count(boards: Iterable[Board], want: Want) -> int:
+    total = 0
+    for board in boards:
+        profile = choose(want, board.gpu.layout)
+        if profile is not None:
+            total += _most(board.gpu.layout, profile, board.held, board.engines)
+    return total
+
+
+@lru_cache(maxsize=16384)
+def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
+    """The most instances of one profile beside what is held (a mask of slices; engines packed)."""
+    tables = tables_for(layout)
+    free = (ranked.window.mask for ranked in tables.ranked(profile.id, held))
+    each = tables.engines_of(profile)
+    count = 0
+    for mask in sorted(free, key=int.bit_length):
+        if mask & held or not tables.engines_fit(engines + each):
+            continue
+        held |= mask
+        engines += each
+        count += 1
+    return count
+
+
+def _after(boards: list[Board], before: Sequence[Want], policy: Policy) -> list[Board]:
+    """The boards with the wants on their way placed: as they would be planned one by one, as far as they fit."""
+    # What does not fit even alone waits, whatever the others do.
+    fitting = [want for want in before if _cheapest(boards, want, policy)[1] is not None]
+    one_by_one, all_fit = _placed(boards, fitting, policy)
+    if all_fit:
+        return one_by_one
+    # In another order or other places all of them may fit, and a request for several is planned that way.
+    packed = pack(boards, fitting, most_steps=_STEPS)
+    if packed is None:
+        return one_by_one
+    together = boards.copy()
+    for number, window in packed:
+        candidate = together[number].candidate_at(window, policy.creation_cost)
+        if candidate is None:
+            raise AssertionError(f"no place for {window} that was packed")
+        together[number] = together[number].place(candidate)
+    return together
+
+
+def _placed(boards: Sequence[Board], wants: Sequence[Want], policy: Policy) -> tuple[list[Board], bool]:
+    """The boards after each want that fits; whether all did."""
+    placed = list(boards)
+    all_fit = True
+    for want in wants:
+        number, candidate = _cheapest(placed, want, policy)
+        if candidate is None:
+            all_fit = False
+        else:
+            placed[number] = placed[number].place(candidate)
+    return placed, all_fit
+
+
+def _cheapest(boards: Sequence[Board], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
+    """The board, by its place in `boards`, on which the planner would put it, and where; the first of equals."""
+    best: tuple[float, float, float] | None = None
+    chosen, found = 0, None
+    for number, board in enumerate(boards):
+        profile = choose(want, board.gpu.layout)
+        candidate = None if profile is None else board.best(profile, policy.creation_cost)
+        if profile is None or candidate is None:
+            continue
+        key = (wasted_mib(profile, want, board.gpu.layout), candidate.cost, candidate.age)
+        if best is None or key < best:
+            best, chosen, found = key, number, candidate
+    return chosen, found
