@@ -25,9 +25,9 @@ PATH="$work/venv/bin:$PATH" "$work/venv/bin/python" -m grpc_tools.protoc --proto
 # protoc writes imports from the root of the sources; ours live inside the package.
 find "$work/out" \( -name '*.py' -o -name '*.pyi' \) -print0 |
   xargs -0 sed -i -E \
-    -e 's/^from (migagent(\.[a-z0-9_]+)*) import /from mig_agent.pb.\1 import /' \
-    -e 's/^import (migagent(\.[a-z0-9_]+)+)$/import mig_agent.pb.\1/' \
-    -e 's/([^A-Za-z0-9_./"])(migagent\.v[0-9]+\.[a-z0-9_]+_pb2)/\1mig_agent.pb.\2/g'
+    -e 's/^from ((migagent|kubelet)(\.[a-z0-9_]+)*) import /from mig_agent.pb.\1 import /' \
+    -e 's/^import ((migagent|kubelet)(\.[a-z0-9_]+)+)$/import mig_agent.pb.\1/' \
+    -e 's/([^A-Za-z0-9_./"])((migagent|kubelet)(\.[a-z0-9_]+)*\.v[0-9a-z]+\.[a-z0-9_]+_pb2)/\1mig_agent.pb.\2/g'
 find "$work/out" -mindepth 1 -type d -exec touch {}/__init__.py \;
 cat >"$work/out/__init__.py" <<'PY'
 """Generated from `proto/` by `hack/proto.sh`; never edited by hand."""

@@ -1,4 +1,4 @@
-"""The program `mig-agent`: serve, demo, version."""
+"""The program `mig-agent`: serve, health, demo, leave, version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import click
 from mig_agent import __version__
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
 from mig_agent.config.load import load
-from mig_agent.core.errors import ConfigError
+from mig_agent.core.errors import ConfigError, UsageError
+from mig_agent.core.quantities import parse_duration
 
 _USAGE = 2
 _INTERRUPTED = 130
@@ -25,6 +26,7 @@ def _tell(message: str, hint: str) -> None:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="mig-agent %(version)s")
 def program() -> None:
     """Turns requests for GPU memory into MIG instances, on this node."""
 
@@ -61,12 +63,58 @@ def version() -> None:
 
 
 @program.command()
+@click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
+@click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
+@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long.  [default: 5]")
+def health(address: str | None, *, live: bool, timeout: float) -> None:
+    """For probes: end with 0 if the agent on this machine serves, else say why not and end with 1."""
+    from mig_agent.client.addresses import resolve  # noqa: PLC0415 -- `--help` must not wait for gRPC
+    from mig_agent.client.channels import Tls  # noqa: PLC0415 -- as above
+    from mig_agent.client.errors import NoAgent  # noqa: PLC0415 -- as above
+    from mig_agent.client.health import is_serving  # noqa: PLC0415 -- as above
+
+    try:
+        serving = is_serving(resolve(address), Tls.from_environment(), seconds=timeout)
+    except UsageError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+    except NoAgent as error:
+        _tell(error.message, error.hint)
+        sys.exit(1)
+    if not (serving or live):
+        _tell("the agent does not serve: it starts or stops", "")
+        sys.exit(1)
+
+
+@program.command()
 @click.option("--fast", is_flag=True, help="Do not pause between the steps.")
 def demo(*, fast: bool) -> None:
     """Show what the agent does, over simulated GPUs; takes about 15 seconds and leaves nothing behind."""
     from mig_agent.demo import show  # noqa: PLC0415 -- as above
 
     sys.exit(show(fast=fast))
+
+
+@program.command()
+@click.option("--daemon-set", required=True, metavar="NAME", help="The DaemonSet that runs the agents.")
+@click.option("--namespace", required=True, metavar="NAME", help="Where it is.")
+@click.option("--timeout", default="2m", show_default=True, metavar="DURATION", help="How long to wait for its pods.")
+@click.option(
+    "--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Without it: the service account of the pod."
+)
+def leave(daemon_set: str, namespace: str, timeout: str, kubeconfig: Path | None) -> None:
+    """Uninstall from a Kubernetes cluster: delete the DaemonSet and wait until its agents have left their nodes clean.
+
+    The Helm chart runs this before it deletes anything else. Leases of pods that run, and their instances, stay.
+    """
+    try:
+        seconds = parse_duration(timeout)
+    except UsageError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+    from mig_agent.daemon.uninstall import uninstall  # noqa: PLC0415 -- as above
+
+    sys.exit(uninstall(namespace, daemon_set, seconds, kubeconfig))
 
 
 def main(arguments: Sequence[str] | None = None, prog_name: str = "mig-agent") -> NoReturn:

@@ -16,7 +16,7 @@ from support.doors import doors
 from support.figures import Figure
 from support.kinds import KINDS, Kind
 from support.nursery import ForkedAgent, Nursery, nursery
-from support.reached import CREATE, REACHED
+from support.reached import API_SERVER, CDI, CREATE, KUBELET, REACHED
 from support.restarted import GPUS, World, world
 from support.starts import STARTS
 
@@ -43,7 +43,7 @@ def counted(name: str, places: Iterable[str]) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    assert set(REACHED) == {*KINDS, *STARTS, "stop"}
+    assert set(REACHED) == {*KINDS, *STARTS, "stop", *CDI, *KUBELET, *API_SERVER}
     assert frozenset().union(*REACHED.values()) == doors()
 
 
@@ -172,6 +172,7 @@ def killed_at(there: World, kind: Kind, place: str, count: int) -> bool:
     there.agent.start()
     there.connect()
     there.agent.simulator.clear()
+    kind.back()
     there.check()
     found = there.leases().get(kind.request)
     retried = kind.answer = kind.again()

@@ -76,6 +76,8 @@ async def test_one_that_hangs_at_the_start_keeps_nobody_from_serving(tmp_path: P
     try:
         await managed(after, 1)
         assert [gpu.index for gpu in after.manager.snapshot.view.gpus] == [1]
+        assert list(after.manager.snapshot.missing) == [0]
+        assert "no answer in" in after.manager.snapshot.missing[0]
         assert (await after.acquire("1g.5gb")).devices[0].gpu_index == 1
         assert {sick.lease.id, well.lease.id} <= set(after.leases)
         recorded = await after.manager.events(0.0, None, 1000)
@@ -84,6 +86,7 @@ async def test_one_that_hangs_at_the_start_keeps_nobody_from_serving(tmp_path: P
         after.simulator.clear()
         await managed(after, 0)
         assert after.gpu(0).state is GpuState.READY
+        assert after.manager.snapshot.missing == {}
         (again,) = after.instances(gpu=0)
         assert again.lease == sick.lease.id
         assert (await after.acquire("1g.5gb", gpus=("0",))).devices[0].gpu_index == 0
@@ -109,6 +112,7 @@ async def test_one_that_another_agent_took_meanwhile_is_left_to_it(tmp_path: Pat
         await node.quiet()
         assert [gpu.index for gpu in node.manager.snapshot.view.gpus] == [1]
         assert "the agent with pid 4711" in node.told(EventKind.GPU_CORDONED)[-1].words
+        assert "the agent with pid 4711" in node.manager.snapshot.missing[0]
 
 
 async def managed(node: Node, gpu: int) -> None:

@@ -10,7 +10,8 @@ from typing import TypeVar
 import grpc
 import pytest
 
-from mig_agent.core.model import InstanceState
+from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod
+from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.service import TIMEOUT, Service, ask, detail_of, service
 
@@ -305,6 +306,15 @@ async def test_plan_says_what_would_be_done_and_changes_nothing(served: Service)
     assert large.plan.steps[0].uuid == idle.lease.devices[0].uuid
     assert large.plan.devices[0].placement == pb.Placement(start=0, size=8)
     assert large.plan.score > reuse.plan.score
+    for each in (reuse.plan, large.plan, other.plan):
+        parts = each.wasted_mib + 1e-3 * (each.capacity_lost + each.creation_cost)
+        assert each.score == pytest.approx(parts)
+    assert reuse.plan.HasField("creation_cost")
+    assert (reuse.plan.expected_seconds, reuse.plan.creation_cost, reuse.plan.wasted_mib) == (0.0, 0.0, 0.0)
+    pace = served.node.manager.pace
+    assert large.plan.expected_seconds == pytest.approx(pace.create + pace.destroy)
+    assert large.plan.creation_cost == pytest.approx(2.2)  # one to create, one to destroy
+    assert other.plan.wasted_mib == pytest.approx(other.plan.devices[0].memory_mib - 9e9 / 2**20)
     assert unknown.refusal.reason == "unknown-profile"
     assert other.plan.devices[0].gpu_index == 1
     assert answer.revision == served.node.manager.snapshot.view.revision
@@ -317,7 +327,14 @@ async def test_acquire_can_insist_on_the_revision_of_a_plan(served: Service) -> 
     with pytest.raises(grpc.RpcError) as refused:
         await served.acquire(memory="4G", if_revision=plan.revision)
     assert refused.value.code() is grpc.StatusCode.ABORTED
-    assert detail_of(refused.value).reason == "revision-changed"
+    detail = detail_of(refused.value)
+    assert detail.reason == "revision-changed"
+    assert detail.revision == served.node.manager.snapshot.view.revision
+    assert list(detail.changed) == ["instance-created", "lease-granted"]
+    dry = await served.users.Plan(
+        pb.PlanRequest(requests=[ask(memory="4G", if_revision=plan.revision)]), timeout=TIMEOUT
+    )
+    assert dry.outcomes[0].refusal == detail
 
 
 async def test_status_shows_instances_with_who_holds_them(served: Service) -> None:
@@ -431,6 +448,8 @@ async def test_usage_tells_what_the_driver_tells_and_leaves_out_the_rest(served:
         ("Cordon", pb.CordonRequest(gpu="0")),
         ("Cordon", pb.CordonRequest(gpu="0", uncordon=True)),
         ("SetMigMode", pb.SetMigModeRequest(gpu="0", mode=pb.MIG_MODE_TARGET_DISABLED)),
+        ("Pause", pb.PauseRequest()),
+        ("Resume", pb.ResumeRequest()),
         ("Release", pb.ReleaseRequest(lease="x")),
         ("Renew", pb.RenewRequest(lease="x")),
     ],
@@ -465,6 +484,48 @@ async def test_cordon_keeps_leases_off_a_gpu_until_uncordon(served: Service) -> 
     answer = await served.admins.Cordon(pb.CordonRequest(gpu="0", uncordon=True), timeout=TIMEOUT)
     assert answer.gpu.state == pb.GPU_STATE_READY
     await served.acquire(memory="4G", gpus=["0"])
+
+
+async def test_pause_lets_go_of_the_driver_and_resume_takes_it_up(served: Service) -> None:
+    kept = await served.acquire(memory="4G", gpus=["0"])
+    answer = await served.admins.Pause(pb.PauseRequest(reason="  driver 590 "), timeout=TIMEOUT)
+    assert (len(answer.paused), answer.let_go, answer.words) == (1, True, "")
+    assert answer.paused[0].endswith(": driver 590")
+    status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
+    assert status.paused == answer.paused
+    assert [each.id for each in status.leases] == [kept.lease.id]
+    assert len(status.gpus) == 2
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.acquire(memory="4G")
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    detail = detail_of(refused.value)
+    assert (detail.reason, detail.retryable) == ("paused", True)
+    (outcome,) = (await served.users.Plan(pb.PlanRequest(requests=[ask(memory="4G")]), timeout=TIMEOUT)).outcomes
+    assert outcome.refusal.reason == "paused"
+    resumed = await served.admins.Resume(pb.ResumeRequest(), timeout=TIMEOUT)
+    assert (list(resumed.paused), resumed.let_go, resumed.words) == ([], False, "")
+    await served.acquire(memory="4G")
+
+
+@pytest.mark.parametrize("reason", ["x" * 257, "two\nlines"])
+async def test_a_reason_that_is_no_line_is_refused(served: Service, reason: str) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.admins.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert not (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).paused
+
+
+async def test_the_lease_of_a_pod_names_it(served: Service) -> None:
+    pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    device = KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-3")
+    request = served.node.request("1g.5gb", holder=Holder(tenant="team-a", pod=pod), kubelet_devices=(device,))
+    await served.node.manager.acquire(request, Caller(name="kubelet", admin=True))
+    (lease,) = (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).leases
+    assert lease.holder.name == "pod team-a/train-7f2c"
+    assert lease.pod == pb.Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    assert list(lease.kubelet_devices) == [pb.KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-3")]
+    (instance,) = served.node.instances(InstanceState.LEASED)
+    assert instance.last_tenant == "team-a"
 
 
 async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) -> None:

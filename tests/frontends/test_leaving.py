@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from mig_agent.adapters.links import Ending, Fate, Fates
+from mig_agent.adapters.peers import Peer, bound_name, shown_by_grpc
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.frontends.api import PartitionManagerServicer
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -21,11 +23,12 @@ from support.service import TRUSTING, ask
 class Connection:
     """The server's end of a call, as far as the servicer uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: str = "") -> None:
         self.written: list[object] = []
+        self._peer = peer
 
     def peer(self) -> str:
-        return ""
+        return self._peer
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         return {}
@@ -64,6 +67,47 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path
             with contextlib.suppress(asyncio.CancelledError):
                 await call
             await gone(node)
+
+
+async def left(node: Node, fates: Fates, peer: str, fate: Fate | None) -> None:
+    """A lease was held over this connection, its stream has ended, and then its connection, if at all."""
+    servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING, fates=fates)
+    connection = Connection(peer)
+    held = asyncio.create_task(servicer.hold(pb.HoldRequest(request=ask(memory="4G")), cast("Any", connection)))
+    await node.until(lambda: connection.written)
+    held.cancel()
+    await asyncio.sleep(0)
+    if fate is not None:
+        fate.sealed(Ending.BROKEN)
+    with contextlib.suppress(asyncio.CancelledError):
+        await held
+    await node.quiet()
+
+
+@pytest.mark.parametrize(
+    ("ending", "seconds"),
+    [(None, 0), (Ending.HUNG_UP, 5), (Ending.BROKEN, 60)],
+    ids=["on purpose", "hung up", "broken"],
+)
+async def test_how_long_a_held_lease_stays_goes_by_how_its_connection_ended(
+    tmp_path: Path, ending: Ending | None, seconds: float
+) -> None:
+    """Also where the end of the connection is seen after that of the stream."""
+    peer = shown_by_grpc(bound_name(Peer(uid=None, pid=None, host="203.0.113.7")))
+    for late in (False, True) if ending is Ending.BROKEN else (False,):
+        async with engine(tmp_path / str(late), "a100-40gb") as node:
+            fates, fate = Fates(), Fate()
+            fates.begin(peer, fate)
+            if ending is not None and not late:
+                fate.sealed(ending)
+            await left(node, fates, peer, fate if late else None)
+            if seconds:
+                assert node.leases
+                node.clock.advance(seconds - 0.5)
+                await node.quiet()
+                assert node.leases
+                node.clock.advance(0.5)
+            await node.until(lambda: not node.leases)
 
 
 async def test_a_client_that_is_back_at_once_gets_its_lease(tmp_path: Path) -> None:

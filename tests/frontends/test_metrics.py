@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.frontends.metrics import Metrics
-from support.engine import engine
+from support.engine import ADMIN, engine
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -65,6 +65,10 @@ async def test_the_gauges_show_the_node(tmp_path: Path) -> None:
         )
         await node.release(granted)
         assert value(metrics, "mig_agent_lease_instance") is None
+        assert value(metrics, "mig_agent_paused") == 0
+        await node.manager.pause("", ADMIN, lasting=True)
+        assert value(metrics, "mig_agent_paused") == 1
+        assert value(metrics, "mig_agent_gpus", state="ready") == 2
 
 
 async def test_events_are_counted(tmp_path: Path) -> None:

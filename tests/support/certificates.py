@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,13 @@ class Pem:
     key: Path
 
 
+def _alternative_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
 class Authority:
     """Signs certificates; its own is `ca`."""
 
@@ -36,11 +44,14 @@ class Authority:
         )
         self.ca.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, file: str = "") -> Pem:
-        """A certificate for this common name and for localhost."""
+    def issue(self, name: str, *, file: str = "", also: Sequence[str] = (), organization: str = "") -> Pem:
+        """A certificate for this common name, for localhost, and for the host names and addresses in `also`."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        if organization:
+            attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
+        subject = x509.Name(attributes)
+        names = [_alternative_name(host) for host in ("localhost", "127.0.0.1", *also)]
         builder = self._builder(subject, key.public_key()).add_extension(
             x509.SubjectAlternativeName(names), critical=False
         )

@@ -198,6 +198,8 @@ def _changed_by(node: ast.Call, constants: Mapping[str, ast.expr]) -> str:  # no
             return "" if _reads(node.args[0], constants) else "SQL that writes"
         case ast.Attribute(attr=name, value=value) if name in _PATH and not _is_state(name, value):
             return f"a file's {name}"
+        case ast.Attribute(attr="request" | "urlopen") if node.args and not _is_get(node.args[0]):
+            return "a request over HTTP"
         case ast.Name(id="getattr") if isinstance(node.args[0], ast.Name) and node.args[0].id == "pynvml":
             return "any call of pynvml"
         case _:
@@ -206,6 +208,10 @@ def _changed_by(node: ast.Call, constants: Mapping[str, ast.expr]) -> str:  # no
 
 def _is_flag(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr.startswith("O_")
+
+
+def _is_get(method: ast.expr) -> bool:
+    return isinstance(method, ast.Constant) and method.value == "GET"
 
 
 def _writes(mode: list[ast.expr], keywords: list[ast.keyword]) -> bool:

@@ -13,6 +13,8 @@ from support.kinds import CREATE_COMPUTE, Create
 from support.restarted import World, profile
 
 DESTROY = "nvmlGpuInstanceDestroy"
+INIT = "nvmlInitWithFlags"
+DRIVER_NOT_LOADED = 9
 WAS = b"this was a ledger, once"
 _SNAPSHOT = "kept"
 
@@ -121,6 +123,29 @@ class OnADamagedLedger(Start):
         world.release(made)
 
 
+class Paused(Start):
+    """The driver is not asked anything, and may be gone; the leases are known, and are found again afterwards."""
+
+    def prepare(self) -> None:
+        world = self.world
+        world.agent.start()
+        world.connect()
+        assert world.admins.Pause(pb.PauseRequest(reason="driver")).let_go
+        world.agent.kill()
+        world.agent.simulator.fail(INIT, DRIVER_NOT_LOADED, times=None)
+
+    def check(self) -> None:
+        world = self.world
+        status = world.status()
+        assert len(status.paused) == 1
+        assert len(status.gpus) == 3  # as they were last known
+        assert {each.request_id for each in status.leases} == {each.request for each in world.standing}
+        world.agent.simulator.clear()
+        assert not world.admins.Resume(pb.ResumeRequest()).paused
+        super().check()
+        world.agent.simulator.fail(INIT, DRIVER_NOT_LOADED, times=None)
+
+
 class AfterAReboot(Start):
     """All instances are gone, and with them the leases."""
 
@@ -143,5 +168,6 @@ STARTS: dict[str, type[Start]] = {
     "first start": First,
     "start after a crash": AfterACrash,
     "start after a reboot": AfterAReboot,
+    "start while paused": Paused,
     "start on a damaged ledger": OnADamagedLedger,
 }

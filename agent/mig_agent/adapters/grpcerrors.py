@@ -46,6 +46,7 @@ STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
         Reason.DRIVER_FAILED: StatusCode.INTERNAL,
         Reason.LEDGER_FAILED: StatusCode.UNAVAILABLE,
         Reason.SHUTTING_DOWN: StatusCode.UNAVAILABLE,
+        Reason.PAUSED: StatusCode.UNAVAILABLE,
         Reason.CANCELLED: StatusCode.CANCELLED,
         Reason.UNKNOWN_LEASE: StatusCode.NOT_FOUND,
         Reason.LEASE_ENDED: StatusCode.FAILED_PRECONDITION,
@@ -72,6 +73,8 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         message=shortened(refusal.message, LONGEST_WORDS),
         hint=shortened(refusal.hint, LONGEST_WORDS),
         retryable=refusal.retryable,
+        revision=refusal.revision,
+        changed=refusal.changed,  # kinds of events: few and short
     )
     room = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
     for blocker in refusal.blockers:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 _POLL_SECONDS = 2.0
+_INEXACT_SECONDS = 2.0
+"""Between the wall clock and the start of a process, which is counted from boot."""
 
 
 def started(pid: int) -> int | None:
@@ -23,6 +26,15 @@ def started(pid: int) -> int | None:
         return None if fields[0] in {"Z", "X"} else int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
+
+
+def lives_since(pid: int, moment: float) -> bool:
+    """Whether a process that was there at a moment (seconds since the epoch) is there still, and not another one."""
+    ticks = started(pid)
+    if ticks is None:
+        return False
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return booted + ticks / os.sysconf("SC_CLK_TCK") <= moment + _INEXACT_SECONDS
 
 
 class ProcessWatch:

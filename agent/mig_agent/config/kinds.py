@@ -27,6 +27,18 @@ _OWNER = 0o600
 _EXECUTE = 0o111
 _LONGEST_NAME = 253
 """Of a host, RFC 1035."""
+_DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+_RESOURCE = re.compile(rf"{_DOMAIN}/[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
+"""An extended resource of Kubernetes, as `k8s.io/apimachinery` checks qualified names."""
+_RESOURCE_PREFIX = re.compile(rf"{_DOMAIN}/(?:[A-Za-z0-9][A-Za-z0-9._-]{{0,31}})?", re.ASCII)
+_MEMORY_CLASS = re.compile(r"[1-9][0-9]{0,3}g", re.ASCII)
+_LABEL = re.compile(
+    rf"(?:{_DOMAIN}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+    r"=(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+    re.ASCII,
+)
+_KUBERNETES_OWN = "kubernetes.io"
+"""Resources under it cannot be extended ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +151,39 @@ def _parse_unix_address(text: str) -> UnixAddress:
     raise UsageError(f"cannot listen on {address} for administrators: it is not a Unix socket", "write unix:///path")
 
 
+def _parse_resource(text: str) -> str:
+    if not _RESOURCE.fullmatch(text) or len(text) > _LONGEST_NAME or _is_of_kubernetes(text):
+        raise UsageError(f"cannot take {_named(text)} as an extended resource", "write one such as nvidia.com/gpu")
+    return text
+
+
+def _parse_resource_prefix(text: str) -> str:
+    if not _RESOURCE_PREFIX.fullmatch(text) or len(text) > _LONGEST_NAME or _is_of_kubernetes(text):
+        raise UsageError(
+            f"cannot take {_named(text)} as the beginning of extended resources", "write one such as nvidia.com/mig-"
+        )
+    return text
+
+
+def _is_of_kubernetes(resource: str) -> bool:
+    domain = resource.partition("/")[0]
+    return domain == _KUBERNETES_OWN or domain.endswith(f".{_KUBERNETES_OWN}")
+
+
+def _parse_memory_class(text: str) -> str:
+    if not _MEMORY_CLASS.fullmatch(text.lower()):
+        raise UsageError(f"cannot take {_named(text)} as a class of memory", "write decimal gigabytes, such as 10g")
+    return text.lower()
+
+
+def _parse_label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise UsageError(
+            f"cannot take {_named(text)} as a label of a node", "write KEY=VALUE, such as mig-agent.io/managed=true"
+        )
+    return text
+
+
 def _named(text: str) -> str:
     return shown(text) or "an empty text"
 
@@ -190,3 +235,9 @@ UNIX_ADDRESS = Kind(metavar="ADDRESS", words="`unix:///PATH`", parse=_parse_unix
 TCP_OR_OFF = Kind(metavar="ADDRESS", words="`HOST:PORT`, or `off`", parse=_parse_tcp_or_off)
 NAMES = Kind(metavar="NAME,...", words="a list of names", parse=_parse_name, many=True)
 GPUS = Kind(metavar="GPU,...", words="a list of indices and UUIDs", parse=_parse_selected_gpu, many=True)
+RESOURCE = Kind(metavar="RESOURCE", words="an extended resource", parse=_parse_resource)
+RESOURCE_PREFIX = Kind(metavar="PREFIX", words="the beginning of extended resources", parse=_parse_resource_prefix)
+MEMORY_CLASSES = Kind(
+    metavar="CLASS,...", words="a list of decimal gigabytes such as `10g`", parse=_parse_memory_class, many=True
+)
+LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)

@@ -13,6 +13,7 @@ from typing import Literal
 
 from mig_agent.config import kinds
 from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
+from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.config.rows import ROW, Row, setting
 from mig_agent.core.errors import ConfigError
 
@@ -29,7 +30,7 @@ _SIMULATED = "Simulated GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(KubernetesSettings):
     """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError where they do not fit together."""
 
     state_dir: Path = setting(
@@ -48,8 +49,8 @@ class Settings:
     )
     admin_listen: UnixAddress | None = setting(
         None,
-        "Unix socket, mode 0600, where its owner may do what concerns others: cordon, switch MIG mode, reclaim, and "
-        "release any lease.",
+        "Unix socket, mode 0600, where its owner may do what concerns others: cordon, switch MIG mode, reclaim, pause, "
+        "and release any lease.",
         kind=kinds.UNIX_ADDRESS,
         group=_PLACE,
         example="unix:///run/mig-agent/admin.sock",
@@ -81,8 +82,9 @@ class Settings:
     )
     max_connections: int = setting(
         4096,
-        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user; more "
-        "are turned away. Fewer where the process may not open three files for each.",
+        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user; as "
+        "many over TCP, and half as many from one address; more are turned away. Fewer where the process may not open "
+        "three files for each.",
         kind=kinds.COUNT,
         group=_PLACE,
         example="4096",
@@ -213,8 +215,8 @@ class Settings:
     )
     reservation_after: float | None = setting(
         None,
-        "After so long the first waiting request gets GPUs kept free for it. `auto` is twice as long as leases last on "
-        "average, between 10s and 24h; a guess of 150s counts as the first of them.",
+        "After so long the first waiting request gets GPUs kept free for it. `auto` is as long as leases last on "
+        "average, between 10s and 24h; a guess of 5m counts as the first of them.",
         kind=kinds.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",
@@ -351,7 +353,12 @@ class Settings:
 
 
 ROWS: Mapping[str, Row] = MappingProxyType(
-    {each.name: Row(name=each.name, **each.metadata[ROW]) for each in fields(Settings) if ROW in each.metadata}
+    {
+        each.name: Row(name=each.name, **each.metadata[ROW])
+        # Those of Kubernetes, which are inherited, come last.
+        for each in sorted(fields(Settings), key=lambda each: each.name not in Settings.__annotations__)
+        if ROW in each.metadata
+    }
 )
 """Every setting by its name, in the order of the table."""
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -15,6 +16,7 @@ from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.threads import CallThread
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import GpuUuid
@@ -25,10 +27,12 @@ from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.engine.settings import EngineSettings
-from mig_agent.engine.threads import CallThread
 from mig_agent.frontends.api import Held, PartitionManagerServicer
 from mig_agent.frontends.handlers import method_handlers
 from mig_agent.frontends.metrics import Metrics
+
+if TYPE_CHECKING:
+    from mig_agent.daemon.kubernetes import Kubernetes
 
 _STATE_DIR_MODE = 0o700
 _LAST_ANSWERS_SECONDS = 2.0
@@ -50,6 +54,8 @@ class Agent:
     ledger: Ledger
     hardware: Hardware
     metrics_at: str
+    kubernetes: Kubernetes | None = None
+    """None where the setting is off."""
     driver_thread: CallThread = field(repr=False)
 
     def facts(self) -> Mapping[str, object]:
@@ -63,6 +69,7 @@ class Agent:
             "metrics": self.metrics_at or "off",
             "state_dir": str(self.settings.state_dir),
             "gpus": len(view.gpus),
+            "paused": self.manager.snapshot.paused,
             "leases": len(view.leases),
         }
 
@@ -75,6 +82,8 @@ class Agent:
         await self.servers.say_not_serving()
         for servicer in self.servicers:
             servicer.stop()
+        if self.kubernetes is not None:
+            await self.kubernetes.stop()
         # No new calls from here on; those that are open get their answers from the manager's end.
         last_calls = asyncio.create_task(self.servers.stop(deadline + _LAST_ANSWERS_SECONDS), name="last calls")
         try:
@@ -83,7 +92,7 @@ class Agent:
             _log.warning("a step did not end in time; it will be looked after at the next start", seconds=deadline)
         await self.servers.stop(_LAST_ANSWERS_SECONDS)
         await last_calls
-        await asyncio.wait({self.driver_thread.run(self.hardware.driver.close)}, timeout=_CLOSING_SECONDS)
+        await asyncio.wait({self.driver_thread.run(self.hardware.driver.close_at_exit)}, timeout=_CLOSING_SECONDS)
 
 
 async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
@@ -99,7 +108,12 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
 
     metrics = Metrics()
     driver_thread = CallThread("driver")
-    hardware, there = await _in_time(driver_thread, settings, metrics)
+    kubernetes = await _connect_to_kubernetes(settings)
+    paused = () if kubernetes is None else kubernetes.paused
+    ledger = Ledger.open(settings.state_dir / LEDGER_FILE)
+    stack.callback(ledger.close)
+    starts_paused = bool(paused or ledger.contents.paused)
+    hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)
     # Held as long as the process lives, whatever becomes of the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items())))
 
@@ -110,7 +124,6 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
             claimed.add(uuid)
 
     claimed = set(there.values())
-    ledger = Ledger.open(settings.state_dir / LEDGER_FILE)
     clock = SystemClock()
     began = clock.now()
     manager = await start_manager(
@@ -119,9 +132,10 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
         host=hardware.host,
         catalog=profiles.load(settings.profiles_dir),
         clock=clock,
-        settings=_engine_settings(settings, there),
+        settings=_engine_settings(settings, None if starts_paused else there),
         telemetry=metrics,
         claim=claim,
+        paused=paused,
     )
     metrics.watch(lambda: manager.snapshot)
     event_log = EventLog()
@@ -134,9 +148,14 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     stack.callback(stop_metrics)
     roles = configured_roles(settings, servers.user_names)
     held: Held = {}
-    servicers = tuple(PartitionManagerServicer(manager, admin=admin, roles=roles, held=held) for admin in (False, True))
+    servicers = tuple(
+        PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, fates=servers.fates)
+        for admin in (False, True)
+    )
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
+    if kubernetes is not None:
+        await kubernetes.start(manager, hardware, metrics.registry)
     return Agent(
         settings=settings,
         servers=servers,
@@ -145,6 +164,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
         ledger=ledger,
         hardware=hardware,
         metrics_at=metrics_at,
+        kubernetes=kubernetes,
         driver_thread=driver_thread,
     )
 
@@ -160,11 +180,23 @@ def _make_state_dir(settings: Settings) -> None:
         ) from error
 
 
-async def _in_time(thread: CallThread, settings: Settings, metrics: Metrics) -> tuple[Hardware, Mapping[int, GpuUuid]]:
-    """The hardware, and the GPUs to manage by index, from a driver that may not answer."""
+async def _connect_to_kubernetes(settings: Settings) -> Kubernetes | None:
+    if not settings.kubernetes:
+        return None
+    from mig_agent.daemon.kubernetes import Kubernetes  # noqa: PLC0415 -- nobody without it pays for importing it
+
+    return await Kubernetes.connect(settings)
+
+
+async def _in_time(
+    thread: CallThread, settings: Settings, metrics: Metrics, *, paused: bool
+) -> tuple[Hardware, Mapping[int, GpuUuid]]:
+    """The hardware, and the GPUs to manage by index, from a driver that may not answer; none of an agent paused."""
 
     def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
-        hardware = open_hardware(settings, metrics.nvml_call)
+        hardware = open_hardware(settings, metrics.nvml_call, paused=paused)
+        if paused:
+            return hardware, {}
         there = hardware.driver.uuids()
         return hardware, there if settings.gpus is None else selected_gpus(there, settings.gpus)
 
@@ -177,11 +209,13 @@ async def _in_time(thread: CallThread, settings: Settings, metrics: Metrics) -> 
         ) from None
 
 
-def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid]) -> EngineSettings:
+def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) -> EngineSettings:
+    """`managed`: the GPUs that are selected, as far as they are known; None where no driver was asked."""
+    names = tuple(settings.gpus or ()) if managed is None else tuple(managed.values())
     return EngineSettings(
         node=settings.node_name,
         # Without a selection also those that do not answer now are the agent's.
-        gpus=() if settings.gpus is None else tuple(managed.values()),
+        gpus=() if settings.gpus is None else names,
         creation_cost=settings.creation_cost,
         strict_fifo=settings.strict_fifo,
         reservation_after_seconds=settings.reservation_after,
@@ -191,4 +225,5 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid]) -> Engi
         max_waiting=settings.max_waiting,
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,
+        follows_pods=settings.kubernetes,
     )

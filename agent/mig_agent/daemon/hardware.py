@@ -25,21 +25,26 @@ class CannotServeError(MigAgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """An open driver and the host that it is on."""
+    """The driver, open but in an agent that starts paused, and the host that it is on."""
 
     driver: Driver
     host: Host
     lock_folder: Path
 
 
-def open_hardware(settings: Settings, on_call: OnCall | None) -> Hardware:
-    """Opens the driver; blocking. Raises ConfigError, or CannotServeError where there is no driver."""
+def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = False) -> Hardware:
+    """Opens the driver; blocking. Raises ConfigError, or CannotServeError where there is no driver.
+
+    With `paused` the driver is not touched, and may be missing: it is opened when the agent goes on.
+    """
     if settings.simulate:
-        return _open_simulated(settings, on_call)
+        return _open_simulated(settings, on_call, paused=paused)
+    if paused:
+        return Hardware(driver=Driver.closed(on_call=on_call), host=Host(), lock_folder=settings.lock_dir)
     try:
         driver = Driver.open(on_call=on_call)
     except DriverError as error:
-        if error.kind is not DriverErrorKind.LIBRARY:
+        if error.kind not in {DriverErrorKind.LIBRARY, DriverErrorKind.OUTDATED}:
             raise
         raise CannotServeError(
             f"cannot serve: there is no usable NVIDIA driver ({error.detail or error})",
@@ -48,7 +53,7 @@ def open_hardware(settings: Settings, on_call: OnCall | None) -> Hardware:
     return Hardware(driver=driver, host=Host(), lock_folder=settings.lock_dir)
 
 
-def _open_simulated(settings: Settings, on_call: OnCall | None) -> Hardware:
+def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool) -> Hardware:
     from mig_agent.simulator import (  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
         STATE_FILE,
         SimulatorError,
@@ -71,7 +76,7 @@ def _open_simulated(settings: Settings, on_call: OnCall | None) -> Hardware:
     except OSError as error:
         raise ConfigError(f"cannot simulate GPUs in {state_file.parent}: {error.strerror}") from error
     return Hardware(
-        driver=Driver.open(library, on_call=on_call),
+        driver=(Driver.closed if paused else Driver.open)(library, on_call=on_call),
         host=Host(simulator.host_root, simulated=True),
         # A lock in the simulated machine keeps agents of that machine apart, as one in /run does on a real one.
         lock_folder=simulator.host_root / settings.lock_dir.relative_to("/"),

@@ -72,6 +72,7 @@ class _Process:
         self._main: asyncio.Task[int] | None = None
         self._started = False
         self._asked_at = 0.0
+        self._code = CLEAN
 
     async def run(self) -> int:
         """The exit code."""
@@ -95,11 +96,19 @@ class _Process:
         if not self._started and self._main is not None:
             self._main.cancel()
 
+    def _on_outdated(self) -> None:
+        """The library that a container has is the one of its start; whoever started it starts it anew."""
+        _log.error("stopping: the driver was replaced, and only a new container has its new library")
+        self._code = FAILED
+        self._stop.set()
+
     async def _serve(self, group: asyncio.TaskGroup) -> int:
         try:
             async with AsyncExitStack() as stack:
                 agent = await start_agent(self._settings, stack)
                 self._started = True
+                if self._settings.kubernetes:
+                    agent.manager.on_outdated.append(self._on_outdated)
                 notify("READY=1")
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
                 _collect_garbage_from_now_on()
@@ -118,4 +127,4 @@ class _Process:
             _log.error(f"cannot serve: {error}")
             return FAILED
         _log.info("stopped")
-        return CLEAN
+        return self._code

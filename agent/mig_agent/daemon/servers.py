@@ -1,13 +1,15 @@
 """The gRPC servers: one for users (Unix sockets, TCP with certificates), one for administrators.
 
-On Unix sockets gRPC itself is reached through the relay alone, which tells it who is calling.
+gRPC itself is reached through relays alone: they tell it who is calling, and count connections before it sees them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -17,11 +19,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from mig_agent.adapters.peers import own_uid
+from mig_agent.adapters import tcp
+from mig_agent.adapters.links import Fates
+from mig_agent.adapters.peers import Peer, own_uid, peer_of
 from mig_agent.adapters.places import Places, allow_open_files
 from mig_agent.adapters.private import PrivateFolder
 from mig_agent.adapters.relay import Relay
 from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.subordinates import Subordinates
 from mig_agent.adapters.tls import TlsFiles, server_credentials
 from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
@@ -32,6 +37,8 @@ _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64
 """They have places of their own: administrators get in whatever users do."""
 _INNER_FOLDER = "sockets"
+_INNER_TLS = "tls"
+"""The socket in it behind which certificates are asked for."""
 _LAST_BYTES_SECONDS = 1.0
 _ROOT = 0
 _HEALTH: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
@@ -75,12 +82,17 @@ async def _not_yet(_request: bytes, context: grpc.aio.ServicerContext[bytes, byt
 class _Server:
     """One gRPC server with health and reflection; its service comes later."""
 
-    def __init__(self, name: str, most_calls: int, folder: PrivateFolder, places: Places, users: Users) -> None:
+    def __init__(
+        self, name: str, most_calls: int, folder: PrivateFolder, places: Places, *, users: Users, fates: Fates
+    ) -> None:
         """`name` is that of its socket in the folder."""
         self._name = name
         self._folder = folder
         self._places = places
         self._names = users
+        self._subordinates = Subordinates()
+        self._fates = fates
+        self._inner: set[str] = set()
         self.relays: list[Relay] = []
         # Its refusals have no words of ours: it stands for health and reflection, behind the limits of the service.
         self.grpc = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * most_calls + _MOST_PROBES)
@@ -93,12 +105,35 @@ class _Server:
 
     def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> None:
         """Serves who connects to this socket, too. Raises ConfigError."""
-        inner = self._folder.path_of(self._name)
-        if not self.relays:
+        inner = self._inner_port(address, self._name, None)
+        self._relay(owned.listen(mode, group), inner, self._local_peer, self._places)
+
+    def relay_tcp(self, address: TcpAddress, credentials: grpc.ServerCredentials, places: Places) -> TcpAddress:
+        """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
+        inner = self._inner_port(address, f"{self._name}-tls", credentials)
+        listeners, port = tcp.listen(address.host, address.port)
+        for listener in listeners:
+            self._relay(listener, inner, tcp.client_of, places)
+        return TcpAddress(address.host, port)
+
+    def _local_peer(self, client: socket.socket) -> Peer:
+        peer = peer_of(client)
+        return peer if peer.uid is None else replace(peer, owner=self._subordinates.owner(peer.uid))
+
+    def _inner_port(self, address: Address, name: str, credentials: grpc.ServerCredentials | None) -> str:
+        """Where gRPC itself listens, plainly or behind certificates, for the relays. `address` is for messages."""
+        inner = self._folder.path_of(name)
+        if inner not in self._inner:
+            self._inner.add(inner)
             # The one of an agent that was killed is taken over: the state directory is locked by now.
-            _add_port(address, lambda: self.grpc.add_insecure_port(f"unix:{inner}"))
-        listener = owned.listen(mode, group)
-        self.relays.append(Relay(listener, inner, places=self._places, users=self._names))
+            if credentials is None:
+                _add_port(address, lambda: self.grpc.add_insecure_port(f"unix:{inner}"))
+            else:
+                _add_port(address, lambda: self.grpc.add_secure_port(f"unix:{inner}", credentials))
+        return inner
+
+    def _relay(self, listener: socket.socket, inner: str, who: Callable[[socket.socket], Peer], places: Places) -> None:
+        self.relays.append(Relay(listener, inner, who=who, places=places, users=self._names, fates=self._fates))
 
     async def start(self) -> None:
         """Listens, not yet serving."""
@@ -138,16 +173,24 @@ class Servers:
         """Those of the users who have connected to a Unix socket."""
         self.addresses: list[str] = []
         """Where users connect; a TCP port that the kernel chose is filled in."""
+        self.fates = Fates()
+        """What becomes of each connection."""
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
             folder = PrivateFolder.open(_inner_folder(settings))
             self._sockets.callback(folder.close)
-            calls, names = settings.max_calls, self.user_names
-            self._users = _Server("users", calls, folder, _places(settings), names)
-            self._admins = _Server("admins", calls, folder, Places(_ADMIN_CONNECTIONS), names)
+            calls, names, fates = settings.max_calls, self.user_names, self.fates
+            local, remote = _places(settings)
+            self._users = _Server("users", calls, folder, local, users=names, fates=fates)
+            apart = Places(_ADMIN_CONNECTIONS)
+            self._admins = _Server("admins", calls, folder, apart, users=names, fates=fates)
             credentials = _credentials(settings)
             for address in settings.listen:
-                self._bind(self._users, address, settings, credentials)
+                if isinstance(address, UnixAddress):
+                    self._bind_unix(self._users, address, settings.socket_mode, settings.socket_group)
+                    self.addresses.append(str(address))
+                else:
+                    self.addresses.append(str(_bind_tcp(self._users, address, credentials, remote)))
             self._bind_unix(self._admins, settings.admin_address, _ADMIN_MODE, "")
             undo.pop_all()
 
@@ -172,15 +215,6 @@ class Servers:
         await asyncio.gather(*(server.stop(grace_seconds) for server in (self._users, self._admins)))
         self._sockets.close()
 
-    def _bind(
-        self, server: _Server, address: Address, settings: Settings, credentials: grpc.ServerCredentials | None
-    ) -> None:
-        if isinstance(address, UnixAddress):
-            self._bind_unix(server, address, settings.socket_mode, settings.socket_group)
-            self.addresses.append(str(address))
-        else:
-            self.addresses.append(str(_bind_tcp(server, address, credentials)))
-
     def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
         owned = OwnedSocket.own(address.path)
         self._sockets.callback(owned.close)
@@ -191,25 +225,28 @@ def _inner_folder(settings: Settings) -> Path:
     return settings.state_dir / _INNER_FOLDER
 
 
-def _places(settings: Settings) -> Places:
-    most = min(settings.max_connections, allow_open_files())
+def _places(settings: Settings) -> tuple[Places, Places]:
+    """For connections to Unix sockets, and for those over TCP: neither can take the other's."""
+    kinds = 1 + any(isinstance(address, TcpAddress) for address in settings.listen)
+    most = max(min(settings.max_connections, allow_open_files() // kinds), 1)
+    most_of_one = max(most // 2, 1)
     # Root and the agent's own user could stop it anyway.
-    return Places(most, most_of_one_user=max(most // 2, 1), unbounded=(_ROOT, own_uid()))
+    return Places(most, most_of_one=most_of_one, unbounded=(_ROOT, own_uid())), Places(most, most_of_one=most_of_one)
 
 
-def _bind_tcp(server: _Server, address: TcpAddress, credentials: grpc.ServerCredentials | None) -> TcpAddress:
+def _bind_tcp(
+    server: _Server, address: TcpAddress, credentials: grpc.ServerCredentials | None, places: Places
+) -> TcpAddress:
     if credentials is None:
         raise ConfigError(f"cannot listen on {address} without certificates")
-    port = _add_port(address, lambda: server.grpc.add_secure_port(str(address), credentials))
-    return TcpAddress(address.host, port)
+    return server.relay_tcp(address, credentials, places)
 
 
 def _add_port(address: Address, add: Callable[[], int]) -> int:
     try:
         return add()
     except RuntimeError as error:
-        hint = "give another address" if isinstance(address, UnixAddress) else "is another program listening there?"
-        raise ConfigError(f"cannot listen on {address}: {_why(error)}", hint) from error
+        raise ConfigError(f"cannot listen on {address}: {_why(error)}", "give another address") from error
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials | None:

@@ -12,11 +12,13 @@ from typing import TypeAlias
 import grpc
 
 from mig_agent import __version__
+from mig_agent.adapters.links import Ending, Fate, Fates
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import LeaseId
-from mig_agent.core.requests import parse_gpu, validate_ttl
+from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.lifetimes import StreamEnd
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends import messages
 from mig_agent.frontends.callers import Roles, caller_named, caller_of, require_admin
@@ -30,6 +32,9 @@ MOST_ANSWER_BYTES = 3 << 20
 """Of an answer that could be longer: gRPC's libraries take no messages above 4 MiB unless told to."""
 MOST_PLANS = 256
 """Requests in one call of Plan."""
+
+_TELLING_SECONDS = 0.25
+"""gRPC may tell of the end of a stream a moment before its connection is seen to end."""
 
 _STOPPING = Refusal(
     reason=Reason.SHUTTING_DOWN,
@@ -45,14 +50,20 @@ Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event]]]"
 class PartitionManagerServicer:
     """The methods of the service. One instance serves one socket: the users' or the administrators'."""
 
-    def __init__(self, manager: Manager, *, admin: bool, roles: Roles, held: Held | None = None) -> None:
-        """`held` is shared by those of one agent: a stream may be attached again on the other socket."""
+    def __init__(
+        self, manager: Manager, *, admin: bool, roles: Roles, held: Held | None = None, fates: Fates | None = None
+    ) -> None:
+        """`held` is shared by those of one agent: a stream may be attached again on the other socket.
+
+        `fates` tells what became of connections; without it whoever ends a stream has done so on purpose.
+        """
         self._manager = manager
         self._admin = admin
         self._roles = roles
         self._stopping = False
         self._streams: set[asyncio.Task[object]] = set()
         self._held: Held = {} if held is None else held
+        self._fates = Fates() if fates is None else fates
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
@@ -75,6 +86,7 @@ class PartitionManagerServicer:
     async def hold(self, message: pb.HoldRequest, context: Context) -> None:
         """Takes devices and keeps them as long as the stream lives."""
         caller = self._caller(context)
+        fate = self._fates.of(context.peer())
         request = request_from(message.request, caller)
         reports = _QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         with reports.cancelled_at_end():
@@ -90,9 +102,10 @@ class PartitionManagerServicer:
                 event = await ended
         except (asyncio.CancelledError, grpc.aio.InternalError, RefusedError):
             by_client = not self._stopping
+            how = await _end_by_client(fate) if by_client else StreamEnd.DROPPED
             # A client that was cut off may be back on another stream before the end of this one is noticed.
             if len(self._held[lease]) == 1:
-                await asyncio.shield(self._manager.hold_ended(lease, by_client=by_client))
+                await asyncio.shield(self._manager.hold_ended(lease, how, caller.pid))
             if by_client:
                 raise asyncio.CancelledError from None
             await abort(context, _STOPPING)
@@ -131,11 +144,11 @@ class PartitionManagerServicer:
             )
         caller = self._caller(context)
         requests = [request_from(each, caller) for each in message.requests]
-        view = self._manager.snapshot.view
+        view, pace = self._manager.snapshot.view, self._manager.pace
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
-            answer.outcomes.append(messages.outcome(outcome, view))
+            answer.outcomes.append(messages.outcome(outcome, view, pace))
             explained.append(lines)
         room = MOST_ANSWER_BYTES - answer.ByteSize()
         if room < 0:
@@ -219,6 +232,20 @@ class PartitionManagerServicer:
         enable = message.mode == pb.MIG_MODE_TARGET_ENABLED
         return messages.mode_change(await self._manager.set_mig_mode(parse_gpu(message.gpu), enable, caller))
 
+    async def pause(self, message: pb.PauseRequest, context: Context) -> pb.PauseResponse:
+        """Grants nothing more and lets go of the driver."""
+        caller = self._caller(context)
+        require_admin(caller, "pause the agent")
+        answer = await self._manager.pause(parse_reason(message.reason), caller, lasting=True)
+        return pb.PauseResponse(paused=answer.paused, let_go=answer.let_go, words=answer.words)
+
+    async def resume(self, _message: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
+        """Takes an administrator's pause back."""
+        caller = self._caller(context)
+        require_admin(caller, "resume the agent")
+        answer = await self._manager.resume("", caller, lasting=True)
+        return pb.ResumeResponse(paused=answer.paused, let_go=answer.let_go, words=answer.words)
+
     def refused(self, method: str, message: object, context: Context, refusal: Refusal) -> None:
         """A call was refused; the record of who did what is told."""
         about = getattr(message, "lease", "") or getattr(message, "gpu", "")
@@ -251,6 +278,18 @@ class PartitionManagerServicer:
             for future in self._held.get(event.lease, ()):
                 if not future.done():
                     future.set_result(event)
+
+
+async def _end_by_client(fate: Fate | None) -> StreamEnd:
+    """How a stream ended that this agent has not ended."""
+    ending = None if fate is None else await fate.within(_TELLING_SECONDS)
+    match ending:
+        case None:
+            return StreamEnd.CLOSED  # its connection stands
+        case Ending.HUNG_UP:
+            return StreamEnd.HUNG_UP
+        case Ending.BROKEN:
+            return StreamEnd.DROPPED
 
 
 class _QueueReports:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.grpcerrors import detail_of, shortened
+from mig_agent.adapters.processes import lives_since
 from mig_agent.core.errors import Refusal
 from mig_agent.core.event import Event
 from mig_agent.core.model import (
@@ -20,10 +21,12 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
     Placement,
+    Pod,
     Profile,
     Slot,
 )
 from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.pace import Pace, expected_seconds
 from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
@@ -80,24 +83,37 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
     ]
 
 
-def lease(each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True) -> pb.Lease:
-    """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated."""
+def lease(
+    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, as_it_is: bool = False
+) -> pb.Lease:
+    """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated.
+
+    `as_it_is`: without a process that has ended.
+    """
     return pb.Lease(
         id=each.id,
         request_id=each.request_id if in_full else "",
-        holder=holder(each.holder),
+        holder=holder(each.holder, since=each.created_at if as_it_is else None),
         devices=devices,
         created_at=each.created_at,
         expires_at=each.expires_at,
         pid=each.pid,
         hold=each.hold,
         unused=unused,
+        pod=pod(each.holder.pod) if each.holder.pod is not None else None,
+        kubelet_devices=[pb.KubeletDevice(resource=one.resource, id=one.id) for one in each.kubelet_devices],
     )
 
 
-def holder(each: Holder) -> pb.Holder:
-    """Who holds or asks."""
-    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=each.pid)
+def pod(each: Pod) -> pb.Pod:
+    """A pod that holds a lease."""
+    return pb.Pod(namespace=each.namespace, name=each.name, uid=each.uid)
+
+
+def holder(each: Holder, since: float | None = None) -> pb.Holder:
+    """Who holds or asks; with `since`, a process that was there then is named only if it still is."""
+    there = each.pid is not None and (since is None or lives_since(each.pid, since))
+    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=each.pid if there else None)
 
 
 def placement(each: Placement) -> pb.Placement:
@@ -192,11 +208,11 @@ def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
     return events
 
 
-def outcome(each: Outcome, view: NodeView) -> pb.PlanOutcome:
-    """What a dry run answers for one request."""
+def outcome(each: Outcome, view: NodeView, pace: Pace) -> pb.PlanOutcome:
+    """What a dry run answers for one request, on a node that works at this pace."""
     if isinstance(each, Refusal):
         return pb.PlanOutcome(refusal=detail_of(each))
-    return pb.PlanOutcome(plan=_plan(each, view))
+    return pb.PlanOutcome(plan=_plan(each, view, pace))
 
 
 def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
@@ -223,6 +239,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
                 leased_devices(each, view),
                 unused=each.id in snapshot.unused,
                 in_full=reader.may_see(each.holder),
+                as_it_is=True,
             )
             for each in view.leases.values()
         ],
@@ -233,6 +250,8 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         driver_version=snapshot.driver_version,
         strict_fifo=snapshot.strict_fifo,
         reservation_after_seconds=snapshot.reservation_after_seconds,
+        paused=snapshot.paused,
+        missing_gpus=[pb.MissingGpu(index=index, reason=why) for index, why in sorted(snapshot.missing.items())],
     )
 
 
@@ -289,12 +308,16 @@ def _placement_of(slot: Slot) -> pb.Placement | None:
     return None if slot.profile.is_whole_gpu else placement(slot.placement)
 
 
-def _plan(each: Plan, view: NodeView) -> pb.PlannedRequest:
+def _plan(each: Plan, view: NodeView, pace: Pace) -> pb.PlannedRequest:
     return pb.PlannedRequest(
         devices=[_planned_device(one, view) for one in each.devices],
         steps=[_step(one, view) for one in each.steps],
         score=each.score,
         notes=each.notes,
+        expected_seconds=expected_seconds(each, pace),
+        wasted_mib=each.wasted_mib,
+        capacity_lost=each.capacity_lost,
+        creation_cost=each.creation_cost,
     )
 
 

@@ -136,6 +136,9 @@ class _NodeGauges(Collector):
         yield GaugeMetricFamily(
             "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if snapshot.ledger_error else 1
         )
+        yield GaugeMetricFamily(
+            "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if snapshot.paused else 0
+        )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(snapshot.view.leases))
         yield GaugeMetricFamily("mig_agent_leases_unused", "Leases with no process for an hour.", len(snapshot.unused))
         yield _gpus(snapshot.view)

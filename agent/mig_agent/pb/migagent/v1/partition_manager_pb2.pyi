@@ -19,8 +19,9 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon and SetMigMode are for administrators. Release and Renew take the lease's token; administrators need
-  none, and a user of the agent's own machine needs none for what was asked for under that user's own uid.
+  Reclaim, Cordon, SetMigMode, Pause and Resume are for administrators. Release and Renew take the lease's token;
+  administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
+  own uid.
 """
 
 import builtins
@@ -462,6 +463,8 @@ class Lease(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     HOLD_FIELD_NUMBER: builtins.int
     UNUSED_FIELD_NUMBER: builtins.int
+    POD_FIELD_NUMBER: builtins.int
+    KUBELET_DEVICES_FIELD_NUMBER: builtins.int
     id: builtins.str
     request_id: builtins.str
     """Empty where the reader is not who asked for it: with it, the request could be repeated."""
@@ -472,12 +475,20 @@ class Lease(google.protobuf.message.Message):
     hold: builtins.bool
     """It lives as long as a Hold stream."""
     unused: builtins.bool
-    """No process has been seen on its devices for an hour."""
+    """No process has been seen on its devices for an hour. Never of a pod's."""
     @property
     def holder(self) -> global___Holder: ...
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Device]:
         """In the order of the request's wants."""
+
+    @property
+    def pod(self) -> global___Pod:
+        """The pod of Kubernetes whose lease it is: it ends with the pod. Absent: no pod's."""
+
+    @property
+    def kubelet_devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KubeletDevice]:
+        """Of a pod's lease: for each device, in their order, what it is to the kubelet."""
 
     def __init__(
         self,
@@ -491,15 +502,58 @@ class Lease(google.protobuf.message.Message):
         pid: builtins.int | None = ...,
         hold: builtins.bool = ...,
         unused: builtins.bool = ...,
+        pod: global___Pod | None = ...,
+        kubelet_devices: collections.abc.Iterable[global___KubeletDevice] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "pid", b"pid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "pid", b"pid", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pid", b"_pid"]) -> typing.Literal["pid"] | None: ...
 
 global___Lease = Lease
+
+@typing.final
+class Pod(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    name: builtins.str
+    uid: builtins.str
+    """Empty where it is not known."""
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        name: builtins.str = ...,
+        uid: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "namespace", b"namespace", "uid", b"uid"]) -> None: ...
+
+global___Pod = Pod
+
+@typing.final
+class KubeletDevice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESOURCE_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    resource: builtins.str
+    """The extended resource: "nvidia.com/mig-1g.10gb"."""
+    id: builtins.str
+    def __init__(
+        self,
+        *,
+        resource: builtins.str = ...,
+        id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["id", b"id", "resource", b"resource"]) -> None: ...
+
+global___KubeletDevice = KubeletDevice
 
 @typing.final
 class Granted(google.protobuf.message.Message):
@@ -781,8 +835,24 @@ class PlannedRequest(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     SCORE_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    EXPECTED_SECONDS_FIELD_NUMBER: builtins.int
+    WASTED_MIB_FIELD_NUMBER: builtins.int
+    CAPACITY_LOST_FIELD_NUMBER: builtins.int
+    CREATION_COST_FIELD_NUMBER: builtins.int
     score: builtins.float
-    """Lower is better; comparable between nodes and GPU models."""
+    """Lower is better; comparable between nodes and GPU models: wasted_mib + 0.001 * (capacity_lost + creation_cost)."""
+    expected_seconds: builtins.float
+    """How long the driver is expected to take: 0 where all is reused, and otherwise by what creating and destroying took
+    on this node so far. GPUs work at the same time. Absent: an older agent, as for the three below.
+    """
+    wasted_mib: builtins.float
+    """Memory that is given beyond what was asked for, in MiB; 0 where no amount was named."""
+    capacity_lost: builtins.float
+    """What can be placed no more on the GPUs: memory slices, summed over the windows of all profiles that were free.
+    Thousandths of it only break ties.
+    """
+    creation_cost: builtins.float
+    """In the same unit: the node's creation_cost for each creation, and a tenth of it for each destruction."""
     @property
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlannedDevice]:
         """In the order of the request's wants."""
@@ -800,8 +870,21 @@ class PlannedRequest(google.protobuf.message.Message):
         steps: collections.abc.Iterable[global___Step] | None = ...,
         score: builtins.float = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        expected_seconds: builtins.float | None = ...,
+        wasted_mib: builtins.float | None = ...,
+        capacity_lost: builtins.float | None = ...,
+        creation_cost: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["devices", b"devices", "notes", b"notes", "score", b"score", "steps", b"steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_capacity_lost", b"_capacity_lost", "_creation_cost", b"_creation_cost", "_expected_seconds", b"_expected_seconds", "_wasted_mib", b"_wasted_mib", "capacity_lost", b"capacity_lost", "creation_cost", b"creation_cost", "expected_seconds", b"expected_seconds", "wasted_mib", b"wasted_mib"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_capacity_lost", b"_capacity_lost", "_creation_cost", b"_creation_cost", "_expected_seconds", b"_expected_seconds", "_wasted_mib", b"_wasted_mib", "capacity_lost", b"capacity_lost", "creation_cost", b"creation_cost", "devices", b"devices", "expected_seconds", b"expected_seconds", "notes", b"notes", "score", b"score", "steps", b"steps", "wasted_mib", b"wasted_mib"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_capacity_lost", b"_capacity_lost"]) -> typing.Literal["capacity_lost"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_creation_cost", b"_creation_cost"]) -> typing.Literal["creation_cost"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_expected_seconds", b"_expected_seconds"]) -> typing.Literal["expected_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_wasted_mib", b"_wasted_mib"]) -> typing.Literal["wasted_mib"] | None: ...
 
 global___PlannedRequest = PlannedRequest
 
@@ -1059,6 +1142,8 @@ class StatusResponse(google.protobuf.message.Message):
     DRIVER_VERSION_FIELD_NUMBER: builtins.int
     STRICT_FIFO_FIELD_NUMBER: builtins.int
     RESERVATION_AFTER_SECONDS_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    MISSING_GPUS_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1081,6 +1166,16 @@ class StatusResponse(google.protobuf.message.Message):
     def queue(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueuedRequest]:
         """The next one first."""
 
+    @property
+    def paused(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Why nothing is granted and the driver is left alone, in words; empty while the agent serves. GPUs and instances are
+        then as they were last known.
+        """
+
+    @property
+    def missing_gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MissingGpu]:
+        """GPUs that have not answered since the agent started, which are not among `gpus`: nothing is known of them."""
+
     def __init__(
         self,
         *,
@@ -1095,10 +1190,32 @@ class StatusResponse(google.protobuf.message.Message):
         driver_version: builtins.str = ...,
         strict_fifo: builtins.bool = ...,
         reservation_after_seconds: builtins.float = ...,
+        paused: collections.abc.Iterable[builtins.str] | None = ...,
+        missing_gpus: collections.abc.Iterable[global___MissingGpu] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_error", b"ledger_error", "node", b"node", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
+
+@typing.final
+class MissingGpu(google.protobuf.message.Message):
+    """A GPU that the driver counts and that does not answer."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    index: builtins.int
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        index: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["index", b"index", "reason", b"reason"]) -> None: ...
+
+global___MissingGpu = MissingGpu
 
 @typing.final
 class WatchRequest(google.protobuf.message.Message):
@@ -1630,6 +1747,83 @@ class SetMigModeResponse(google.protobuf.message.Message):
 global___SetMigModeResponse = SetMigModeResponse
 
 @typing.final
+class PauseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """For people who ask why. Empty: the reason that was given before stays."""
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reason", b"reason"]) -> None: ...
+
+global___PauseRequest = PauseRequest
+
+@typing.final
+class PauseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAUSED_FIELD_NUMBER: builtins.int
+    LET_GO_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
+    let_go: builtins.bool
+    """Nothing of the driver is open any more: it can be unloaded."""
+    words: builtins.str
+    """Why the driver could not be let go yet; it is tried again. Empty when it was."""
+    @property
+    def paused(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As in Status."""
+
+    def __init__(
+        self,
+        *,
+        paused: collections.abc.Iterable[builtins.str] | None = ...,
+        let_go: builtins.bool = ...,
+        words: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["let_go", b"let_go", "paused", b"paused", "words", b"words"]) -> None: ...
+
+global___PauseResponse = PauseResponse
+
+@typing.final
+class ResumeRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ResumeRequest = ResumeRequest
+
+@typing.final
+class ResumeResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAUSED_FIELD_NUMBER: builtins.int
+    LET_GO_FIELD_NUMBER: builtins.int
+    WORDS_FIELD_NUMBER: builtins.int
+    let_go: builtins.bool
+    words: builtins.str
+    """Why the driver could not be opened yet; it is tried again. Empty when all is well."""
+    @property
+    def paused(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Why it is paused still, as in Status; empty when it serves."""
+
+    def __init__(
+        self,
+        *,
+        paused: collections.abc.Iterable[builtins.str] | None = ...,
+        let_go: builtins.bool = ...,
+        words: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["let_go", b"let_go", "paused", b"paused", "words", b"words"]) -> None: ...
+
+global___ResumeResponse = ResumeResponse
+
+@typing.final
 class Blocker(google.protobuf.message.Message):
     """---------------------------------------------------------------- refusals
 
@@ -1676,10 +1870,12 @@ class RefusalDetail(google.protobuf.message.Message):
     BLOCKERS_FIELD_NUMBER: builtins.int
     BLOCKERS_LEFT_OFF_FIELD_NUMBER: builtins.int
     EXPLANATION_FIELD_NUMBER: builtins.int
+    REVISION_FIELD_NUMBER: builtins.int
+    CHANGED_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, no-capacity,
     gpu-unavailable, revision-changed, waited-too-long, queue-full, driver-failed, ledger-failed, shutting-down,
-    cancelled, unknown-lease, lease-ended, wrong-token, request-id-reused, in-use, not-supported, reset-required,
+    paused, cancelled, unknown-lease, lease-ended, wrong-token, request-id-reused, in-use, not-supported, reset-required,
     not-permitted. There may be more: then go by `retryable`.
     """
     message: builtins.str
@@ -1690,6 +1886,8 @@ class RefusalDetail(google.protobuf.message.Message):
     """The same call may succeed at another moment."""
     blockers_left_off: builtins.int
     """How many more there are."""
+    revision: builtins.int
+    """With revision-changed: at which revision the node is now."""
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
         """The most telling ones; trailing metadata has little room."""
@@ -1698,6 +1896,12 @@ class RefusalDetail(google.protobuf.message.Message):
     def explanation(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """As PlanOutcome.explanation, which has it in a dry run; where the node has no room now. The first lines of it, as far
         as there is room.
+        """
+
+    @property
+    def changed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """And what has changed of what plans go by, as the kinds of events, each once: "lease-granted", "gpu-cordoned". Empty:
+        nothing of it, and a new plan will likely be the same. "unknown": so much has happened that it is not remembered.
         """
 
     def __init__(
@@ -1710,7 +1914,11 @@ class RefusalDetail(google.protobuf.message.Message):
         blockers: collections.abc.Iterable[global___Blocker] | None = ...,
         blockers_left_off: builtins.int = ...,
         explanation: collections.abc.Iterable[builtins.str] | None = ...,
+        revision: builtins.int | None = ...,
+        changed: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_revision", b"_revision", "revision", b"revision"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_revision", b"_revision", "blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "changed", b"changed", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable", "revision", b"revision"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_revision", b"_revision"]) -> typing.Literal["revision"] | None: ...
 
 global___RefusalDetail = RefusalDetail

@@ -99,6 +99,16 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.SetMigModeRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.SetMigModeResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Pause',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.PauseRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Resume',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.FromString,
+                _registered_method=True)
 
 
 class PartitionManagerServicer(object):
@@ -109,18 +119,20 @@ class PartitionManagerServicer(object):
         then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
 
         Idempotent: the same request id with the same request gives the same lease and the same token while the lease
-        lives, `lease-ended` for 24 hours after, and `request-id-reused` when the request differs. A granted answer that
-        could not be written ends its lease after 60 seconds unless the request is repeated.
+        lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
+        the request differs. A granted answer that could not be written ends its lease after 60 seconds unless the request
+        is repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Hold(self, request, context):
-        """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
-        dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-        request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
-        it may be told `cancelled` at first, and asks again.
+        """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream on a
+        connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
+        connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
+        attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
+        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -206,6 +218,24 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
+        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
+        when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
+        with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
+        tries again by itself. Resuming what is not paused is no error. For administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PartitionManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -273,6 +303,16 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.SetMigMode,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.SetMigModeRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.SetMigModeResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.PauseRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.PauseResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -626,6 +666,60 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/SetMigMode',
             migagent_dot_v1_dot_partition__manager__pb2.SetMigModeRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.SetMigModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Pause',
+            migagent_dot_v1_dot_partition__manager__pb2.PauseRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Resume',
+            migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

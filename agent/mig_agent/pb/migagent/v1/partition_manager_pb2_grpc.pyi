@@ -19,8 +19,9 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon and SetMigMode are for administrators. Release and Renew take the lease's token; administrators need
-  none, and a user of the agent's own machine needs none for what was asked for under that user's own uid.
+  Reclaim, Cordon, SetMigMode, Pause and Resume are for administrators. Release and Renew take the lease's token;
+  administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
+  own uid.
 """
 
 import abc
@@ -47,18 +48,20 @@ class PartitionManagerStub:
     then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
 
     Idempotent: the same request id with the same request gives the same lease and the same token while the lease
-    lives, `lease-ended` for 24 hours after, and `request-id-reused` when the request differs. A granted answer that
-    could not be written ends its lease after 60 seconds unless the request is repeated.
+    lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
+    the request differs. A granted answer that could not be written ends its lease after 60 seconds unless the request
+    is repeated.
     """
 
     Hold: grpc.UnaryStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.HoldRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse,
     ]
-    """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
-    dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-    request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
-    it may be told `cancelled` at first, and asks again.
+    """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream on a
+    connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
+    connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
+    attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
+    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
     """
 
     Release: grpc.UnaryUnaryMultiCallable[
@@ -132,6 +135,24 @@ class PartitionManagerStub:
     ]
     """Switches a GPU's MIG mode. Refused while anything runs on it or is leased. For administrators."""
 
+    Pause: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.PauseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
+    ]
+    """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
+    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
+    when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+    """
+
+    Resume: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeResponse,
+    ]
+    """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
+    with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
+    tries again by itself. Resuming what is not paused is no error. For administrators.
+    """
+
 class PartitionManagerAsyncStub:
     Acquire: grpc.aio.UnaryStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest,
@@ -141,18 +162,20 @@ class PartitionManagerAsyncStub:
     then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
 
     Idempotent: the same request id with the same request gives the same lease and the same token while the lease
-    lives, `lease-ended` for 24 hours after, and `request-id-reused` when the request differs. A granted answer that
-    could not be written ends its lease after 60 seconds unless the request is repeated.
+    lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
+    the request differs. A granted answer that could not be written ends its lease after 60 seconds unless the request
+    is repeated.
     """
 
     Hold: grpc.aio.UnaryStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.HoldRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse,
     ]
-    """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
-    dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-    request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
-    it may be told `cancelled` at first, and asks again.
+    """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream on a
+    connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
+    connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
+    attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
+    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
     """
 
     Release: grpc.aio.UnaryUnaryMultiCallable[
@@ -226,6 +249,24 @@ class PartitionManagerAsyncStub:
     ]
     """Switches a GPU's MIG mode. Refused while anything runs on it or is leased. For administrators."""
 
+    Pause: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.PauseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
+    ]
+    """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
+    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
+    when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+    """
+
+    Resume: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeResponse,
+    ]
+    """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
+    with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
+    tries again by itself. Resuming what is not paused is no error. For administrators.
+    """
+
 class PartitionManagerServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Acquire(
@@ -237,8 +278,9 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
 
         Idempotent: the same request id with the same request gives the same lease and the same token while the lease
-        lives, `lease-ended` for 24 hours after, and `request-id-reused` when the request differs. A granted answer that
-        could not be written ends its lease after 60 seconds unless the request is repeated.
+        lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
+        the request differs. A granted answer that could not be written ends its lease after 60 seconds unless the request
+        is repeated.
         """
 
     @abc.abstractmethod
@@ -247,10 +289,11 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         request: mig_agent.pb.migagent.v1.partition_manager_pb2.HoldRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse], collections.abc.AsyncIterator[mig_agent.pb.migagent.v1.partition_manager_pb2.HoldResponse]]:
-        """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream, or
-        dies, the lease ends at once; when the agent ends it (a restart), the lease stays for 60 seconds in which the same
-        request id attaches to it again. A caller whose connection breaks before it has its answer has 5 seconds to be back;
-        it may be told `cancelled` at first, and asks again.
+        """As Acquire, but the stream stays open and the lease lives as long as it does. When the caller ends the stream on a
+        connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
+        connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
+        attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
+        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
         """
 
     @abc.abstractmethod
@@ -345,5 +388,27 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse]]:
         """Switches a GPU's MIG mode. Refused while anything runs on it or is leased. For administrators."""
+
+    @abc.abstractmethod
+    def Pause(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.PauseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse]]:
+        """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
+        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
+        when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+        """
+
+    @abc.abstractmethod
+    def Resume(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.ResumeResponse]]:
+        """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
+        with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
+        tries again by itself. Resuming what is not paused is no error. For administrators.
+        """
 
 def add_PartitionManagerServicer_to_server(servicer: PartitionManagerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

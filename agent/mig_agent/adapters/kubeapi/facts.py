@@ -1,0 +1,159 @@
+"""What the agent wants to know of the objects of Kubernetes, read from their JSON; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mig_agent.core.errors import MigAgentError
+
+NO_ANSWER = 0
+"""The status of an error where no HTTP status came back: not reached, too late, or not understood."""
+_NOT_FOUND = 404
+_TOO_MANY = 429
+_SERVER_ERRORS = 500
+_MIRROR = "kubernetes.io/config.mirror"
+"""The annotation of a mirror pod: the UID of the static pod, which the kubelet makes from its file."""
+
+Json = Mapping[str, Any]
+"""An object of JSON as `json.loads` gives it."""
+
+
+class KubeApiError(MigAgentError):
+    """The API server did not do what it was asked; the words start with "cannot"."""
+
+    def __init__(self, words: str, status: int = NO_ANSWER) -> None:
+        super().__init__(words)
+        self.words = words
+        self.status = status
+        """The HTTP status, or NO_ANSWER."""
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed soon."""
+        return self.status in {NO_ANSWER, _TOO_MANY} or self.status >= _SERVER_ERRORS
+
+    @property
+    def not_found(self) -> bool:
+        """Whether the object is not there."""
+        return self.status == _NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """A pod as the API server has it."""
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    """`Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`."""
+    priority: int = 0
+    deleting: bool = False
+    """Whether it has a deletion timestamp; its containers may still run."""
+    node: str = ""
+    daemon_set: str = ""
+    """The DaemonSet that owns it; empty where none does."""
+
+    static_uid: str = ""
+    """The UID by which the kubelet knows a static pod, of which this is only the mirror; empty for any other."""
+
+    @property
+    def uids(self) -> frozenset[str]:
+        """All by which it may be known."""
+        return frozenset({self.uid, self.static_uid} - {""})
+
+    @property
+    def finished(self) -> bool:
+        """Whether no container of it will run any more."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCondition:
+    """One condition of a node's status. Where `status` is `True` for a problem, `False` says that all is well."""
+
+    type: str
+    status: str
+    """`True`, `False` or `Unknown`."""
+    reason: str = ""
+    """One word in CamelCase."""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """A node as the API server has it."""
+
+    name: str
+    uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    """By name of the resource, as Kubernetes writes quantities: `7`, `8`, `32Gi`."""
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
+    """By type."""
+    kubelet_version: str = ""
+    """`v1.36.2`."""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonSetFacts:
+    """A DaemonSet as the API server has it."""
+
+    uid: str
+    deleting: bool
+
+
+def pod_facts(pod: Json) -> PodFacts:
+    """Of a pod's JSON. Raises KeyError where that is no pod."""
+    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    return PodFacts(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        phase=status.get("phase", "Unknown"),
+        priority=spec.get("priority") or 0,
+        deleting="deletionTimestamp" in meta,
+        node=spec.get("nodeName", ""),
+        static_uid=(meta.get("annotations") or {}).get(_MIRROR, ""),
+        daemon_set=next((each["name"] for each in meta.get("ownerReferences") or () if _is_daemon_set(each)), ""),
+    )
+
+
+def node_facts(node: Json) -> NodeFacts:
+    """Of a node's JSON. Raises KeyError where that is no node."""
+    meta, status = node["metadata"], node.get("status") or {}
+    return NodeFacts(
+        name=meta["name"],
+        uid=meta["uid"],
+        labels=dict(meta.get("labels") or {}),
+        annotations=dict(meta.get("annotations") or {}),
+        capacity=dict(status.get("capacity") or {}),
+        allocatable=dict(status.get("allocatable") or {}),
+        conditions={each["type"]: _condition(each) for each in status.get("conditions") or ()},
+        kubelet_version=(status.get("nodeInfo") or {}).get("kubeletVersion", ""),
+        resource_version=meta.get("resourceVersion", ""),
+    )
+
+
+def daemon_set_facts(daemon_set: Json) -> DaemonSetFacts:
+    """Of a DaemonSet's JSON. Raises KeyError where that is none."""
+    meta = daemon_set["metadata"]
+    return DaemonSetFacts(uid=meta["uid"], deleting="deletionTimestamp" in meta)
+
+
+def _condition(each: Json) -> NodeCondition:
+    return NodeCondition(
+        type=each["type"],
+        status=each.get("status", "Unknown"),
+        reason=each.get("reason", ""),
+        message=each.get("message", ""),
+    )
+
+
+def _is_daemon_set(reference: Json) -> bool:
+    return bool(reference.get("controller")) and reference.get("kind") == "DaemonSet"

@@ -1,0 +1,80 @@
+"""Sockets of device plugins: one gRPC server for each resource, since Allocate does not say which one it is about.
+
+gRPC removes the file of a Unix socket some time after its server has stopped, whosever it is by then. So each socket
+gets a name that no other of this folder ever had, and is never bound twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.kubelet.paths import Identity, KubeletError, KubeletPaths
+
+SERVICE: Final = "v1beta1.DevicePlugin"
+_BEGINNING = "mig-agent_"
+_END = ".sock"
+_LONGEST_PATH = 107
+"""Bytes of a Unix socket's path, `sun_path` in unix(7)."""
+_OPTIONS: Final[Sequence[tuple[str, int]]] = (("grpc.so_reuseport", 0),)
+
+
+class PluginSocket:
+    """One gRPC server on a socket of its own in the plugins' folder, as long as that is there."""
+
+    def __init__(self, paths: KubeletPaths, label: str) -> None:
+        """`label` tells people which resource it is for."""
+        self.name = f"{_BEGINNING}{label}_{secrets.token_hex(3)}{_END}"
+        self._path = paths.plugins / self.name
+        self._server: grpc.aio.Server | None = None
+        self._identity: Identity | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the socket is still the one that was bound: a kubelet that starts removes it."""
+        return self._identity is not None and Identity.of(self._path) == self._identity
+
+    async def start(self, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
+        """Listens and serves. Raises KubeletError where the socket cannot be had."""
+        if len(bytes(self._path)) > _LONGEST_PATH:
+            raise KubeletError(f"cannot listen on {self._path}: a socket's path has at most {_LONGEST_PATH} bytes")
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(methods)),))
+        try:
+            with CRASH_POINTS.around("plugin-socket"):
+                server.add_insecure_port(f"unix:{self._path}")
+        except RuntimeError as error:
+            raise KubeletError(
+                f"cannot listen on {self._path}: is {self._path.parent} there, and may the agent write to it?"
+            ) from error
+        await server.start()
+        self._server = server
+        self._identity = Identity.of(self._path)
+
+    async def stop(self, seconds: float = 0.0) -> None:
+        """Serves no more; calls that are open get so long. Harmless when it has stopped."""
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(seconds)
+        with contextlib.suppress(OSError), CRASH_POINTS.around("plugin-socket-removal"):
+            self._path.unlink(missing_ok=True)
+
+
+def remove_stale_sockets(paths: KubeletPaths) -> None:
+    """Removes what an agent that was killed left in the plugins' folder. Blocking, and quick."""
+    for path in _own_sockets(paths.plugins):
+        with contextlib.suppress(OSError), CRASH_POINTS.around("stale-plugin-socket"):
+            path.unlink(missing_ok=True)
+
+
+def _own_sockets(folder: Path) -> tuple[Path, ...]:
+    try:
+        return tuple(folder.glob(f"{_BEGINNING}*{_END}"))
+    except OSError:
+        return ()

@@ -1,0 +1,111 @@
+"""The rows of the table of settings that concern Kubernetes."""
+
+# ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mig_agent.config import kinds
+from mig_agent.config.rows import setting
+
+_KUBERNETES = "Kubernetes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesSettings:
+    """How pods of this node are served."""
+
+    kubernetes: bool = setting(
+        False,
+        "Serve GPUs to pods of this node as extended resources. The node is `node`; its kubelet is reached through "
+        "`kubelet_dir`.",
+        kind=kinds.SWITCH,
+        group=_KUBERNETES,
+        example="yes",
+    )
+    kubelet_dir: Path = setting(
+        Path("/var/lib/kubelet"),
+        "Folder of the kubelet, with `device-plugins` and `pod-resources` in it.",
+        kind=kinds.PATH,
+        group=_KUBERNETES,
+        example="/var/lib/kubelet",
+    )
+    kubeconfig: Path | None = setting(
+        None,
+        "How to reach the API server.",
+        kind=kinds.PATH,
+        group=_KUBERNETES,
+        example="/etc/kubernetes/mig-agent.conf",
+        when_unset="the service account of the agent's pod",
+    )
+    resource_prefix: str = setting(
+        "nvidia.com/mig-",
+        "What the names of the resources begin with that are profiles: behind it comes `1g.10gb`, or `1g.10gb.me`.",
+        kind=kinds.RESOURCE_PREFIX,
+        group=_KUBERNETES,
+        example="nvidia.com/mig-",
+    )
+    memory_resource_prefix: str = setting(
+        "mig-agent.io/memory-",
+        "What the names of the resources begin with that are amounts of memory: behind it comes `10g`.",
+        kind=kinds.RESOURCE_PREFIX,
+        group=_KUBERNETES,
+        example="mig-agent.io/memory-",
+    )
+    memory_resources: tuple[str, ...] = setting(
+        ("5g", "10g", "20g", "40g", "80g"),
+        "The amounts of memory that pods may ask for whatever the GPU model, in decimal gigabytes as `10G` in migctl.",
+        kind=kinds.MEMORY_CLASSES,
+        group=_KUBERNETES,
+        example="5g, 10g, 20g, 40g, 80g",
+    )
+    whole_gpu_resource: str = setting(
+        "",
+        "Serve the GPUs without MIG mode whole, under this name. No other device plugin may serve it on the node.",
+        kind=kinds.RESOURCE,
+        group=_KUBERNETES,
+        example="nvidia.com/gpu",
+        when_unset="GPUs without MIG mode are not served to pods",
+    )
+    device_injection: Literal["cdi", "environment"] = setting(
+        "cdi",
+        "How containers get their devices: `cdi` where the container runtime reads `cdi_dir`, `environment` with "
+        "NVIDIA_VISIBLE_DEVICES for older ones, which is slow and does not outlive a reboot. See kubernetes.md.",
+        kind=kinds.choice("cdi", "environment"),
+        group=_KUBERNETES,
+        example="cdi",
+    )
+    cdi_dir: Path = setting(
+        Path("/var/run/cdi"),
+        "Folder where the container runtime looks for CDI files; the agent writes those of its pods into it.",
+        kind=kinds.PATH,
+        group=_KUBERNETES,
+        example="/var/run/cdi",
+    )
+    node_label: str = setting(
+        "",
+        "Serve pods only while the node carries this label; it may be set and taken away at any time.",
+        kind=kinds.LABEL,
+        group=_KUBERNETES,
+        example="mig-agent.io/managed=true",
+        when_unset="every node is served",
+    )
+    feature_labels: Literal["auto", "off"] = setting(
+        "auto",
+        "Whether the agent labels the node with its GPUs and profiles: `auto` does so where GPU feature discovery "
+        "does not.",
+        kind=kinds.choice("auto", "off"),
+        group=_KUBERNETES,
+        example="off",
+    )
+    start_deadline: float = setting(
+        25.0,
+        "A container that starts waits so long for its devices before the kubelet is told to try again; the kubelet "
+        "itself waits 30s.",
+        kind=kinds.DURATION,
+        group=_KUBERNETES,
+        example="25s",
+    )

@@ -1,0 +1,131 @@
+"""The agent on a node of Kubernetes: the device plugin, the node object and the API server around the manager.
+
+Imported only where the setting `kubernetes` is on, since the libraries below it cost time and memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
+from mig_agent.adapters.driverlibraries import DriverLibraries
+from mig_agent.adapters.kubeapi import Following, KubeApi
+from mig_agent.adapters.kubelet import KubeletPaths
+from mig_agent.config import Settings
+from mig_agent.daemon.hardware import Hardware
+from mig_agent.engine.manager import Manager
+from mig_agent.frontends.deviceplugin.metrics import PluginMetrics
+from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings
+from mig_agent.frontends.deviceplugin.resources import Naming
+from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
+from mig_agent.frontends.node.leaving import is_leaving, leave
+
+_NAMESPACE = "POD_NAMESPACE"
+_POD = "POD_NAME"
+"""By the downward API: the agent's own pod, which tells whether it is being uninstalled."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Kubernetes:
+    """Connected to the API server; serves pods from `start` to `stop`."""
+
+    settings: Settings
+    api: KubeApi
+    node_settings: NodeSettings
+    paused: tuple[str, ...]
+    """Why the agent must not even open the driver when it starts."""
+    _plugin: Plugin | None = None
+    _node: NodeFrontend | None = None
+    _manager: Manager | None = None
+    _followings: list[Following] = field(default_factory=list)
+
+    @classmethod
+    async def connect(cls, settings: Settings) -> Kubernetes:
+        """Before the manager is started. Raises ConfigError where it cannot be told how to reach the API server."""
+        api = KubeApi.connect(settings.kubeconfig, settings.node_name)
+        node_settings = NodeSettings(
+            label=settings.node_label,
+            features=settings.feature_labels == "auto",
+            naming=Naming(
+                profiles=settings.resource_prefix,
+                memory=settings.memory_resource_prefix,
+                amounts=settings.memory_resources,
+                whole_gpu=settings.whole_gpu_resource,
+            ),
+        )
+        return cls(
+            settings=settings, api=api, node_settings=node_settings, paused=await first_pauses(api, node_settings)
+        )
+
+    async def start(self, manager: Manager, hardware: Hardware, registry: CollectorRegistry) -> None:
+        """Serves pods."""
+        settings, api = self.settings, self.api
+        folder = None if settings.device_injection == "environment" else await self._cdi_folder(manager, hardware)
+        plugin = Plugin(
+            manager=manager,
+            paths=KubeletPaths(settings.kubelet_dir),
+            cdi=folder,
+            api=api,
+            settings=PluginSettings(
+                node=settings.node_name,
+                naming=self.node_settings.naming,
+                start_deadline=settings.start_deadline,
+            ),
+        )
+        self._manager, self._plugin = manager, plugin
+        self._node = NodeFrontend(manager, api, self.node_settings, self.paused)
+        self._node.start()
+        self._followings.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
+        await plugin.start()
+        registry.register(PluginMetrics(plugin))
+
+    async def _cdi_folder(self, manager: Manager, hardware: Hardware) -> CdiFolder:
+        settings, api = self.settings, self.api
+        loop = asyncio.get_running_loop()
+
+        def tell(words: str) -> None:
+            """In any thread."""
+            _log.warning(words)
+            loop.call_soon_threadsafe(lambda: loop.create_task(api.tell(None, "DriverLibraries", words, warning=True)))
+
+        libraries = None if settings.simulate else DriverLibraries(hardware.host, tell)
+        folder = CdiFolder(
+            settings.cdi_dir, CDI_KIND, hardware.host, simulated=bool(settings.simulate), libraries=libraries
+        )
+        if libraries is not None:
+
+            def rest() -> None:
+                libraries.resting = bool(manager.snapshot.paused)
+
+            rest()
+            manager.on_view.append(rest)
+        try:
+            await asyncio.to_thread(folder.prepare)
+        except CdiError as error:
+            _log.error(error.message, hint=error.hint)
+        if not manager.snapshot.paused:
+            await asyncio.to_thread(folder.warm_up)
+        return folder
+
+    async def stop(self) -> None:
+        """Before the manager is closed: running pods keep what they have."""
+        if self._plugin is not None:
+            await self._plugin.drain()
+        for following in self._followings:
+            following.close()
+        if self._node is not None:
+            await self._node.close()
+        if self._plugin is not None and self._manager is not None:
+            namespace, pod = os.environ.get(_NAMESPACE, ""), os.environ.get(_POD, "")
+            leaves = await is_leaving(self.api, namespace, pod, self.settings.node_label)
+            await self._plugin.close()
+            if leaves:
+                await leave(self.api, self._manager, list(self._plugin.served), [self._plugin.remove_files])
+        self.api.close()

@@ -1,0 +1,48 @@
+"""`mig-agent leave`: has the agents of a cluster go, each leaving its node clean, while their rights still stand.
+
+Helm deletes a release's roles within moments of its DaemonSet; an agent that is told to stop then may no longer ask
+whether it is being uninstalled, nor take its labels back. So the chart runs this in a hook before it deletes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
+from mig_agent.core.errors import ConfigError
+from mig_agent.frontends.node.leaving import delete_and_wait
+
+GONE = 0
+FAILED = 1
+
+
+def uninstall(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path | None) -> int:
+    """Deletes the DaemonSet and waits for its pods; the exit code. Says on stderr what came of it."""
+    try:
+        gone = asyncio.run(_delete(namespace, daemon_set, seconds, kubeconfig))
+    except ConfigError as error:
+        return _told(f"{error.message}. Hint: {error.hint}", FAILED)
+    except KubeApiError as error:
+        return _told(error.words, FAILED)
+    if gone:
+        return _told(f"the agents of {namespace}/{daemon_set} have gone", GONE)
+    return _told(
+        f"cannot wait any longer for the agents of {namespace}/{daemon_set}: some have not gone in {seconds:g} s. "
+        f"Hint: see `kubectl -n {namespace} get pods -o wide`; a node that is down leaves when it comes back",
+        FAILED,
+    )
+
+
+async def _delete(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path | None) -> bool:
+    api = KubeApi.connect(kubeconfig, "")
+    try:
+        return await delete_and_wait(api, namespace, daemon_set, seconds)
+    finally:
+        api.close()
+
+
+def _told(words: str, code: int) -> int:
+    sys.stderr.write(f"mig-agent: {words}\n")
+    return code

@@ -1,0 +1,379 @@
+"""The device plugin put together: what the manager, the kubelet and the node show becomes lists and numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import structlog
+
+from mig_agent.adapters.cdi import CdiFolder
+from mig_agent.adapters.kubeapi import KubeApiError, NodeFacts
+from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
+from mig_agent.core.capacity import servable
+from mig_agent.core.model import KubeletDevice, NodeView
+from mig_agent.engine.manager import Manager
+from mig_agent.engine.tasks import Tasks
+from mig_agent.frontends.deviceplugin import ids
+from mig_agent.frontends.deviceplugin.advertising import Advertisement
+from mig_agent.frontends.deviceplugin.allocating import Allocated, Allocating
+from mig_agent.frontends.deviceplugin.api import Api
+from mig_agent.frontends.deviceplugin.book import Book, unserved
+from mig_agent.frontends.deviceplugin.claims import holders
+from mig_agent.frontends.deviceplugin.environment import EnvironmentAllocating, EnvironmentStarting
+from mig_agent.frontends.deviceplugin.following import Following
+from mig_agent.frontends.deviceplugin.injecting import CdiInjector
+from mig_agent.frontends.deviceplugin.registering import Registering
+from mig_agent.frontends.deviceplugin.resources import Naming, Resource, resources_of
+from mig_agent.frontends.deviceplugin.service import ResourceService
+from mig_agent.frontends.deviceplugin.starting import Starting
+
+PATCH_PAUSE_SECONDS: Final = 0.1
+"""Between two writes of the node's status, so that a burst of changes is one of them."""
+PATCH_AGAIN_SECONDS: Final = 5.0
+"""After one that failed."""
+FIRST_LOOK_SECONDS: Final = 5.0
+"""For the kubelet to tell of its pods before anything is offered to it."""
+ALLOCATED_SECONDS: Final = 0.3
+"""After an Allocate, until the kubelet has surely taken note of it."""
+DRAIN_SECONDS: Final = 6.0
+DRAIN_LOOK_SECONDS: Final = 0.1
+CLOSING_SECONDS: Final = 2.0
+ANSWERS_SECONDS: Final = 0.5
+"""For calls that are open when it closes: their refusals still reach the kubelet."""
+_ACTIVE_ONLY_SINCE: Final = (1, 34)
+"""From this version on the kubelet lists no pods that have ended."""
+
+_LOG = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """What is configured of it."""
+
+    node: str
+    """The node's name."""
+    naming: Naming = field(default_factory=Naming)
+    start_deadline: float = 25.0
+    """Seconds that a container that starts waits in one call."""
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One resource that is served."""
+
+    resource: Resource
+    service: ResourceService
+    advertisement: Advertisement = field(default_factory=Advertisement)
+    target: int = 0
+    """How many the node object is to show."""
+    allocated: int = 0
+    """How many of them the kubelet has given away."""
+
+
+class Plugin:
+    """Belongs to the event loop. `start` begins, `close` ends it; `refresh` may be called at any time between."""
+
+    def __init__(
+        self,
+        *,
+        manager: Manager,
+        paths: KubeletPaths,
+        cdi: CdiFolder | None,
+        api: Api | None,
+        settings: PluginSettings,
+    ) -> None:
+        """Without a folder for CDI files containers get their devices by environment variables."""
+        self._manager = manager
+        self._paths = paths
+        self._api = api
+        self._settings = settings
+        self.served: dict[str, Served] = {}
+        """By the resource's name; what was served once stays, maybe with nothing to give."""
+        self._resources: dict[str, Resource] = {}
+        self.book = Book()
+        self._tasks = Tasks()
+        self._loops: list[asyncio.Task[None]] = []
+        self._kubelet = PodResources(paths)
+        recorded = DeviceCheckpoint(paths).read
+        self._injector: CdiInjector | None = None
+        self._allocating: Allocating | EnvironmentAllocating
+        self._starting: Starting | EnvironmentStarting
+        if cdi is None:
+            self._allocating = EnvironmentAllocating(manager, self.book, self._resources, self._allocated)
+            self._starting = EnvironmentStarting(manager)
+        else:
+            self._injector = CdiInjector(cdi, self._resources, lambda: manager.snapshot.view)
+            self._allocating = Allocating(manager, self.book, self._injector.qualified, self._allocated)
+            self._starting = Starting(
+                manager=manager,
+                book=self.book,
+                tasks=self._tasks,
+                kubelet=self._kubelet,
+                recorded=recorded,
+                api=api,
+                injector=self._injector,
+                resources=self._resources,
+                changed=self.refresh,
+            )
+        self._following = Following(
+            manager=manager,
+            book=self.book,
+            kubelet=self._kubelet,
+            recorded=recorded,
+            api=api,
+            node=settings.node,
+            changed=self.refresh,
+            lists_finished=lambda: self._lists_finished,
+        )
+        self.registering = Registering(
+            paths=paths, kubelet=self._kubelet, on_lost=self._lost_by_kubelet, on_taken=self._taken
+        )
+        self._node: NodeFacts | None = None
+        self._lists_finished = False
+        self._can_patch = api is not None
+        self._is_answered = True
+        """Whether the API server, when it took no number, at least said why."""
+        self._due: asyncio.TimerHandle | None = None
+        self._soon = False
+        self._draining = False
+        self._closed = False
+        self._patch_wanted = asyncio.Event()
+        self._leased: frozenset[KubeletDevice] = frozenset()
+
+    async def start(self) -> None:
+        """Serves from now on; a kubelet that is not there yet is waited for in the background."""
+        await asyncio.to_thread(remove_stale_sockets, self._paths)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._following.look(), FIRST_LOOK_SECONDS)
+        self._update()
+        await self.remove_files()
+        self._manager.on_view.append(self.refresh)
+        self._loops = [
+            self._tasks.spawn("register with the kubelet", self.registering.run()),
+            self._tasks.spawn("follow pods", self._following.run()),
+        ]
+        if self._api is not None:
+            self._loops.append(self._tasks.keep("show numbers on the node", partial(self._patch_on, self._api)))
+
+    async def drain(self) -> None:
+        """Offers nothing more, and returns when no pod can be bound any more on what was offered before.
+
+        Takes a few seconds where the node object can be written, and no time where it cannot.
+        """
+        self._draining = True
+        self._update()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + DRAIN_SECONDS
+        while self._too_long() and loop.time() < until:  # noqa: ASYNC110 -- what it waits for has many causes
+            await asyncio.sleep(DRAIN_LOOK_SECONDS)
+
+    def _too_long(self) -> bool:
+        """Whether somebody may still believe that there is something to be had."""
+        now = asyncio.get_running_loop().time()
+        return self._shown_is_known() and any(
+            each.service.streams and each.advertisement.believed(now) for each in self.served.values()
+        )
+
+    async def close(self) -> None:
+        """Serves no more; leases stay, and so do the files of running containers."""
+        self._closed = True
+        if self.refresh in self._manager.on_view:
+            self._manager.on_view.remove(self.refresh)
+        for loop in self._loops:
+            loop.cancel()
+        if self._due is not None:
+            self._due.cancel()
+        self._starting.close()
+        await self.registering.close(ANSWERS_SECONDS)
+        await self._tasks.end(CLOSING_SECONDS)
+        await self._kubelet.close()
+
+    async def remove_files(self) -> None:
+        """Removes all CDI files but those of devices that pods have."""
+        if self._injector is not None:
+            await self._injector.tidy(self._kept)
+
+    # What is told
+
+    def node_showed(self, facts: NodeFacts) -> None:
+        """The node object has changed."""
+        self._node = facts
+        self._lists_finished = not _at_least(facts.kubelet_version, _ACTIVE_ONLY_SINCE)
+        self.refresh()
+
+    def node_unknown(self, _words: str = "") -> None:
+        """The API server is out of touch."""
+        self._node = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Something has changed: all numbers are worked out anew, once for all that changes at one moment."""
+        if not self._soon:
+            self._soon = True
+            asyncio.get_running_loop().call_soon(self._update)
+
+    # What the kubelet asks
+
+    async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
+        """As `service.Decisions`."""
+        self.book.giving += 1
+        try:
+            return await self._allocating.allocate(containers)
+        finally:
+            self.book.giving -= 1
+
+    async def start_container(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+        """As `service.Decisions`."""
+        await self._starting.start(devices, seconds)
+
+    # Numbers
+
+    def _update(self) -> None:
+        self._soon = False
+        if self._closed:
+            return
+        manager, book = self._manager, self.book
+        view = manager.snapshot.view
+        self._serve(view)
+        leased = holders(view)
+        placed = {
+            device for request, devices in book.requests.items() if manager.has_places(request) for device in devices
+        }
+        before = tuple(
+            self._resources[device.resource].want for device in unserved(book, leased, placed, self._resources)
+        )
+        now = asyncio.get_running_loop().time()
+        due: list[float] = []
+        in_touch = self._api is None or (self._node is not None and self._is_answered)
+        for name, served in self.served.items():
+            allocated = book.allocated(leased, name)
+            served.allocated = len(allocated)
+            more = 0 if self._draining else manager.creatable(served.resource.want, before)
+            # What pods have could be free again before the next agent is there to give it.
+            served.target = 0 if self._draining else len(allocated) + more
+            served.advertisement.showed(self._shown(name), now, in_touch=in_touch)
+            length = served.advertisement.plan(len(allocated) + more, now)
+            served.service.show(ids.listed(length, {each for each in allocated if ids.is_ours(each)}))
+            moment = served.advertisement.due()
+            if moment is not None:
+                due.append(moment)
+        self._again_at(min(due, default=None))
+        self._patch_wanted.set()
+        if self._leased != leased.keys():
+            fewer = not self._leased <= leased.keys()
+            self._leased = frozenset(leased)
+            if fewer and self._loops:
+                self._tasks.spawn("remove CDI files", self.remove_files())
+
+    def _serve(self, view: NodeView) -> None:
+        for resource in resources_of(view, self._settings.naming):
+            if resource.name not in self.served:
+                service = ResourceService(resource, _Calls(self), self._settings.start_deadline)
+                service.known = frozenset(map(ids.device_id, range(servable(view, resource.want))))
+                self.served[resource.name] = Served(resource, service)
+                self._resources[resource.name] = resource
+                self.registering.add(service)
+
+    def _shown(self, name: str) -> int | None:
+        """What the node shows of a resource, where that is known and can be changed."""
+        if self._node is None or not self._shown_is_known():
+            return None
+        try:
+            return int(self._node.allocatable.get(name, "0"))
+        except ValueError:
+            return None
+
+    def _shown_is_known(self) -> bool:
+        return self._node is not None and self._can_patch
+
+    def _again_at(self, moment: float | None) -> None:
+        if self._due is not None:
+            self._due.cancel()
+        self._due = None if moment is None else asyncio.get_running_loop().call_at(moment + 0.01, self.refresh)
+
+    def _kept(self) -> frozenset[KubeletDevice]:
+        return frozenset(holders(self._manager.snapshot.view))
+
+    # The node object
+
+    async def _patch_on(self, api: Api) -> None:
+        while True:
+            await self._patch_wanted.wait()
+            self._patch_wanted.clear()
+            counts = self._wrong_on_node()
+            if not counts:
+                continue
+            try:
+                await api.patch_resources(counts, {name: len(self.served[name].service.known) for name in counts})
+            except KubeApiError as error:
+                self._is_answered = not error.retryable
+                if self._can_patch:
+                    _LOG.warning("the node's status cannot be written", error=error.words)
+                self._can_patch = False
+                await asyncio.sleep(PATCH_AGAIN_SECONDS)
+                self._patch_wanted.set()
+                continue
+            if not self._can_patch:
+                self._can_patch = True
+                self.refresh()
+            await asyncio.sleep(PATCH_PAUSE_SECONDS)
+
+    def _wrong_on_node(self) -> Mapping[str, int]:
+        """Numbers that the node object should show and does not; only of what the kubelet listens to."""
+        if self._node is None:
+            return {}
+        found = {}
+        for name, served in self.served.items():
+            offer = self.registering.offers[name]
+            if offer.is_listened_to and self._node.allocatable.get(name) != str(served.target):
+                found[name] = served.target
+        return found
+
+    # The kubelet
+
+    def _allocated(self) -> None:
+        """The kubelet has given devices away: the numbers change at once.
+
+        It is asked for its pods a moment later: being asked while it waits for this answer makes it forget what it has
+        just given away, if a pod ends meanwhile.
+        """
+        try:
+            self._update()
+        except Exception:  # noqa: BLE001 -- a pod that is being admitted must not fail for it
+            _LOG.exception("cannot work out the numbers of devices")
+        asyncio.get_running_loop().call_later(ALLOCATED_SECONDS, self._following.soon)
+
+    def _lost_by_kubelet(self, service: ResourceService) -> None:
+        self.served[service.resource.name].advertisement.withdrawn()
+        self.refresh()
+
+    def _taken(self, words: str) -> None:
+        if self._api is not None:
+            self._tasks.spawn("event of the node", self._api.tell(None, "ResourceRefused", words, warning=True))
+
+
+class _Calls:
+    """The plugin as a resource's service sees it."""
+
+    def __init__(self, plugin: Plugin) -> None:
+        self._plugin = plugin
+
+    async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
+        return await self._plugin.allocate(containers)
+
+    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+        await self._plugin.start_container(devices, seconds)
+
+
+def _at_least(version: str, least: tuple[int, int]) -> bool:
+    """Whether a kubelet's version, `v1.36.2`, is this one or newer; what cannot be read counts as new."""
+    parts = version.removeprefix("v").split(".")
+    try:
+        return (int(parts[0]), int(parts[1])) >= least
+    except (ValueError, IndexError):
+        return True

@@ -1,0 +1,57 @@
+"""Words of the device plugin for pods' events and the log. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from mig_agent.core.errors import Reason, Refusal
+from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.quantities import format_duration
+
+_MOST_WORDS = 600
+"""An event of Kubernetes takes 1024 bytes, and the kubelet puts words of its own before ours."""
+
+
+def wanted(devices: Collection[KubeletDevice]) -> str:
+    """What is asked for: `2 x nvidia.com/mig-1g.10gb and mig-agent.io/memory-5g`."""
+    counts: dict[str, int] = {}
+    for device in devices:
+        counts[device.resource] = counts.get(device.resource, 0) + 1
+    parts = [f"{count} x {name}" if count > 1 else name for name, count in sorted(counts.items())]
+    return " and ".join(parts) or "nothing"
+
+
+def still_waiting(
+    pod: Pod, devices: Sequence[KubeletDevice], refusal: Refusal | None, place: int | None, seconds: float
+) -> Refusal:
+    """Why a container cannot start yet, for the kubelet, which asks again; `refusal` is the planner's answer now."""
+    if refusal is None:
+        why = "requests before it are served first" if place else "it is being made"
+    else:
+        why = refusal.message.removeprefix("cannot ").strip()
+        why = f"cannot {why}"
+    where = f"; place {place} in the agent's queue" if place else ""
+    return Refusal(
+        reason=Reason.NO_CAPACITY if refusal is None else refusal.reason,
+        message=shortened(
+            f"cannot start {pod} yet: it has waited {format_duration(seconds)} for {wanted(devices)}{where}: {why}"
+        ),
+        hint="it starts when capacity returns; `migctl status` shows who holds what",
+        blockers=() if refusal is None else refusal.blockers,
+    )
+
+
+def for_pod(refusal: Refusal) -> Refusal:
+    """A refusal with a hint for somebody who writes pods, not requests."""
+    return replace(refusal, hint=refusal.hint.replace("in several requests", "in several pods"))
+
+
+def for_kubelet(refusal: Refusal) -> str:
+    """A refusal in the one text that a gRPC status carries."""
+    return shortened(f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message)
+
+
+def shortened(text: str) -> str:
+    """As much of it as an event shows."""
+    return text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 3] + "..."

@@ -1,0 +1,189 @@
+"""How long the list is that the kubelet sees: never shorter than what somebody may still believe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.frontends.deviceplugin.advertising import BELIEVED_SECONDS, UNKNOWN_SECONDS, Advertisement
+
+
+def test_a_list_grows_at_once() -> None:
+    advertisement = Advertisement()
+    assert advertisement.plan(3, 0.0) == 3
+    advertisement.showed(3, 0.5)
+    assert advertisement.plan(7, 1.0) == 7
+
+
+def test_a_list_shrinks_two_seconds_after_the_node_stopped_showing_more() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    assert advertisement.plan(4, 1.0) == 7
+    assert advertisement.due() is None, "it changes when the node object does"
+    advertisement.showed(4, 1.1)
+    assert advertisement.plan(4, 1.1) == 7
+    due = advertisement.due()
+    assert due == 1.1 + BELIEVED_SECONDS
+    assert advertisement.plan(4, due) == 4
+
+
+def test_a_kubelet_that_writes_its_own_number_back_starts_the_wait_anew() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(4, 1.0)
+    advertisement.showed(7, 2.5)  # the kubelet
+    assert advertisement.plan(4, 3.1) == 7
+    advertisement.showed(4, 3.2)  # patched again
+    assert advertisement.plan(4, 3.2 + BELIEVED_SECONDS - 0.01) == 7
+    assert advertisement.plan(4, 3.2 + BELIEVED_SECONDS) == 4
+
+
+def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None:
+    advertisement = Advertisement()
+    advertisement.plan(7, 0.0)
+    assert advertisement.plan(4, 1.0) == 7
+    assert advertisement.plan(2, 5.0) == 7
+    assert advertisement.due() == 1.0 + UNKNOWN_SECONDS
+    assert advertisement.plan(2, 1.0 + UNKNOWN_SECONDS) == 2
+    assert advertisement.plan(1, 20.0) == 2, "a new shrink waits for itself"
+
+
+def test_a_list_that_is_needed_again_forgets_that_it_was_to_shrink() -> None:
+    advertisement = Advertisement()
+    advertisement.plan(7, 0.0)
+    advertisement.plan(4, 1.0)
+    advertisement.plan(7, 10.0)
+    assert advertisement.plan(4, 1.0 + UNKNOWN_SECONDS) == 7
+
+
+def test_losing_touch_keeps_what_was_shown_for_a_while() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(None, 1.0)
+    assert advertisement.plan(2, 1.0 + UNKNOWN_SECONDS - 0.1) == 7
+
+
+def test_while_the_api_server_is_away_the_list_stays_as_long_as_the_node_showed() -> None:
+    """Pods are bound on what the node showed last, as soon as the API server is back and before anybody corrects it."""
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(None, 1.0, in_touch=False)
+    assert advertisement.plan(2, 1.0) == 7
+    advertisement.showed(None, 500.0, in_touch=False)
+    assert advertisement.plan(2, 500.0) == 7
+    advertisement.showed(7, 501.0)
+    assert advertisement.plan(2, 501.0) == 7
+    advertisement.showed(2, 502.0)
+    assert advertisement.plan(2, 502.0 + BELIEVED_SECONDS - 0.1) == 7
+    assert advertisement.plan(2, 502.0 + BELIEVED_SECONDS) == 2
+
+
+def test_an_api_server_that_is_back_and_takes_nothing_is_no_reason_to_wait_for_long() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(None, 1.0, in_touch=False)
+    advertisement.plan(2, 1.0)
+    advertisement.showed(None, 100.0)
+    assert advertisement.plan(2, 100.0) == 7
+    assert advertisement.plan(2, 100.0 + UNKNOWN_SECONDS) == 2
+
+
+def test_an_agent_that_starts_lists_what_the_node_still_shows() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    assert advertisement.plan(3, 0.0) == 7
+
+
+def test_what_is_due_lies_ahead() -> None:
+    """Else the numbers would be worked out again and again in between."""
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(None, 0.5)
+    advertisement.plan(4, 1.0)
+    now = 1.0
+    for _ in range(5):
+        due = advertisement.due()
+        if due is None:
+            break
+        assert due > now
+        now = due
+        advertisement.plan(4, now)
+    assert advertisement.due() is None
+    assert advertisement.length == 4
+
+
+def test_after_a_restart_of_the_kubelet_there_is_nothing_to_keep() -> None:
+    advertisement = Advertisement()
+    advertisement.plan(7, 0.0)
+    advertisement.withdrawn()
+    assert advertisement.plan(2, 1.0) == 2
+
+
+@dataclass(frozen=True)
+class Step:
+    seconds: float
+    target: int | None = None
+    shown: int | None = None
+    unknown: bool = False
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.builds(Step, st.floats(0.0, 3.0), target=st.integers(0, 9)),
+        st.builds(Step, st.floats(0.0, 3.0), shown=st.integers(0, 9)),
+        st.builds(Step, st.floats(0.0, 3.0), unknown=st.just(True)),
+        st.builds(Step, st.floats(0.0, 30.0)),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_lately(steps: list[Step]) -> None:
+    advertisement = Advertisement()
+    now, target, shown, history = 0.0, 0, None, list[tuple[float, int]]()
+    for step in steps:
+        now += step.seconds
+        if shown is not None:
+            history.append((now, shown))  # it was shown until now
+        if step.target is not None:
+            target = step.target
+        if step.shown is not None or step.unknown:
+            shown = step.shown
+            advertisement.showed(shown, now)
+        length = advertisement.plan(target, now)
+        assert length >= target
+        assert length >= max((count for at, count in history if at + BELIEVED_SECONDS > now), default=0)
+        assert length >= (shown or 0)
+        assert advertisement.length == length
+
+
+@given(STEPS)
+def test_a_list_comes_down_to_its_target_when_nothing_more_happens(steps: list[Step]) -> None:
+    advertisement = Advertisement()
+    now, target = 0.0, 0
+    for step in steps:
+        now += step.seconds
+        target = target if step.target is None else step.target
+        if step.shown is not None or step.unknown:
+            advertisement.showed(step.shown, now)
+        advertisement.plan(target, now)
+    if advertisement.shown is not None:
+        advertisement.showed(target, now)
+    advertisement.plan(target, now)
+    for _ in range(20):
+        due = advertisement.due()
+        if due is None:
+            break
+        now = max(now, due)
+        advertisement.plan(target, now)
+    assert advertisement.length == target
+    assert advertisement.due() is None

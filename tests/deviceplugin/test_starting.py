@@ -1,0 +1,280 @@
+"""Containers get their devices: all of a pod's at once, the same ones again, and in their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mig_agent.adapters.kubelet import CheckpointEntry
+from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import InstanceState, Pod
+from mig_agent.frontends.deviceplugin import starting
+from mig_agent.frontends.deviceplugin.book import unserved
+from mig_agent.frontends.deviceplugin.claims import holders
+from support.plugged import LARGE, MIDDLE, SMALL, Plugged, devices, plugged
+
+
+def variables(at: Plugged, name: str) -> dict[str, str]:
+    """Of a CDI file."""
+    content = json.loads((at.folder.folder / f"mig-agent.io-mig_{name}.json").read_text())
+    (device,) = content["devices"]
+    assert device["name"] == name
+    return dict(each.split("=", 1) for each in device["containerEdits"]["env"])
+
+
+def uuids(at: Plugged) -> set[str]:
+    return {each.uuid for each in at.node.instances(InstanceState.LEASED)}
+
+
+async def test_a_pod_gets_an_instance_and_a_file(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        (one,) = devices(3)
+        (allocated,) = await at.allocating.allocate([[one]])
+        assert allocated.cdi_names == ("mig-agent.io/mig=mig-1g.10gb-3",)
+        assert not at.node.leases, "Allocate makes nothing"
+        at.words.put("train", one)
+        await at.start(one)
+        (lease,) = at.node.leases.values()
+        assert lease.holder.pod == Pod(namespace="team-a", name="train", uid="uid-train")
+        assert lease.kubelet_devices == (one,)
+        assert lease.expires_at is None
+        (uuid,) = uuids(at)
+        assert variables(at, "mig-1g.10gb-3") == {"CUDA_VISIBLE_DEVICES": uuid, "NVIDIA_VISIBLE_DEVICES": "void"}
+
+
+async def test_a_restart_of_the_container_keeps_its_instance(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        await at.admit("train", *devices(0))
+        await at.start(*devices(0))
+        before = uuids(at), at.lease(devices(0)[0]).id
+        await at.start(*devices(0))
+        assert (uuids(at), at.lease(devices(0)[0]).id) == before
+        assert at.node.creations() == 1
+
+
+async def test_all_of_a_pod_is_one_request_whichever_container_starts_first(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        small, middle = devices(0, 1), devices(0, resource=MIDDLE)
+        await at.admit("train", small[0], *middle)
+        await at.admit("train", small[1], container="second")
+        await at.start(small[0])
+        (lease,) = at.node.leases.values()
+        assert set(lease.kubelet_devices) == {*small, *middle}
+        await asyncio.gather(at.start(*middle), at.start(small[1]))
+        assert len(at.node.leases) == 1
+        first = variables(at, "mig-1g.10gb-0")["CUDA_VISIBLE_DEVICES"].split(",")
+        assert sorted(first) == sorted(variables(at, "mig-3g.40gb-0")["CUDA_VISIBLE_DEVICES"].split(","))
+        second = variables(at, "mig-1g.10gb-1")["CUDA_VISIBLE_DEVICES"]
+        assert {*first, second} == uuids(at)
+        assert second not in first
+
+
+async def test_calls_for_two_resources_of_one_pod_at_once_make_one_request(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        small, middle = devices(0), devices(0, resource=MIDDLE)
+        await at.admit("train", *small, *middle)
+        await asyncio.gather(at.start(*small), at.start(*middle))
+        assert len(at.node.leases) == 1
+        assert at.node.creations() == 2
+
+
+async def test_two_pods_that_collide_never_hold_halves(tmp_path: Path) -> None:
+    """Each asks for a middle and four small ones, of which only one set fits."""
+    async with plugged(tmp_path) as at:
+        for number, name in enumerate(("first", "second")):
+            has = (*devices(*range(4 * number, 4 * number + 4)), *devices(number, resource=MIDDLE))
+            await at.admit(name, *has[:4])
+            await at.admit(name, has[4], container="second")
+        waiting = [at.begin(devices(0, 1, 2, 3)), at.begin(devices(4, 5, 6, 7))]
+        await at.node.until(lambda: any(each.done() for each in waiting))
+        await at.node.until(lambda: len(at.node.manager.snapshot.queue) == 1)
+        assert len(at.node.leases) == 1
+        (held,) = at.node.leases.values()
+        assert held.holder.pod is not None
+        at.words.drop(held.holder.pod.name)
+        await at.following.look()  # had not seen it: the API server says that it is gone
+        await asyncio.gather(*waiting)
+        (other,) = at.node.leases.values()
+        assert other.holder.pod != held.holder.pod
+
+
+async def test_who_waits_too_long_is_told_why_and_keeps_the_place(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        await at.admit("big", *devices(0, resource=LARGE))
+        await at.start(*devices(0, resource=LARGE))
+        await at.admit("small", *devices(0))
+        with pytest.raises(RefusedError) as refused:
+            await at.start(*devices(0), seconds=0.05)
+        words = refused.value.refusal
+        assert words.reason is Reason.NO_CAPACITY
+        assert words.message.startswith("cannot start pod team-a/small yet: ")
+        assert SMALL in words.message
+        assert "place 1 in the agent's queue" in words.message
+        assert "pod team-a/big" in words.message, "who has it"
+        (queued,) = at.node.manager.snapshot.queue
+        with pytest.raises(RefusedError):
+            await at.start(*devices(0), seconds=0.01)
+        assert [each.request_id for each in at.node.manager.snapshot.queue] == [queued.request_id]
+        # When capacity returns the lease is made before the kubelet asks again.
+        at.words.drop("big")
+        await at.following.look()
+        await at.node.until(lambda: at.node.leases and at.holder(devices(0)[0]) == "small")
+        await at.start(*devices(0), seconds=0.5)
+        assert [reason for _, reason, _ in at.words.told] == ["WaitingForDevices", "DevicesReady"]
+
+
+async def test_the_pods_priority_decides_who_is_first(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        await at.admit("big", *devices(0, resource=LARGE))
+        await at.start(*devices(0, resource=LARGE))
+        for number, name in enumerate(("late", "urgent"), 1):
+            await at.admit(name, *devices(number, resource=LARGE))
+        at.words.facts["urgent"] = replace(at.words.facts["urgent"], priority=2_000_000_000)
+        late = at.begin(devices(1, resource=LARGE))
+        await at.node.until(lambda: len(at.node.manager.snapshot.queue) == 1)
+        urgent = at.begin(devices(2, resource=LARGE))
+        await at.node.until(lambda: len(at.node.manager.snapshot.queue) == 2)
+        at.words.drop("big")
+        await at.following.look()
+        await urgent
+        assert not late.done()
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+
+
+async def test_a_device_whose_former_pod_is_gone_goes_to_the_new_one(tmp_path: Path) -> None:
+    """A pod of a StatefulSet has the name of the one before it, and often its devices."""
+    async with plugged(tmp_path) as at:
+        await at.admit("train-0", *devices(0), uid="uid-old")
+        await at.start(*devices(0))
+        before = at.lease(devices(0)[0]).id
+        at.words.drop("train-0")
+        await at.admit("train-0", *devices(0), uid="uid-new")
+        await at.start(*devices(0))
+        after = at.lease(devices(0)[0])
+        assert after.id != before
+        assert after.holder.pod is not None
+        assert after.holder.pod.uid == "uid-new"
+        assert len(at.node.leases) == 1
+
+
+async def test_allocating_ends_the_lease_even_where_nobody_tells_the_pods_apart(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        await at.admit("train-0", *devices(0))
+        at.words.recorded = ()  # no UID is known
+        await at.start(*devices(0))
+        before = at.lease(devices(0)[0]).id
+        await at.allocating.allocate([devices(0)])
+        await at.start(*devices(0))
+        assert at.lease(devices(0)[0]).id != before
+
+
+async def test_a_plain_init_container_starts_with_what_only_the_checkpoint_knows(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        at.words.put("train", container="main")
+        at.words.recorded = (CheckpointEntry(pod_uid="uid-train", container="prepare", devices=devices(0)),)
+        await at.start(*devices(0))
+        assert at.holder(devices(0)[0]) == "train"
+
+
+async def test_a_container_of_no_pod_is_refused_in_words(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        with pytest.raises(RefusedError, match=r"which pod was given nvidia\.com/mig-1g\.10gb mig-agent-9"):
+            await at.start(*devices(9))
+        at.words.silent = True
+        with pytest.raises(RefusedError, match="cannot list the pods"):
+            await at.start(*devices(9))
+
+
+async def test_an_agent_that_stops_says_so_to_those_who_wait(tmp_path: Path) -> None:
+    async with plugged(tmp_path) as at:
+        await at.admit("big", *devices(0, resource=LARGE))
+        await at.start(*devices(0, resource=LARGE))
+        await at.admit("small", *devices(0))
+        waiting = at.begin(devices(0))
+        await at.node.until(lambda: at.node.manager.snapshot.queue)
+        at.starting.close()
+        with pytest.raises(RefusedError) as refused:
+            await waiting
+        assert refused.value.refusal.reason is Reason.SHUTTING_DOWN
+
+
+async def test_without_an_api_server_pods_start_all_the_same(tmp_path: Path) -> None:
+    async with plugged(tmp_path, has_api=False) as at:
+        await at.admit("train", *devices(0))
+        await at.start(*devices(0))
+        assert at.holder(devices(0)[0]) == "train"
+
+
+async def test_memory_is_served_by_either_model(tmp_path: Path) -> None:
+    memory = "mig-agent.io/memory-20g"
+    async with plugged(tmp_path, "a100-40gb:1,h100-80gb:1") as at:
+        for number in range(5):
+            await at.admit(f"pod-{number}", *devices(number, resource=memory))
+            await at.start(*devices(number, resource=memory))
+        used = {each.slot.profile.name for each in at.node.instances(InstanceState.LEASED)}
+        assert used == {"3g.20gb", "1g.20gb"}, used
+
+
+async def test_a_pod_that_could_never_be_served_keeps_nothing_from_others(tmp_path: Path) -> None:
+    """The scheduler adds up numbers, and binds a pod that asks for two things of which only one fits at a time."""
+    async with plugged(tmp_path) as at:
+        has = (*devices(0, resource=MIDDLE), *devices(0, resource=LARGE))
+        await at.admit("both", *has)
+        with pytest.raises(RefusedError, match="do not fit on this node together") as refused:
+            await at.start(*devices(0, resource=MIDDLE))
+        first = refused.value.refusal
+        assert not first.retryable
+        assert first.hint.endswith("in several pods")
+        with pytest.raises(RefusedError) as again:
+            await at.start(*devices(0, resource=LARGE))
+        assert again.value.refusal.message == first.message, "the kubelet counts events by their words"
+        assert len(at.node.told(EventKind.REQUEST_REFUSED)) == 1, "it asks every 13 s, for ever"
+        await at.following.look()
+        assert set(has) <= at.book.listed, "the kubelet has given them away all the same"
+        assert unserved(at.book, {}, (), (MIDDLE, LARGE)) == ()
+        at.words.drop("both")
+        await at.admit("fits", *devices(0, resource=LARGE))
+        assert unserved(at.book, {}, (), (LARGE,)) == devices(0, resource=LARGE)
+        await at.start(*devices(0, resource=LARGE))
+        assert unserved(at.book, holders(at.node.manager.snapshot.view), (), (LARGE,)) == ()
+
+
+async def test_a_pod_that_is_being_deleted_waits_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kubelet would wait for our answer before it ends the pod."""
+    monkeypatch.setattr(starting, "_LOOK_SECONDS", 0.01)
+    async with plugged(tmp_path) as at:
+        await at.admit("big", *devices(0, resource=LARGE))
+        await at.start(*devices(0, resource=LARGE))
+        await at.admit("small", *devices(0))
+        waiting = at.begin(devices(0))
+        await at.node.until(lambda: at.node.manager.snapshot.queue)
+        at.words.facts["small"] = replace(at.words.facts["small"], deleting=True)
+        with pytest.raises(RefusedError, match="it is being deleted"):
+            await waiting
+        await at.node.until(lambda: not at.node.manager.snapshot.queue)
+
+
+async def test_an_id_that_the_kubelet_gave_to_two_pods_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    """It forgets ids whose Allocate is under way when a pod ends meanwhile (seen with 1.36.3)."""
+    async with plugged(tmp_path, "h100-80gb:2") as at:
+        (one,) = devices(0, resource=LARGE)
+        await at.admit("first", one)
+        await at.start(one)
+        before = at.lease(one).id
+        await at.following.look()
+        await at.admit("second", one)
+        for _ in range(2):
+            await at.following.look()
+            with pytest.raises(RefusedError, match="to two pods, team-a/first and team-a/second"):
+                await at.start(one)
+        assert at.lease(one).id == before, "its pod lives"
+        at.words.drop("first")
+        await at.following.look()
+        await at.start(one)
+        assert at.holder(one) == "second"

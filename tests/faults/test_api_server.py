@@ -1,0 +1,68 @@
+"""Killed while something is changed at the API server: it has the change, or has never heard of it.
+
+What is there is looked at anew by the next agent, which makes whatever is missing: see `mig_agent.frontends.node`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mig_agent.adapters.crashpoints import VARIABLE
+from support.figures import Figure
+from support.reached import API_SERVER, REACHED
+from support.webserver import web_server
+
+PROGRAM = """
+import asyncio, os, sys
+from pathlib import Path
+from mig_agent.adapters.kubeapi import KubeApi
+from mig_agent.core.model import Pod
+
+async def main():
+    api = KubeApi.connect(Path(sys.argv[1]), "n1")
+    pod = Pod(namespace="team-a", name="train", uid="u-2")
+    match sys.argv[2]:
+        case "node shown":
+            await api.patch_resources({"example.com/a": 1})
+            await api.patch_labels({"a": "b"})
+        case "event on Kubernetes":
+            await api.tell(pod, "Waits", "words", warning=False)
+            await api.tell(pod, "Waits", "words", warning=False)
+        case "uninstalled":
+            await api.delete_daemon_set("gpu", "mig-agent")
+
+asyncio.run(main())
+os._exit(0)
+"""
+REQUESTS = {
+    "node-status": ("PATCH", "/status"),
+    "node-labels": ("PATCH", "/nodes/n1"),
+    "event": ("POST", "/events"),
+    "event-again": ("PATCH", "/events/"),
+    "daemon-set": ("DELETE", "/daemonsets/mig-agent"),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("kind", "door"), [(kind, door) for kind in API_SERVER for door in sorted(REACHED[kind])])
+def test_killed_at_a_door(tmp_path: Path, kind: str, door: str, when: str, figure: Figure) -> None:
+    with web_server() as web:
+        command = [sys.executable, "-c", PROGRAM, str(web.kubeconfig(tmp_path)), kind]
+        environment = os.environ | {VARIABLE: f"{when}-{door}"}
+        done = subprocess.run(command, env=environment, check=False, timeout=120)
+        assert done.returncode == -signal.SIGKILL
+        method, path = REQUESTS[door]
+        sent = [asked for asked in web.asked if asked.method == method and _is_of(asked.path, path)]
+        assert len(sent) == (1 if when == "after" else 0)
+    figure("crash points x kinds, each killed for real", 1)
+    figure("kills of the real agent", 1)
+
+
+def _is_of(path: str, end: str) -> bool:
+    return end in path if end.endswith("/") else path.endswith(end)

@@ -1,0 +1,315 @@
+"""Leaving a node, and following it: what is done when the API server refuses, hangs or is late; no real one here.
+
+What comes of it on a cluster is in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
+from mig_agent.core.model import InstanceState
+from mig_agent.daemon.uninstall import FAILED, GONE, uninstall
+from mig_agent.frontends.node import frontend, leaving
+from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
+from mig_agent.frontends.node.leaving import delete_and_wait, is_leaving, leave
+from mig_agent.frontends.node.switch import NOT_READ_YET
+from support.engine import engine
+from support.webserver import Asked, Says, WebServer, json_of, web_server
+
+OWNER = {"kind": "DaemonSet", "name": "mig-agent", "controller": True}
+OWN_POD: dict[str, Any] = {
+    "metadata": {"namespace": "gpu", "name": "mig-agent-x", "uid": "u-2", "ownerReferences": [OWNER]}
+}
+STAYS: dict[str, Any] = {"metadata": {"name": "mig-agent", "uid": "u-3"}}
+GOES: dict[str, Any] = {"metadata": {**STAYS["metadata"], "deletionTimestamp": "2026-11-21T17:00:00Z"}}
+NOT_THERE = json_of({"message": "not found"}, 404)
+NO = json_of({"message": "mig-agent may not do that: forbidden"}, 403)
+LATER = json_of({"message": "later"}, 503)
+
+
+def node(**labels: str) -> dict[str, Any]:
+    return {"metadata": {"name": "n1", "uid": "u-1", "labels": labels, "resourceVersion": "5"}, "status": {}}
+
+
+def by_path(**answers: object) -> Callable[[Asked], Says]:
+    """What is said to requests whose path has this in it; `Says` as it is, anything else as JSON."""
+
+    def answer(asked: Asked) -> Says:
+        for part, said in answers.items():
+            if f"/{part}/" in asked.path:
+                return said if isinstance(said, Says) else json_of(said)
+        return NOT_THERE
+
+    return answer
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    with web_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def connected(web: WebServer, folder: Path) -> AsyncIterator[KubeApi]:
+    api = KubeApi.connect(web.kubeconfig(folder), "n1")
+    try:
+        yield api
+    finally:
+        api.close()
+
+
+async def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+# Whether the agent leaves
+
+
+@pytest.mark.parametrize(
+    ("pods", "daemonsets", "nodes", "leaves"),
+    [
+        (OWN_POD, STAYS, node(mig="true"), False),
+        (OWN_POD, GOES, node(mig="true"), True),
+        (OWN_POD, NOT_THERE, node(mig="true"), True),
+        (OWN_POD, STAYS, node(), True),
+        (OWN_POD, STAYS, node(mig="false"), True),
+        (NOT_THERE, STAYS, node(mig="true"), False),
+        ({"metadata": {"namespace": "gpu", "name": "x", "uid": "y"}}, NOT_THERE, node(), False),
+        (NO, GOES, node(), False),
+        (OWN_POD, NO, node(), False),
+        (OWN_POD, STAYS, NO, False),
+    ],
+    ids=[
+        "restarted",
+        "going",
+        "gone",
+        "label removed",
+        "label off",
+        "its pod gone",
+        "no DaemonSet's pod",
+        "pods denied",
+        "DaemonSets denied",
+        "nodes denied",
+    ],
+)
+async def test_only_an_agent_that_does_not_come_back_leaves(
+    web: WebServer, tmp_path: Path, pods: object, daemonsets: object, nodes: object, *, leaves: bool
+) -> None:
+    web.answer = by_path(pods=pods, daemonsets=daemonsets, nodes=nodes)
+    async with connected(web, tmp_path) as api:
+        assert await is_leaving(api, "gpu", "mig-agent-x", "mig=true") is leaves
+
+
+async def test_no_answer_is_no_leaving_and_holds_up_a_restart_only_for_a_moment(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "ASK_SECONDS", 0.1)
+
+    def hang(_asked: Asked) -> Says:
+        web.over.wait(30)
+        return Says()
+
+    web.answer = hang
+    async with connected(web, tmp_path) as api:
+        assert not await is_leaving(api, "gpu", "mig-agent-x", "")
+
+
+async def test_an_agent_that_is_no_pod_asks_nobody(web: WebServer, tmp_path: Path) -> None:
+    async with connected(web, tmp_path) as api:
+        assert not await is_leaving(api, "", "", "mig=true")
+    assert not web.asked
+
+
+# Leaving
+
+
+async def test_what_the_agent_put_on_the_node_goes_and_leases_stay(web: WebServer, tmp_path: Path) -> None:
+    there = node(**{"a/x": "1", "team": "mine"})
+    there["metadata"]["annotations"] = {"mig-agent.io/feature-labels": "a/x"}
+    there["status"] = {"conditions": [{"type": "MigGpuProblem", "status": "False"}]}
+    web.answer = by_path(nodes=there)
+    more: list[str] = []
+
+    async def remove_files() -> None:
+        more.append("files")
+
+    async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
+        kept = await running.acquire("1g.5gb")
+        await running.release(await running.acquire("2g.10gb"))
+        await leave(api, running.manager, ["nvidia.com/mig-1g.5gb"], [remove_files])
+        assert [each.state for each in running.instances()] == [InstanceState.LEASED]
+        assert set(running.leases) == {kept.lease.id}
+    assert more == ["files"]
+    changes = [asked.body for asked in web.asked if asked.method == "PATCH"]
+    assert {"status": {"conditions": [{"$patch": "delete", "type": "MigGpuProblem"}]}} in changes
+    metadata = {"labels": {"a/x": None}, "annotations": {"mig-agent.io/feature-labels": None}}
+    assert {"metadata": metadata} in changes
+    assert {"op": "add", "path": "/status/capacity/nvidia.com~1mig-1g.5gb", "value": "0"} in changes[-1]
+
+
+async def test_a_step_that_fails_does_not_hold_up_the_others(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "STEP_SECONDS", 5.0)
+    web.answer = lambda _asked: NO
+    done: list[str] = []
+
+    async def broken() -> None:
+        raise OSError("the disk is full")
+
+    async def last() -> None:
+        done.append("last")
+
+    async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
+        await running.release(await running.acquire("2g.10gb"))
+        await leave(api, running.manager, ["a/b"], [broken, last])
+        assert not running.instances()
+    assert done == ["last"]
+
+
+# Deleting the DaemonSet
+
+
+async def test_a_daemon_set_is_deleted_once_and_waited_for(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.01)
+    looks = iter([json_of(STAYS), json_of(GOES), LATER, LATER, LATER, json_of(GOES), NOT_THERE])
+    web.answer = lambda asked: Says() if asked.method == "DELETE" else next(looks)
+    async with connected(web, tmp_path) as api:
+        assert await delete_and_wait(api, "gpu", "mig-agent", 60.0)
+    assert [asked.method for asked in web.asked].count("DELETE") == 1
+
+
+async def test_one_that_does_not_go_is_not_waited_for_longer_than_said(web: WebServer, tmp_path: Path) -> None:
+    web.answer = by_path(daemonsets=GOES)
+    async with connected(web, tmp_path) as api:
+        assert not await delete_and_wait(api, "gpu", "mig-agent", 0.0)
+
+
+async def test_one_that_may_not_be_deleted_is_an_error(web: WebServer, tmp_path: Path) -> None:
+    web.answer = lambda asked: NO if asked.method == "DELETE" else json_of(STAYS)
+    async with connected(web, tmp_path) as api:
+        with pytest.raises(KubeApiError, match="forbidden"):
+            await delete_and_wait(api, "gpu", "mig-agent", 60.0)
+
+
+@pytest.mark.parametrize(
+    ("says", "seconds", "code", "words"),
+    [
+        (NOT_THERE, 60.0, GONE, "have gone"),
+        (json_of(GOES), 0.0, FAILED, "some have not gone in 0 s"),
+        (NO, 60.0, FAILED, "forbidden"),
+    ],
+    ids=["gone", "late", "denied"],
+)
+def test_the_verb_says_what_came_of_it(
+    web: WebServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    says: Says,
+    seconds: float,
+    code: int,
+    words: str,
+) -> None:
+    web.answer = lambda _asked: says
+    assert uninstall("gpu", "mig-agent", seconds, web.kubeconfig(tmp_path)) == code
+    assert words in capsys.readouterr().err
+
+
+# Starting and following
+
+
+async def test_before_the_driver_is_opened_the_nodes_label_is_looked_at(web: WebServer, tmp_path: Path) -> None:
+    async with connected(web, tmp_path) as api:
+        web.answer = by_path(nodes=node(mig="true"))
+        assert await first_pauses(api, NodeSettings(label="mig=true")) == ()
+        web.answer = by_path(nodes=node())
+        (reason,) = await first_pauses(api, NodeSettings(label="mig=true"))
+        assert "mig=true" in reason
+
+
+async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "FIRST_LOOK_SECONDS", 0.1)
+
+    def hang(_asked: Asked) -> Says:
+        web.over.wait(30)
+        return Says()
+
+    web.answer = hang
+    async with connected(web, tmp_path) as api:
+        assert await first_pauses(api, NodeSettings(label="mig")) == (NOT_READ_YET,)
+        assert await first_pauses(api, NodeSettings()) == ()
+
+
+async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first_try_fails(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    failures = iter([LATER, NO])
+
+    def endless() -> Iterator[bytes]:
+        web.over.wait(60)
+        yield b""
+
+    def answer(asked: Asked) -> Says:
+        if asked.method == "PATCH":
+            return next(failures, Says())
+        if "watch=true" in asked.path:
+            return Says(pieces=endless())
+        return json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
+
+    web.answer = answer
+    settings = NodeSettings(label="mig=true")
+    async with (
+        engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
+        connected(web, tmp_path) as api,
+    ):
+        shows = NodeFrontend(running.manager, api, settings, (NOT_READ_YET,))
+        shows.start()
+        try:
+            await until(lambda: not running.manager.snapshot.paused)
+            await until(lambda: any(each.path.endswith("/n1") for each in web.asked))
+        finally:
+            await shows.close()
+        assert not running.manager.on_view
+    labels = next(asked.body["metadata"]["labels"] for asked in web.asked if asked.path.endswith("/n1"))
+    assert labels["nvidia.com/mig-1g.5gb.count"] == "7"
+
+
+async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    web.answer = lambda _: json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
+    async with (
+        engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
+        connected(web, tmp_path) as api,
+    ):
+        resume, failures = running.manager.resume, iter([OSError("no more threads")])
+
+        async def failing(*arguments: Any, **options: Any) -> Any:
+            for error in failures:
+                raise error
+            return await resume(*arguments, **options)
+
+        monkeypatch.setattr(running.manager, "resume", failing)
+        shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"), (NOT_READ_YET,))
+        shows.start()
+        try:
+            await until(lambda: not running.manager.snapshot.paused)
+        finally:
+            await shows.close()
