@@ -1,7 +1,6 @@
 """What the documents show is what happens: every example in them is run, and every link in them leads somewhere.
 
-A block marked `console` holds commands (`$ ...`) and what they print. `...` in it stands for any text in a line, and a
-line of nothing else for any lines. A command has to end with 0, or with what `console exit=N` says.
+How examples are written is told in `support.documents`. Those for a cluster are run in tests/e2e.
 """
 
 from __future__ import annotations
@@ -9,54 +8,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from support.agent import Agent
+from support.documents import BLOCK, PAGES, ROOT, examples_of, pattern_of, with_examples
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-_BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """A command and what it prints."""
-
-    command: str
-    output: str
-    code: int
-
-
-def examples_of(page: Path) -> list[Example]:
-    found = []
-    for block in _BLOCK.finditer(page.read_text()):
-        language, *settings = block["info"].split() or [""]
-        if language != "console":
-            continue
-        code = next((int(each.removeprefix("exit=")) for each in settings if each.startswith("exit=")), 0)
-        for part in re.split(r"^\$ ", block["body"], flags=re.MULTILINE)[1:]:
-            # A command goes on after a backslash at the end of its line.
-            command, output = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", part, re.DOTALL).groups()  # type: ignore[union-attr] # it matches anything
-            found.append(Example(command, output, code))
-    return found
-
-
-def pattern_of(output: str) -> re.Pattern[str]:
-    lines = []
-    for line in output.splitlines():
-        if line.strip() == "...":
-            lines.append(r"(?:[^\n]*\n)*")
-        else:
-            lines.append(r"[^\n]*".join(re.escape(part) for part in line.rstrip().split("...")) + r"[ ]*\n")
-    return re.compile("".join(lines))
-
-
-def with_examples(language: str) -> list[Path]:
-    return [page for page in PAGES if f"```{language}" in page.read_text()]
 
 
 @pytest.mark.parametrize("page", with_examples("console"), ids=lambda page: page.name)
@@ -79,7 +38,7 @@ def test_commands_do_what_the_page_shows(page: Path, agent: Agent, person: dict[
 
 @pytest.mark.parametrize("page", with_examples("python"), ids=lambda page: page.name)
 def test_programs_run(page: Path, agent: Agent, person: dict[str, str]) -> None:
-    for block in _BLOCK.finditer(page.read_text()):
+    for block in BLOCK.finditer(page.read_text()):
         if block["info"].strip() != "python" or "tmp_path" in block["body"]:
             continue  # a piece of a test, which tests/simulator has whole
         done = subprocess.run(
@@ -97,7 +56,7 @@ def test_programs_run(page: Path, agent: Agent, person: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
-    text = _BLOCK.sub("", page.read_text())
+    text = BLOCK.sub("", page.read_text())
     for link in _LINK.finditer(text):
         target, _, anchor = link["target"].partition("#")
         if "://" in target:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
+from mig_agent.config import load
 from support.agent import Agent
+from support.documents import ROOT, blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -45,6 +49,23 @@ def test_choose_node(agent: Agent, person: dict[str, str]) -> None:
     assert "create" in done.stderr
     refused = run(person, *command, "--gpu-memory", "900G", agent.address, code=1)
     assert "cannot" in refused.stderr
+
+
+def test_kubernetes() -> None:
+    """They ask for resources that an agent serves by default; tests/e2e runs them. The page shows one as it is."""
+    settings = load()
+    memory = {f"{settings.memory_resource_prefix}{amount}" for amount in settings.memory_resources}
+    page = {body for body, _ in blocks(ROOT / "docs/kubernetes.md", "yaml")}
+    shown = 0
+    for path in sorted((EXAMPLES / "kubernetes").iterdir()):
+        text = path.read_text()
+        assert text.startswith("# "), "what it shows, in words"
+        names = re.findall(r"^ +((?:nvidia\.com|mig-agent\.io)/\S+): \d+$", text, re.MULTILINE)
+        assert names
+        assert all(name in memory or name.startswith(settings.resource_prefix) for name in names)
+        assert yaml.safe_load(text)["metadata"]["name"] == path.stem
+        shown += text.partition("\n")[2] in page
+    assert shown
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

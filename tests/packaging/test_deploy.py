@@ -59,3 +59,5 @@ def test_the_image_copies_what_is_there() -> None:
         if line.startswith("COPY ") and "--from" not in line:
             *sources, _ = line.split()[1:]
             assert all((ROOT / source).exists() for source in sources), line
+            # The list leaves out everything but what it names.
+            assert {f"!{source}" for source in sources} <= set((ROOT / ".dockerignore").read_text().splitlines()), line

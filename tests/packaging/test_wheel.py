@@ -72,7 +72,8 @@ def test_the_wheel_holds_every_module_of_the_checkout(wheel: Path) -> None:
 
 
 def test_its_programs_run(programs: Path) -> None:
-    assert installed(programs, "mig-agent", "version").strip() == f"mig-agent {__version__}"
+    for way in ("version", "--version"):
+        assert installed(programs, "mig-agent", way).strip() == f"mig-agent {__version__}"
     assert "--simulate" in installed(programs, "mig-agent", "serve", "--help")
     assert "request" in installed(programs, "migctl", "--help")
 
