@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from chart_schema import values_schema
 from mig_agent.config import documents
 from picture import slice_map
 
@@ -14,6 +15,7 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "docs/mig-agent.example.yaml": documents.example_file,
     "docs/configuration.md": documents.page,
     "docs/slicemap.svg": slice_map,
+    "deploy/chart/mig-agent/values.schema.json": values_schema,
 }
 
 

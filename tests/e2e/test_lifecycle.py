@@ -1,0 +1,81 @@
+"""The chart is upgraded, rolled back, taken away and installed again, under running pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.cluster import installed
+from support.cluster.pods import PROFILE, is_running, restarts
+from support.cluster.space import Space
+
+SLICE = f"{PROFILE}1g.10gb"
+ONE = {SLICE: 1}
+
+
+def annotation(space: Space) -> str:
+    """Of the agent's pod: whatever changes it makes a new one."""
+    path = f"/api/v1/namespaces/{installed.NAMESPACE}/pods/{installed.agent_pod(space.cluster)}"
+    found: str = space.cluster.api.get(path)["metadata"]["annotations"].get("tests/version", "")
+    return found
+
+
+def check(space: Space, lease: str) -> None:
+    """The pod runs on undisturbed, with what it had."""
+    pod = space.pods()["a"]
+    assert is_running(pod)
+    assert restarts(pod) == 0
+    assert space.lease("a").id == lease
+
+
+@pytest.fixture
+def installed_again(space: Space) -> Iterator[None]:
+    """Whatever happens, the next test finds an agent."""
+    yield
+    if not installed.agent_pod(space.cluster):
+        installed.install_again(space.cluster)
+
+
+def test_upgrade_rollback_uninstall_install(space: Space, installed_again: None) -> None:
+    del installed_again
+    cluster = space.cluster
+    labels = dict(space.node()["metadata"]["labels"])
+    space.running("a", ONE)
+    lease = space.lease("a").id
+
+    installed.install_again(cluster, podAnnotations={"tests/version": "new"})
+    assert annotation(space) == "new"
+    check(space, lease)
+    space.running("b", ONE)
+
+    installed.helm(cluster, "rollback", installed.RELEASE, "--wait")
+    installed.until_agent_ready(cluster)
+    assert annotation(space) == ""
+    check(space, lease)
+    space.running("c", ONE)
+    idle = space.lease("c").devices[0].uuid
+    space.delete("c")
+    space.until(lambda _: "c" not in space.leases(), "one instance is idle")
+
+    installed.helm(cluster, "uninstall", installed.RELEASE, "--wait")
+    assert installed.agent_pod(cluster) == ""
+    assert is_running(space.pods()["a"])
+    assert space.allocatable(SLICE) == 0
+    left = {key for key in space.node()["metadata"]["labels"] if "nvidia.com" in key or "mig-agent" in key}
+    assert left <= {installed.LABEL}, "labels of the agent's own are gone"
+    kinds = {condition["type"] for condition in space.node()["status"]["conditions"]}
+    assert "MigGpuProblem" not in kinds
+    sockets = cluster.layout.private("/var/lib") / "kubelet/device-plugins"
+    assert [path.name for path in sockets.glob("*.sock")] == ["kubelet.sock"]
+    cdi = cluster.layout.private("/run") / "cdi"
+    text = "".join(path.read_text() for path in cdi.iterdir())
+    assert idle not in text, "what nobody holds is gone"
+
+    installed.install_again(cluster)
+    check(space, lease)
+    space.until_allocatable(SLICE, 7)
+    assert {*space.node()["metadata"]["labels"]} == {*labels}
+    (device,) = space.running("d", ONE)
+    assert device.uuid not in space.visible("a") + space.visible("b")
+    check(space, lease)
