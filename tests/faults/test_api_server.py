@@ -61,7 +61,7 @@ def test_killed_at_a_door(tmp_path: Path, kind: str, door: str, when: str, figur
         sent = [asked for asked in web.asked if asked.method == method and _is_of(asked.path, path)]
         assert len(sent) == (1 if when == "after" else 0)
     figure("crash points x kinds, each killed for real", 1)
-    figure("kills of the real agent", 1)
+    figure("kills of a process with one adapter", 1)
 
 
 def _is_of(path: str, end: str) -> bool:

@@ -72,4 +72,4 @@ def test_killed_at_a_door(tmp_path: Path, kind: str, door: str, when: str, figur
     assert who(folder) == ("new" if VERBS[kind] == "write" else "")
     assert folder.names() == ((NAME,) if VERBS[kind] == "write" else ())
     figure("crash points x kinds, each killed for real", 1)
-    figure("kills of the real agent", 1)
+    figure("kills of a process with one adapter", 1)

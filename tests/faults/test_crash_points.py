@@ -23,6 +23,8 @@ from support.starts import STARTS
 ON_DISK = ("commit", "aside", "Destroy", "Instance")
 MOST = 40
 """Times that one kind of request reaches one place."""
+LATER_SECONDS = 10.0
+"""For an agent that starts to come to a place another time, if it does."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,8 @@ def test_killed_at_every_point_of_a_start(forks: Nursery, folder: Path, name: st
                 agent.kill()
                 start.restore()
                 agent.control.arm(place, count)
-                assert agent.launch().wait() == -signal.SIGKILL
+                if not dies(agent, must=count == 1 or not place.endswith(ON_DISK)):
+                    break
                 agent.control.stand_by()
                 agent.start()
                 there.connect()
@@ -94,6 +97,18 @@ def test_killed_at_every_point_of_a_start(forks: Nursery, folder: Path, name: st
                 kills += 1
     figure("crash points x kinds, each killed for real", len(places))
     figure("kills of the real agent", kills)
+
+
+def dies(agent: ForkedAgent, *, must: bool) -> bool:
+    """Whether it is killed as it starts. Commits that meet become one, so a later one need not come about each time."""
+    try:
+        code = agent.launch().wait(GENEROUS_SECONDS if must else LATER_SECONDS)
+    except AssertionError:
+        if must:
+            raise
+        return False
+    assert code == -signal.SIGKILL
+    return True
 
 
 def test_killed_at_every_point_of_the_end(forks: Nursery, folder: Path, figure: Figure) -> None:

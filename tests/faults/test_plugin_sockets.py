@@ -62,4 +62,4 @@ def test_killed_at_a_door(paths: KubeletPaths, door: str, when: str, figure: Fig
     assert run(paths) == 0
     assert list(paths.plugins.iterdir()) == [other]
     figure("crash points x kinds, each killed for real", 1)
-    figure("kills of the real agent", 1)
+    figure("kills of a process with one adapter", 1)

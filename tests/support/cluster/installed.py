@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from mig_agent.adapters.crashpoints import VARIABLE
 from support.agent import eventually
 from support.cluster import agent_image
 from support.cluster.api import Json
@@ -125,6 +126,41 @@ def replace_agent(cluster: Cluster) -> None:
     cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{before}")
     eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
     until_agent_ready(cluster)
+
+
+def crash_at(cluster: Cluster, place: str) -> None:
+    """From now on every run of the agent kills itself at this place; returns when another pod of it was made."""
+    before = agent_pod(cluster)
+    _set_environment(cluster, f"{VARIABLE}={place}")
+    eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
+
+
+def crash_no_more(cluster: Cluster) -> None:
+    """Returns when an agent is ready that does not."""
+    before = agent_pod(cluster)
+    _set_environment(cluster, f"{VARIABLE}-")
+    eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
+    until_agent_ready(cluster)
+
+
+def until_agent_died(cluster: Cluster) -> None:
+    """Returns when the agent in this pod has been started anew."""
+    eventually(
+        lambda: (name := agent_pod(cluster)) and _agents_container(cluster, name).get("restartCount", 0) > 0,
+        "the agent has died",
+        PATIENCE_SECONDS,
+    )
+
+
+def _set_environment(cluster: Cluster, change: str) -> None:
+    """As `kubectl set env` takes it."""
+    subprocess.run(
+        [cluster.node.programs["kubectl"], "set", "env", "-n", NAMESPACE, f"daemonset/{RELEASE}", change],
+        env=environment(cluster, cluster.layout.folder / "kubectl"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
 
 
 def label_away(cluster: Cluster) -> None:
