@@ -138,8 +138,11 @@ def crash_at(cluster: Cluster, place: str) -> None:
 def crash_no_more(cluster: Cluster) -> None:
     """Returns when an agent is ready that does not."""
     before = agent_pod(cluster)
-    _set_environment(cluster, f"{VARIABLE}-")
-    eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
+    daemon_set = cluster.api.get(f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}")
+    (container,) = daemon_set["spec"]["template"]["spec"]["containers"]
+    if any(each["name"] == VARIABLE for each in container["env"]):
+        _set_environment(cluster, f"{VARIABLE}-")
+        eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
     until_agent_ready(cluster)
 
 
