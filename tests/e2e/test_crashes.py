@@ -73,7 +73,6 @@ def test_killed_where_a_cdi_file_is_removed(held: Space, when: str) -> None:
 
 
 @WHEN
-@pytest.mark.parametrize("door", ["plugin-socket", "node-status"])
-def test_killed_where_it_begins_to_serve(held: Space, door: str, when: str) -> None:
-    installed.crash_at(held.cluster, f"{when}-{door}")
+def test_killed_where_it_begins_to_serve(held: Space, when: str) -> None:
+    installed.crash_at(held.cluster, f"{when}-plugin-socket")
     installed.until_agent_died(held.cluster)
