@@ -21,6 +21,7 @@ from mig_agent.adapters import ledger_contents
 from mig_agent.adapters.ledger import LEDGER_FILE, Entry, Ledger
 from mig_agent.adapters.ledger_changes import (
     AddEvent,
+    ArriveLease,
     Change,
     DropCordon,
     DropInstance,
@@ -72,6 +73,11 @@ OF_PATCH_1 = Path(__file__).parent / "data/ledger-of-patch-1.db"
 READING_OF_PATCH_1 = (
     "SELECT id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started,"
     " hold, devices, ended_at, end_reason FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"
+)
+READING_OF_PATCH_2 = (
+    "SELECT id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started,"
+    " hold, devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices"
+    " FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"
 )
 WRITING_OF_PATCH_1 = (
     "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
@@ -497,8 +503,11 @@ def test_gpus_are_kept_as_they_were_last_known(tmp_path: Path) -> None:
 
 # Versions
 
-ADDITIVE = Patch(number=3, least_reader=1, statements=("ALTER TABLE lease ADD COLUMN colour TEXT NOT NULL DEFAULT ''",))
-BREAKING = Patch(number=4, least_reader=4, statements=("CREATE TABLE fence (gpu TEXT)",))
+NEXT = PATCHES[-1].number + 1
+ADDITIVE = Patch(
+    number=NEXT, least_reader=1, statements=("ALTER TABLE lease ADD COLUMN colour TEXT NOT NULL DEFAULT ''",)
+)
+BREAKING = Patch(number=NEXT + 1, least_reader=NEXT + 1, statements=("CREATE TABLE fence (gpu TEXT)",))
 
 
 def test_an_upgrade_keeps_everything(tmp_path: Path) -> None:
@@ -546,7 +555,7 @@ def test_a_real_ledger_of_patch_1_is_taken_up(tmp_path: Path) -> None:
     }
 
 
-def test_the_version_that_knows_patch_1_goes_on_with_what_patch_2_made(tmp_path: Path) -> None:
+def test_the_version_that_knows_patch_1_goes_on_with_what_later_ones_made(tmp_path: Path) -> None:
     """Every statement of that version by which it read and wrote leases, on a file with a pod's lease; and back."""
     writer = Writer(tmp_path)
     writer.write(PutLease(pods_lease(1, 3), "d"), PutPause("by root: driver"))
@@ -566,12 +575,48 @@ def test_the_version_that_knows_patch_1_goes_on_with_what_patch_2_made(tmp_path:
         old.execute(
             "INSERT INTO fact (name, value) VALUES ('boot_id', 'b') ON CONFLICT (name) DO UPDATE SET value = 'b'"
         )
-        assert old.execute("PRAGMA user_version").fetchone() == (2,)
+        assert old.execute("PRAGMA user_version").fetchone() == (PATCHES[-1].number,)
     old.close()
     again = contents(tmp_path)
     assert again.leases[0].lease == pods_lease(1, 3)
     assert (again.leases[1].lease.holder, again.leases[1].lease.kubelet_devices) == (Holder(name="bob"), ())
     assert again.paused == "by root: driver"
+
+
+def test_the_version_that_knows_patch_2_goes_on_with_leases_whose_pods_have_come(tmp_path: Path) -> None:
+    """It takes them for leases of pods without a deadline, and renews or ends them; what it makes has not arrived."""
+    writer = Writer(tmp_path)
+    promised = replace(pods_lease(1, 3), kubelet_devices=(), expires_at=99.0)
+    came = replace(promised, arrived=True, expires_at=None)
+    writer.write(PutLease(promised, "d"))
+    writer.write(ArriveLease(came))
+    writer.ledger.close()
+    assert contents(tmp_path).leases[0].lease == came
+    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
+        check_version(old, "here", PATCHES[:2])
+        prepare(old, "here", PATCHES[:2])
+        (row,) = old.execute(READING_OF_PATCH_2)
+        assert (row[0], row[8], row[15:]) == ("lease-1", None, ("team-a", "train-7f2c", "6b8f", "[]"))
+        old.execute(
+            WRITING_OF_PATCH_1,
+            ("lease-2", "request-2", "d", "", "bob", None, None, 12.0, None, None, None, False, "[[4, false]]"),
+        )
+        old.execute("UPDATE lease SET expires_at = ? WHERE id = ?", (50.0, "lease-2"))
+    old.close()
+    again = contents(tmp_path)
+    assert [each.lease.arrived for each in again.leases] == [True, False]
+    assert again.leases[0].lease == came
+
+
+def test_devices_are_handed_over_and_a_uid_is_learnt(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    whole = pods_lease(1, 3)
+    assert whole.holder.pod is not None
+    unknown = replace(whole.holder, pod=replace(whole.holder.pod, uid=""))
+    writer.write(PutLease(replace(whole, holder=unknown, kubelet_devices=(), expires_at=99.0), "d"))
+    writer.write(ArriveLease(replace(whole, arrived=True)))
+    writer.ledger.close()
+    assert contents(tmp_path).leases[0].lease == replace(whole, arrived=True, expires_at=None)
 
 
 def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) -> None:
@@ -584,7 +629,7 @@ def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) ->
 
 def test_a_patch_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
     Ledger.open(tmp_path / LEDGER_FILE).close()
-    broken = Patch(number=3, least_reader=3, statements=("CREATE TABLE extra (a)", "NOT SQL"))
+    broken = Patch(number=NEXT, least_reader=NEXT, statements=("CREATE TABLE extra (a)", "NOT SQL"))
     with pytest.raises(LedgerError, match="cannot open the ledger"):
         Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, broken))
     with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.client import Client, ClientError, Lease, NoAgent, Refused, UsageError, shapes
+from mig_agent.client import Client, ClientError, Lease, NoAgent, Pod, Refused, UsageError, shapes
 from mig_agent.client.answers import NoPlan, Plan
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 
@@ -200,6 +200,30 @@ def test_watching(client: Client) -> None:
         granted = next(each for each in events if each.kind == "lease-granted")
         assert granted.lease == lease.id
         assert granted.words
+
+
+def test_a_lease_is_taken_for_a_pod_by_who_may(agent: Agent, client: Client) -> None:
+    train = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    with Client(agent.address.replace("agent.sock", "admin.sock")) as scheduler:
+        lease = scheduler.acquire(gpu_memory="4G", pod=train, ttl="1m", request_id=train.uid)
+        again = scheduler.acquire(gpu_memory="4G", pod=train, ttl="1m", request_id=train.uid)
+        assert (again.id, again.token) == (lease.id, lease.token)
+        assert isinstance(scheduler.plan(gpu_memory="4G", pod=train), Plan)
+    (there,) = client.status().leases
+    assert (there.pod, there.arrived, there.promised) == (train, False, True)
+    assert (there.holder, there.tenant) == ("pod team-a/train-7f2c", "namespace team-a")
+    shown = shapes.lease_info(there)
+    assert isinstance(shown, dict)
+    assert (shown["pod"], shown["arrived"]) == (
+        {"namespace": "team-a", "name": "train-7f2c", "uid": "6b8f"},
+        False,
+    )
+    client.release(lease.id, lease.token)
+    assert not client.status().leases
+    with pytest.raises(UsageError, match="cannot take Train as the name of a pod"):
+        client.acquire(gpu_memory="4G", pod=Pod(namespace="team-a", name="Train"))
+    with pytest.raises(UsageError, match=r"cannot take .*team-a/train.*, a str, as pod"):
+        client.acquire(gpu_memory="4G", pod="team-a/train")  # type: ignore[arg-type]  # what is tested
 
 
 def test_administration_finds_its_own_socket(client: Client) -> None:

@@ -30,6 +30,7 @@ from mig_agent.core.recovery import (
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
+    LoseDevice,
     MarkIdle,
     MarkLeased,
     Recorded,
@@ -94,9 +95,21 @@ def ours(
     )
 
 
-def repairs(records: Sequence[RecordedInstance], *gpus: ObservedGpu, boot: str = BOOT) -> tuple[Repair, ...]:
-    leases = tuple({each.lease: None for each in records if each.lease is not None})
-    return reconcile(Recorded(boot_id=BOOT, instances=tuple(records), leases=leases), gpus, boot)
+def repairs(
+    records: Sequence[RecordedInstance],
+    *gpus: ObservedGpu,
+    boot: str = BOOT,
+    of_pods: Sequence[LeaseId] = (),
+    beside: Sequence[LeaseId] = (),
+) -> tuple[Repair, ...]:
+    recorded = Recorded(
+        boot_id=BOOT,
+        instances=tuple(records),
+        leases=tuple({each.lease: None for each in records if each.lease is not None}),
+        of_pods=frozenset(of_pods),
+        beside=frozenset(beside),
+    )
+    return reconcile(recorded, gpus, boot)
 
 
 ONE = Generation(1)
@@ -211,6 +224,30 @@ def test_one_lost_instance_ends_the_whole_lease_once() -> None:
     )
 
 
+def test_a_pods_lease_goes_on_with_the_instances_that_are_left() -> None:
+    records = [ours("leased", 7, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
+    lost = (LoseDevice(LEASE, ONE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST))
+    assert repairs(records, gpu(found(gi=8, start=1)), of_pods=[LEASE]) == lost
+    both = gpu(found(complete=False), found(gi=8, start=1))
+    assert repairs(records, both, of_pods=[LEASE]) == (LoseDevice(LEASE, ONE, INSTANCE_LOST), REMOVE)
+
+
+def test_a_pods_lease_goes_on_with_the_instances_that_are_on_other_gpus() -> None:
+    records = [ours("leased", 7, 1, lease=LEASE)]
+    lost = (LoseDevice(LEASE, ONE, GPU_RESET), ForgetInstance(ONE, GPU_RESET))
+    assert repairs(records, gpu(), of_pods=[LEASE], beside=[LEASE]) == lost
+    ended = (EndLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET))
+    assert repairs(records, gpu(), of_pods=[LEASE]) == ended, "nothing is left of it"
+    assert repairs(records, gpu(), beside=[LEASE]) == ended, "it is no pod's"
+
+
+def test_a_pods_lease_ends_with_the_boot_and_where_it_was_never_granted() -> None:
+    records = [ours("leased", 7, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
+    assert EndLease(LEASE, REBOOT) in repairs(records, gpu(found()), boot="boot-2", of_pods=[LEASE])
+    records = [ours("creating", None, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
+    assert EndLease(LEASE, NEVER_MADE) in repairs(records, gpu(found(gi=8, start=1)), of_pods=[LEASE])
+
+
 def test_a_lease_with_no_instance_left_ends() -> None:
     recorded = Recorded(boot_id=BOOT, instances=(), leases=(LEASE,))
     assert reconcile(recorded, (gpu(),), BOOT) == (EndLease(LEASE, INSTANCE_LOST),)
@@ -309,7 +346,7 @@ def hardware(draw: st.DrawFn) -> ObservedGpu:
     )
 
 
-def carried_out(  # noqa: C901 -- one case for each repair
+def carried_out(  # noqa: C901, PLR0912 -- one case for each repair
     records: Sequence[RecordedInstance], observed: ObservedGpu, done: Sequence[Repair]
 ) -> tuple[list[RecordedInstance], ObservedGpu]:
     """What ledger and hardware are after the repairs, as the agent would make them."""
@@ -324,6 +361,8 @@ def carried_out(  # noqa: C901 -- one case for each repair
                         leased = each.state is InstanceState.LEASED
                         state = InstanceState.IDLE if leased else each.state
                         kept[each.generation] = replace(each, lease=None, state=state)
+            case LoseDevice(_, generation, _):
+                kept[generation] = replace(kept[generation], lease=None)
             case ForgetInstance(generation, _) | ForgetForeign(generation):
                 del kept[generation]
             case AdoptForeign(_, instance):
@@ -353,12 +392,20 @@ def carried_out(  # noqa: C901 -- one case for each repair
     return list(kept.values()), replace(observed, instances=tuple(instances.values()))
 
 
-@given(records=ledgers(), observed=hardware(), boot=st.sampled_from((BOOT, "boot-2")))
+LEASES = st.lists(st.sampled_from([LeaseId(f"lease-{number}") for number in (1, 2, 3)]), unique=True)
+
+
+@given(records=ledgers(), observed=hardware(), boot=st.sampled_from((BOOT, "boot-2")), of_pods=LEASES, beside=LEASES)
 def test_after_the_repairs_ledger_and_hardware_agree(
-    records: list[RecordedInstance], observed: ObservedGpu, boot: str
+    records: list[RecordedInstance],
+    observed: ObservedGpu,
+    boot: str,
+    of_pods: list[LeaseId],
+    beside: list[LeaseId],
 ) -> None:
-    after, hardware_after = carried_out(records, observed, repairs(records, observed, boot=boot))
-    assert repairs(after, hardware_after, boot=BOOT) == ()
+    done = repairs(records, observed, boot=boot, of_pods=of_pods, beside=beside)
+    after, hardware_after = carried_out(records, observed, done)
+    assert repairs(after, hardware_after, boot=BOOT, of_pods=of_pods, beside=beside) == ()
     ids = sorted(each.gpu_instance_id or 0 for each in after)
     assert ids == sorted(each.gpu_instance_id for each in hardware_after.instances)
 
@@ -396,3 +443,18 @@ def test_an_answered_lease_whose_instances_stand_is_kept(
         answered = all(each.answered or (each.answered is None and each.state is InstanceState.LEASED) for each in mine)
         if stands and answered:
             assert lease not in ended
+
+
+@given(records=ledgers(), observed=hardware(), of_pods=LEASES, beside=LEASES)
+def test_a_lease_goes_on_without_a_device_only_where_it_is_a_pods_and_something_is_left(
+    records: list[RecordedInstance], observed: ObservedGpu, of_pods: list[LeaseId], beside: list[LeaseId]
+) -> None:
+    done = repairs(records, observed, of_pods=of_pods, beside=beside)
+    ended = {each.lease for each in done if isinstance(each, EndLease)}
+    lost = [each for each in done if isinstance(each, LoseDevice)]
+    gone = {each.generation for each in lost}
+    for lease in {each.lease for each in lost}:
+        assert lease in of_pods
+        assert lease not in ended
+        left = [each for each in records if each.lease == lease and each.generation not in gone]
+        assert left or lease in beside

@@ -40,6 +40,16 @@ async def test_a_request_waits_and_is_served_when_something_is_released(tmp_path
         assert EventKind.REQUEST_QUEUED in node.kinds()
 
 
+async def test_what_is_left_of_a_larger_instance_goes_to_who_waits_behind(tmp_path: Path) -> None:
+    """The first destroys it for a small one of its own; the others need not wait for anything else."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        big = await node.acquire("7g.40gb")
+        tasks = [await waits(node, "1g.5gb") for _ in range(3)]
+        await node.release(big)
+        granted = await asyncio.wait_for(asyncio.gather(*tasks), 30.0)
+        assert len({each.devices[0].uuid for each in granted}) == 3
+
+
 async def test_patience_ends_in_words(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await node.acquire("7g.40gb", name="bob")

@@ -10,7 +10,7 @@ from typing import TypeVar
 import grpc
 import pytest
 
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod
+from mig_agent.core.model import Holder, InstanceState, KubeletDevice, LeaseId, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.service import TIMEOUT, Service, ask, detail_of, service
@@ -526,6 +526,31 @@ async def test_the_lease_of_a_pod_names_it(served: Service) -> None:
     assert list(lease.kubelet_devices) == [pb.KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-3")]
     (instance,) = served.node.instances(InstanceState.LEASED)
     assert instance.last_tenant == "team-a"
+
+
+async def test_a_lease_taken_for_a_pod_is_shown_as_promised_until_the_pod_has_come(served: Service) -> None:
+    pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    there = pb.Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
+    granted = await served.acquire(memory="4G", holder=pb.Holder(pod=there), ttl_seconds=60, request_id="6b8f")
+    assert (granted.lease.pod, granted.lease.arrived) == (there, False)
+    assert granted.lease.holder == pb.Holder(tenant="namespace team-a", name="pod team-a/train-7f2c")
+    assert granted.lease.expires_at
+    came = await served.node.manager.arrived(LeaseId(granted.lease.id), pod)
+    (lease,) = (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).leases
+    assert (lease.id, lease.pod, lease.arrived) == (came.id, there, True)
+    assert not lease.HasField("expires_at")
+    again = await served.acquire(memory="4G", holder=pb.Holder(pod=there), ttl_seconds=60, request_id="6b8f")
+    assert (again.lease.id, again.token) == (granted.lease.id, granted.token)
+
+
+async def test_no_stream_holds_the_lease_of_a_pod(served: Service) -> None:
+    request_ = ask(memory="4G", holder=pb.Holder(pod=pb.Pod(namespace="team-a", name="train-7f2c")))
+    with pytest.raises(grpc.RpcError) as refused:
+        await first(served.users.Hold(pb.HoldRequest(request=request_), timeout=TIMEOUT))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    plan = await served.users.Plan(pb.PlanRequest(requests=[request_]), timeout=TIMEOUT)
+    assert plan.outcomes[0].plan.devices
+    assert not served.node.leases
 
 
 async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) -> None:

@@ -5,30 +5,41 @@ What comes of it on a cluster is in tests/e2e.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
+from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.model import InstanceState
-from mig_agent.daemon.uninstall import FAILED, GONE, uninstall
+from mig_agent.daemon.uninstall import FAILED, GONE, clean, uninstall
 from mig_agent.frontends.node import frontend, leaving
 from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
 from mig_agent.frontends.node.leaving import delete_and_wait, is_leaving, leave
 from mig_agent.frontends.node.switch import NOT_READ_YET
 from support.engine import engine
-from support.webserver import Asked, Says, WebServer, json_of, web_server
+from support.kubeapi import connected, until
+from support.webserver import Asked, Says, WebServer, json_of
 
 OWNER = {"kind": "DaemonSet", "name": "mig-agent", "controller": True}
 OWN_POD: dict[str, Any] = {
     "metadata": {"namespace": "gpu", "name": "mig-agent-x", "uid": "u-2", "ownerReferences": [OWNER]}
 }
 STAYS: dict[str, Any] = {"metadata": {"name": "mig-agent", "uid": "u-3"}}
+
+
+def placed(*terms: dict[str, Any], **selector: str) -> dict[str, Any]:
+    """A DaemonSet that stays, with pods on these nodes."""
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}
+    spec = {"nodeSelector": selector, **({"affinity": {"nodeAffinity": required}} if terms else {})}
+    return {**STAYS, "spec": {"template": {"spec": spec}}}
+
+
+def term(key: str, operator: str, *values: str) -> dict[str, Any]:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+
+
 GOES: dict[str, Any] = {"metadata": {**STAYS["metadata"], "deletionTimestamp": "2026-11-21T17:00:00Z"}}
 NOT_THERE = json_of({"message": "not found"}, 404)
 NO = json_of({"message": "mig-agent may not do that: forbidden"}, 403)
@@ -51,26 +62,21 @@ def by_path(**answers: object) -> Callable[[Asked], Says]:
     return answer
 
 
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with web_server() as running:
-        yield running
+def followed(web: WebServer, patched: Callable[[], Says] = Says) -> Callable[[Asked], Says]:
+    """A node that carries the label and does not change, however it is patched."""
 
+    def endless() -> Iterator[bytes]:
+        web.over.wait(60)
+        yield b""
 
-@asynccontextmanager
-async def connected(web: WebServer, folder: Path) -> AsyncIterator[KubeApi]:
-    api = KubeApi.connect(web.kubeconfig(folder), "n1")
-    try:
-        yield api
-    finally:
-        api.close()
+    def answer(asked: Asked) -> Says:
+        if asked.method == "PATCH":
+            return patched()
+        if "watch=true" in asked.path:
+            return Says(pieces=endless())
+        return json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
 
-
-async def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
+    return answer
 
 
 # Whether the agent leaves
@@ -84,6 +90,25 @@ async def until(true: Callable[[], bool]) -> None:
         (OWN_POD, NOT_THERE, node(mig="true"), True),
         (OWN_POD, STAYS, node(), True),
         (OWN_POD, STAYS, node(mig="false"), True),
+        (OWN_POD, placed(term("other", "Exists")), node(mig="true"), True),
+        (OWN_POD, placed(term("other", "Exists"), term("gpu", "In", "true")), node(mig="true", gpu="true"), False),
+        (OWN_POD, placed(term("gpu", "NotIn", "true")), node(mig="true", gpu="true"), True),
+        (OWN_POD, placed(term("mig", "DoesNotExist")), node(mig="true"), True),
+        (OWN_POD, placed(term("mig", "Gt", "7")), node(mig="true"), False),
+        (OWN_POD, placed(pool="a"), node(mig="true", pool="b"), True),
+        (
+            OWN_POD,
+            placed({"matchFields": term("metadata.name", "In", "n1")["matchExpressions"]}),
+            node(mig="true"),
+            False,
+        ),
+        (
+            OWN_POD,
+            placed({"matchFields": term("metadata.name", "In", "n2")["matchExpressions"]}),
+            node(mig="true"),
+            True,
+        ),
+        (OWN_POD, placed({}), node(mig="true"), True),
         (NOT_THERE, STAYS, node(mig="true"), False),
         ({"metadata": {"namespace": "gpu", "name": "x", "uid": "y"}}, NOT_THERE, node(), False),
         (NO, GOES, node(), False),
@@ -96,6 +121,15 @@ async def until(true: Callable[[], bool]) -> None:
         "gone",
         "label removed",
         "label off",
+        "DaemonSet is elsewhere now",
+        "DaemonSet is here by another label",
+        "DaemonSet keeps away",
+        "DaemonSet keeps away from the label",
+        "not understood",
+        "selector",
+        "this node by name",
+        "another node by name",
+        "no node at all",
         "its pod gone",
         "no DaemonSet's pod",
         "pods denied",
@@ -228,6 +262,32 @@ def test_the_verb_says_what_came_of_it(
     assert words in capsys.readouterr().err
 
 
+def test_a_person_cleans_a_node_whose_agent_cannot(
+    web: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = node(**{"a/x": "1", "team": "mine"})
+    there["metadata"]["annotations"] = {"mig-agent.io/feature-labels": "a/x", "mig-agent.io/node-resources": "c/d"}
+    numbers = {"c/d": "7", "cpu": "2"}
+    conditions = [{"type": "MigGpuProblem", "status": "False"}]
+    there["status"] = {"conditions": conditions, "capacity": numbers, "allocatable": numbers}
+    after = node(team="mine")
+
+    def answer(asked: Asked) -> Says:
+        cleaned = any("capacity" in (each.body or {}).get("status", {}) for each in web.asked)
+        return json_of(after if cleaned and asked.method == "GET" else there)
+
+    web.answer = answer
+    assert clean("n1", web.kubeconfig(tmp_path)) == GONE
+    assert "nothing of an agent is on node n1" in capsys.readouterr().err
+    changes = [asked.body for asked in web.asked if asked.method == "PATCH"]
+    gone: dict[str, None] = {"c/d": None}
+    annotations: dict[str, None] = {"mig-agent.io/node-resources": None}
+    assert {"metadata": {"annotations": annotations}, "status": {"capacity": gone, "allocatable": gone}} in changes
+    assert len(changes) == 3
+    web.answer = lambda _asked: NO
+    assert clean("n1", web.kubeconfig(tmp_path)) == FAILED
+
+
 # Starting and following
 
 
@@ -260,19 +320,7 @@ async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first
 ) -> None:
     monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
     failures = iter([LATER, NO])
-
-    def endless() -> Iterator[bytes]:
-        web.over.wait(60)
-        yield b""
-
-    def answer(asked: Asked) -> Says:
-        if asked.method == "PATCH":
-            return next(failures, Says())
-        if "watch=true" in asked.path:
-            return Says(pieces=endless())
-        return json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
-
-    web.answer = answer
+    web.answer = followed(web, lambda: next(failures, Says()))
     settings = NodeSettings(label="mig=true")
     async with (
         engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
@@ -294,7 +342,7 @@ async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
-    web.answer = lambda _: json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
+    web.answer = followed(web)
     async with (
         engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
         connected(web, tmp_path) as api,
@@ -311,5 +359,27 @@ async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
         shows.start()
         try:
             await until(lambda: not running.manager.snapshot.paused)
+        finally:
+            await shows.close()
+
+
+async def test_the_node_is_shown_whatever_goes_wrong(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    web.answer = followed(web)
+    write, failures = frontend.write, iter([OSError("no more threads"), KeyError("status"), KubeApiError("later")])
+
+    async def failing(*arguments: Any) -> None:
+        for error in failures:
+            raise error
+        await write(*arguments)
+
+    monkeypatch.setattr(frontend, "write", failing)
+    async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
+        shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"))
+        shows.start()
+        try:
+            await until(lambda: any(asked.method == "PATCH" for asked in web.asked))
         finally:
             await shows.close()

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.event import Event, EventKind
-from mig_agent.core.model import GpuState, NodeView
+from mig_agent.core.model import GpuState, NodeView, Pod
 from mig_agent.frontends.deviceplugin.resources import Naming, in_kubernetes
 from mig_agent.frontends.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
 from mig_agent.frontends.node.features import NODE_FEATURE_DISCOVERY, OURS, TIMESTAMP, Changes, changes, feature_labels
-from mig_agent.frontends.node.notices import notice
+from mig_agent.frontends.node.notices import Notice, notice
 from mig_agent.frontends.node.showing import Shown, is_clean, nothing, shown
 from support.nodes import A100_40, H100, Has, Machine, node, nodes, whole
 
@@ -249,7 +249,7 @@ def test_feature_labels_can_be_switched_off_alone() -> None:
 @pytest.mark.parametrize("kind", EventKind)
 def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind) -> None:
     found = notice(Event(kind=kind, at=0.0, revision=1, words="GPU 2 was cordoned by root"))
-    concerns = kind.value.startswith(("gpu-", "ledger-")) or kind.value in {
+    concerns = kind.value.startswith(("gpu-", "ledger-", "certificates-")) or kind.value in {
         "agent-paused",
         "agent-resumed",
         "driver-awaited",
@@ -260,3 +260,23 @@ def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind)
     if found is not None:
         assert re.fullmatch(r"[A-Z][A-Za-z]+", found.reason)
         assert found.words == "GPU 2 was cordoned by root"
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "told"),
+    [
+        (EventKind.LEASE_REDUCED, "gpu-lost", True),
+        (EventKind.LEASE_REDUCED, "instance-lost", True),
+        (EventKind.LEASE_ENDED, "gpu-lost", True),
+        (EventKind.LEASE_ENDED, "gpu-reset", True),
+        (EventKind.LEASE_ENDED, "pod-ended", False),
+        (EventKind.LEASE_ENDED, "reboot", False),
+    ],
+)
+def test_a_pod_is_told_that_it_lost_a_device(kind: EventKind, reason: str, told: bool) -> None:
+    pod = Pod(namespace="team-a", name="train", uid="u-1")
+    found = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason, **pod.facts()}))
+    expected = Notice(reason="DeviceLost", words="it is lost", warning=True, about=pod)
+    assert found == (expected if told else None)
+    nobody = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason}))
+    assert nobody is None, "a lease that is no pod's"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mig_agent.core.event import Event
-from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
 
 Statement = tuple[str, tuple[str | int | float | None, ...]]
 
@@ -28,6 +28,7 @@ _PUT_LEASE = (
 )
 _OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
+_ARRIVED = "UPDATE lease SET arrived = 1, expires_at = NULL WHERE id = ?"
 _END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
 _FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
 _FORGET_MORE_LEASES = (
@@ -123,9 +124,25 @@ class PutLease:
             ),
         )
         if holder.pod is not None:
-            pod = holder.pod
-            devices = json.dumps([(each.resource, each.id) for each in lease.kubelet_devices])
-            yield _OF_POD, (pod.namespace, pod.name, pod.uid, devices, lease.id)
+            yield _of_pod(lease, holder.pod)
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveLease:
+    """The pod of a lease that was taken for it has come; the lease as it is from then on."""
+
+    lease: Lease
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _ARRIVED, (self.lease.id,)
+        if self.lease.holder.pod is not None:
+            yield _of_pod(self.lease, self.lease.holder.pod)
+
+
+def _of_pod(lease: Lease, pod: Pod) -> Statement:
+    devices = json.dumps([(each.resource, each.id) for each in lease.kubelet_devices])
+    return _OF_POD, (pod.namespace, pod.name, pod.uid, devices, lease.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +292,7 @@ Change = (
     PutInstance
     | DropInstance
     | PutLease
+    | ArriveLease
     | RenewLease
     | EndLease
     | ForgetLeases

@@ -104,7 +104,7 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
-    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices"
+    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices, arrived"
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
@@ -144,7 +144,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    pid, pid_started, hold, devices_text, ended, reason, namespace, pod_name, pod_uid, kubelet_devices = rest
+    pid, pid_started, hold, devices_text, ended, reason, namespace, pod_name, pod_uid, kubelet_devices, arrived = rest
     devices = json.loads(devices_text)
     pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
     lease = Lease(
@@ -160,6 +160,7 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
         kubelet_devices=tuple(
             KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
         ),
+        arrived=bool(arrived),
     )
     return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
 

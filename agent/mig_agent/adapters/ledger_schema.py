@@ -98,6 +98,15 @@ PATCHES = (
             "CREATE INDEX lease_ended ON lease (ended_at)",
         ),
     ),
+    Patch(
+        number=3,
+        least_reader=1,
+        statements=(
+            # Of a lease that was taken for a pod: it has come, and has the lease for as long as it is there. The
+            # version before takes it for one that has no deadline, and leaves it alone.
+            "ALTER TABLE lease ADD COLUMN arrived INTEGER NOT NULL DEFAULT 0",
+        ),
+    ),
 )
 
 

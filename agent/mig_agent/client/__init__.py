@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mig_agent.client.answers import Device, Grant, Plan, Status
+from mig_agent.client.answers import Device, Grant, Plan, Pod, Status
 from mig_agent.client.channels import Tls
 from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
@@ -30,6 +30,7 @@ __all__ = [
     "Lease",
     "NoAgent",
     "Plan",
+    "Pod",
     "Refused",
     "Status",
     "Tls",

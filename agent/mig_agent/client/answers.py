@@ -24,6 +24,7 @@ class Device:
     """One device of a lease. `placement` and both ids are None for a whole GPU."""
 
     uuid: str
+    """Empty where it is lost: a pod's lease goes on with what is left of it."""
     gpu: str
     gpu_index: int
     profile: str
@@ -59,7 +60,19 @@ class Pod:
 
     namespace: str
     name: str
-    uid: str
+    uid: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KubeletDevice:
+    """A device as the kubelet counts it: `nvidia.com/mig-1g.10gb`, `mig-agent-3`."""
+
+    resource: str
+    id: str
+
+    def __str__(self) -> str:
+        """For messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
+        return f"{self.resource} {self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +94,16 @@ class LeaseInfo:
     holder_pid: int | None = None
     """The process that asked."""
     pod: Pod | None = None
-    """Whose lease it is, where that is a pod: it ends with the pod."""
+    """Whose lease it is, where that is a pod: once the pod is there it ends with the pod."""
+    arrived: bool = False
+    """The pod has come to the node. Until then the lease is promised to it, and ends at its deadline."""
+    kubelet_devices: tuple[KubeletDevice, ...] = ()
+    """Of a pod's lease: for each device what it is to the kubelet; empty where no kubelet gave it."""
+
+    @property
+    def promised(self) -> bool:
+        """Whether it was taken for a pod that has not come yet."""
+        return self.pod is not None and not self.arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import uuid
 from collections.abc import Sequence
 from typing import TypedDict
 
-from mig_agent.client import kinds
+from mig_agent.client import answers, kinds
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
 from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -52,7 +52,11 @@ class Asking(TypedDict, total=False):
     tenant: str
     """The account that it counts for."""
     name: str | None
-    """Who holds it, for messages. None: the login name."""
+    """Who holds it, for messages. None: the login name, or the pod's."""
+    pod: answers.Pod | None
+    """The pod of Kubernetes that it is taken for, which is to run on that node; for administrators and schedulers. The
+    lease is released and renewed by its token, and ends at `ttl`, until the pod has come; from then on it ends with
+    the pod, and by nobody else."""
     if_revision: int | None
     """Be refused when the node has changed since this revision."""
 
@@ -64,7 +68,7 @@ def request_for(asking: Asking) -> pb.Request:
     request = Request(
         wants=_wants(asking),
         request_id=RequestId(asking.get("request_id") or uuid.uuid4().hex),
-        holder=Holder(tenant=asking.get("tenant", ""), name=_name(asking.get("name"))),
+        holder=_holder(asking),
         gpus=gpus,
         priority=asking.get("priority", 0),
         wait_seconds=seconds(asking.get("wait")),
@@ -160,9 +164,20 @@ def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
     )
 
 
-def _name(given: str | None) -> str:
-    if given is not None:
-        return given
+def _holder(asking: Asking) -> Holder:
+    given, name = asking.get("pod"), asking.get("name")
+    pod = None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
+    if pod is not None:
+        requests.validate_pod(pod)
+    return Holder(
+        tenant=asking.get("tenant", ""),
+        # Of a pod's lease the agent makes it.
+        name=_name() if name is None and pod is None else name or "",
+        pod=pod,
+    )
+
+
+def _name() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user that the machine has no name for, as in many containers
@@ -173,13 +188,22 @@ def _message(request: Request) -> pb.Request:
     return pb.Request(
         wants=[_want(each) for each in request.wants],
         request_id=request.request_id,
-        holder=pb.Holder(tenant=request.holder.tenant, name=request.holder.name),
+        holder=_holder_message(request.holder),
         gpus=request.gpus,
         priority=request.priority,
         wait_seconds=request.wait_seconds,
         ttl_seconds=request.ttl_seconds,
         pid=request.pid,
         if_revision=request.if_revision,
+    )
+
+
+def _holder_message(holder: Holder) -> pb.Holder:
+    pod = holder.pod
+    return pb.Holder(
+        tenant=holder.tenant,
+        name=holder.name,
+        pod=None if pod is None else pb.Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid),
     )
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import grpc
 
@@ -61,6 +62,23 @@ class Tls:
                 "give all of --tls-ca, --tls-cert and --tls-key",
             )
         return cls(ca=Path(ca), cert=Path(cert), key=Path(key), server_name=server_name)
+
+
+Versions: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
+"""Of a connection's files: when each was written, which it is, and its size; None for one that is not there."""
+
+
+def versions_of(address: Address, tls: Tls | None) -> Versions:
+    """They change when certificates are renewed; nothing changes for a Unix socket."""
+    return () if tls is None or address.path is not None else tuple(map(_version, (tls.ca, tls.cert, tls.key)))
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    try:
+        there = path.stat()
+    except OSError:
+        return None
+    return there.st_mtime_ns, there.st_ino, there.st_size
 
 
 def open_channel(address: Address, tls: Tls | None) -> grpc.Channel:

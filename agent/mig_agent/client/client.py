@@ -43,8 +43,8 @@ class Client:
     ) -> None:
         """`address`: `unix:///path` or `host:port`; None: MIG_AGENT_ADDRESS, else the default socket.
 
-        TCP needs `tls`, taken from MIG_AGENT_TLS_CA, _CERT and _KEY when it is None. `patience`: for how many seconds
-        to go on trying when the connection breaks.
+        TCP needs `tls`, taken from MIG_AGENT_TLS_CA, _CERT, _KEY and _SERVER_NAME when it is None; its files are read
+        again when they change. `patience`: for how many seconds to go on trying when the connection breaks.
         """
         self._connections = Connections(Connection, address, tls, patience)
         self._holdings: weakref.WeakSet[Holding] = weakref.WeakSet()

@@ -12,13 +12,16 @@ import grpc
 from mig_agent.client import kinds
 from mig_agent.client.addresses import Address, resolve
 from mig_agent.client.calls import Answer, Call
-from mig_agent.client.channels import Tls, open_channel
+from mig_agent.client.channels import Tls, Versions, open_channel, versions_of
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.failures import Dropped, TooSlow, failure_of
+from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 PATIENCE_SECONDS = 15.0
 """How long a call is repeated whose connection broke, as it does when the agent restarts."""
+MOST_FORMER = 8
+"""Channels that stay for what still runs on them, when one with renewed certificates has taken their place."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
 """Reasons that a repeated call does not meet again: `cancelled` is for the broken connection that it comes after."""
 
@@ -32,6 +35,14 @@ class Line:
         self._patience = patience
         self._answered = False
         """Whether an agent has ever answered here."""
+        self._files: Versions | None = None
+        """Those of the certificates, when they were last looked at."""
+
+    def are_files_new(self) -> bool:
+        """Whether those of the certificates have changed since this was asked the last time."""
+        now = versions_of(self.address, self._tls)
+        before, self._files = self._files, now
+        return before is not None and now != before
 
     def heard(self, failure: ClientError) -> ClientError:
         """What a call failed with; a refusal shows that an agent is there."""
@@ -61,21 +72,41 @@ class Connection(Line):
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         super().__init__(address, tls, patience=patience)
         self._channel: grpc.Channel | None = None
+        self._former: list[grpc.Channel] = []
         self._stub: PartitionManagerStub | None = None
 
     @property
     def stub(self) -> PartitionManagerStub:
-        """The service's methods. Raises UsageError where TLS is missing or cannot be read."""
+        """The service's methods, with certificates as their files are now.
+
+        Raises UsageError where TLS is missing or cannot be read.
+        """
+        new = self.are_files_new()
         if self._stub is None:
             self._channel = open_channel(self.address, self._tls)
             self._stub = PartitionManagerStub(self._channel)
+        elif new:
+            self._renew()
         return self._stub
+
+    def _renew(self) -> None:
+        try:
+            channel = open_channel(self.address, self._tls)
+        except UsageError:
+            return  # files that are just being replaced: they will have changed again at the next call
+        if self._channel is not None:
+            self._former.append(self._channel)
+        self._channel, self._stub = channel, PartitionManagerStub(channel)
+        while len(self._former) > MOST_FORMER:
+            self._former.pop(0).close()
 
     def close(self) -> None:
         """Closes the channel; calls under way fail. Calls after it open a new one."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = self._stub = None
+        for channel in (*self._former, self._channel):
+            if channel is not None:
+                channel.close()
+        self._former.clear()
+        self._channel = self._stub = None
 
     def call(self, work: Callable[[PartitionManagerStub], Answer]) -> Answer:
         """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""

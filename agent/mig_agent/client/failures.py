@@ -16,6 +16,8 @@ TRAILER = "migagent-refusal-bin"
 """The key of trailing metadata that a refusal's typed details travel under; the same as in the API's description."""
 
 _NEVER_CONNECTED = "failed to connect to all addresses"
+_CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "andshake")
+"""Somebody was there, and ended the connection while it was made."""
 
 
 class Dropped(NoAgent):
@@ -34,7 +36,7 @@ def failure_of(error: grpc.RpcError, address: Address) -> ClientError:
     details = error.details() or ""
     match error.code():
         case grpc.StatusCode.UNAVAILABLE if _NEVER_CONNECTED in details:
-            return diagnose(address) or NoAgent(f"cannot reach the agent at {address}: {_last_error(details)}")
+            return diagnose(address) or _not_reached(address, _last_error(details))
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return Dropped(f"cannot reach the agent at {address}: the connection broke", "it may be back soon")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -62,6 +64,29 @@ def _refusal(error: grpc.RpcError) -> Refused | None:
                 changed=tuple(detail.changed),
             )
     return None
+
+
+def _not_reached(address: Address, why: str) -> NoAgent:
+    """Over TCP; what certificates have to do with it is told in words (seen with gRPC 1.74 to 1.85)."""
+    if "Hostname Verification Check failed" in why:
+        return NoAgent(
+            f"cannot trust the agent at {address}: its certificate has another name",
+            "give the name that it has: --tls-server-name, MIG_AGENT_TLS_SERVER_NAME, or Tls(server_name=...)",
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        reason = why.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK")
+        return NoAgent(
+            f"cannot trust the agent at {address}: its certificate is not good ({reason})",
+            "is --tls-ca the authority that signed it?",
+        )
+    if "create security handshaker" in why:
+        return NoAgent(
+            f"cannot connect to the agent at {address}: TLS cannot use the own certificate and key",
+            "do they belong together, and are both PEM?",
+        )
+    hint = "does it accept your certificate? That has to be of its clients' authority, valid, and made for clients"
+    closed = any(words in why for words in _CLOSED)
+    return NoAgent(f"cannot reach the agent at {address}: {why}", hint if closed else "")
 
 
 def _last_error(details: str) -> str:

@@ -33,21 +33,33 @@ class GrantStream(Protocol):
         ...
 
 
-class Holding:
+class Held:
+    """What a held lease is, however its stream is read."""
+
+    def __init__(self, request: pb.Request, on_lost: Callable[[ClientError], None] | None) -> None:
+        self._request = request
+        self._on_lost = on_lost
+        self.lost: ClientError | None = None
+        """Why the lease ended without being closed here."""
+
+    def _lose(self, error: ClientError) -> None:
+        self.lost = error
+        if self._on_lost is not None:
+            self._on_lost(error)
+
+
+class Holding(Held):
     """A lease that lives as long as this object is not closed and this process lives."""
 
     def __init__(
         self, connection: Connection, request: pb.Request, *, on_lost: Callable[[ClientError], None] | None
     ) -> None:
+        super().__init__(request, on_lost)
         self._connection = connection
-        self._request = request
-        self._on_lost = on_lost
         self._stream: GrantStream | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.lost: ClientError | None = None
-        """Why the lease ended without being closed here."""
 
     def open(self, on_queued: OnQueued | None) -> Grant:
         """Takes the lease and keeps the stream open. Raises Refused, NoAgent."""
@@ -90,9 +102,7 @@ class Holding:
                 error = failed
                 break
         if not self._closing.is_set():
-            self.lost = error
-            if self._on_lost is not None:
-                self._on_lost(error)
+            self._lose(error)
 
     def _end_of_stream(self) -> ClientError:
         stream = self._stream

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Final
 
+from mig_agent.client.answers import Pod
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 
@@ -75,6 +76,7 @@ ASKING: Final[Mapping[str, Kind]] = {
     "request_id": _MAYBE_TEXT,
     "tenant": TEXT,
     "name": _MAYBE_TEXT,
+    "pod": Kind((Pod,), "a mig_agent.client.Pod"),
     "if_revision": _NUMBER,
 }
 """What each argument of a request may be."""

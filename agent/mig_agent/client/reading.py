@@ -59,6 +59,11 @@ def lease(message: pb.Lease) -> answers.LeaseInfo:
         holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
         holder_pid=message.holder.pid if message.holder.HasField("pid") else None,
         pod=_pod(message.pod) if message.HasField("pod") else None,
+        # An older agent knows of pods by the kubelet's devices alone.
+        arrived=message.arrived or bool(message.kubelet_devices),
+        kubelet_devices=tuple(
+            answers.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
+        ),
     )
 
 

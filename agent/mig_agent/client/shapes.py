@@ -58,12 +58,17 @@ def lease_info(each: answers.LeaseInfo) -> Json:
         "pid": each.pid,
         "hold": each.hold,
         "unused": each.unused,
-        **({} if each.pod is None else {"pod": pod(each.pod)}),
+        **({} if each.pod is None else {"pod": pod(each.pod), "arrived": each.arrived}),
+        **(
+            {"kubelet_devices": [{"resource": one.resource, "id": one.id} for one in each.kubelet_devices]}
+            if each.kubelet_devices
+            else {}
+        ),
     }
 
 
 def pod(each: answers.Pod) -> Json:
-    """The pod that holds a lease; the key is there only where there is one."""
+    """The pod that holds a lease; the keys of pods are there only where there is one."""
     return {"namespace": each.namespace, "name": each.name, "uid": each.uid or None}
 
 

@@ -24,6 +24,9 @@ class EventKind(StrEnum):
     REQUEST_LEFT = "request-left"
     LEASE_GRANTED = "lease-granted"
     LEASE_RENEWED = "lease-renewed"
+    LEASE_ARRIVED = "lease-arrived"
+    LEASE_REDUCED = "lease-reduced"
+    """A pod's lease goes on without one of its devices, which is lost."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"
@@ -44,6 +47,8 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_SET_ASIDE = "ledger-set-aside"
+    CERTIFICATES_RENEWED = "certificates-renewed"
+    CERTIFICATES_KEPT = "certificates-kept"
 
 
 NOTHING_TO_PLANS = frozenset(
@@ -54,12 +59,15 @@ NOTHING_TO_PLANS = frozenset(
         EventKind.REQUEST_REFUSED,
         EventKind.REQUEST_LEFT,
         EventKind.LEASE_RENEWED,
+        EventKind.LEASE_ARRIVED,
         EventKind.STEP_FAILED,
         EventKind.ACCESS_DENIED,
         EventKind.PROFILE_DIFFERS,
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
         EventKind.LEDGER_SET_ASIDE,
+        EventKind.CERTIFICATES_RENEWED,
+        EventKind.CERTIFICATES_KEPT,
     }
 )
 """They leave the node such that the same request is planned the same way."""

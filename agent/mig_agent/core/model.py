@@ -190,9 +190,18 @@ class Pod:
     uid: str = ""
     """Empty where it is not known."""
 
+    def may_be(self, other: Pod) -> bool:
+        """Whether both are the same pod, as far as is known: one of two without a UID may be the other."""
+        same_name = (self.namespace, self.name) == (other.namespace, other.name)
+        return same_name and (not self.uid or not other.uid or self.uid == other.uid)
+
     def __str__(self) -> str:
         """For messages, and the name of its holder: `pod team-a/train-7f2c`."""
         return f"pod {self.namespace}/{self.name}"
+
+    def facts(self) -> dict[str, str]:
+        """For the data of events: `pod_namespace`, `pod_name`, `pod_uid`."""
+        return {"pod_namespace": self.namespace, "pod_name": self.name, "pod_uid": self.uid}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +228,7 @@ class Holder:
     uid: int | None = None
     pid: int | None = None
     pod: Pod | None = None
-    """The pod whose lease it is. Such a lease ends with its pod and with nothing else that a client does."""
+    """The pod whose lease it is, or is to be. Once the pod is there the lease ends with it, and by nobody else."""
 
     def __str__(self) -> str:
         """For messages."""
@@ -245,6 +254,18 @@ class Lease:
     """For each device, whether an idle instance was reused for it."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
+    arrived: bool = False
+    """The pod that it was taken for has been seen on this node; it has no deadline any more."""
+
+    @property
+    def of_pod(self) -> bool:
+        """Whether a pod of this node has it: it ends with the pod, and by nobody else."""
+        return self.holder.pod is not None and (self.arrived or bool(self.kubelet_devices))
+
+    @property
+    def promised(self) -> bool:
+        """Whether it was taken for a pod that has not come yet: until then it is its holder's, by its token."""
+        return self.holder.pod is not None and not self.of_pod
 
 
 class GpuState(StrEnum):

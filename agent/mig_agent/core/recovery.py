@@ -53,6 +53,11 @@ class Recorded:
     instances: tuple[RecordedInstance, ...] = ()
     leases: tuple[LeaseId, ...] = ()
     """All leases that have not ended."""
+    of_pods: frozenset[LeaseId] = frozenset()
+    """Those of pods. A container keeps its device nodes whatever else is lost, so such a lease goes on with what is
+    left of it; any other is all or nothing."""
+    beside: frozenset[LeaseId] = frozenset()
+    """Leases that have instances beside those that are listed here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,15 @@ class EndLease:
     """The lease cannot be kept. As with every end of a lease, those of its instances that are left become idle."""
 
     lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoseDevice:
+    """An instance of a pod's lease is lost, and the lease goes on with the others until the pod ends."""
+
+    lease: LeaseId
+    generation: Generation
     reason: str
 
 
@@ -122,7 +136,17 @@ class UpdateIds:
     uuid: str
 
 
-Repair = EndLease | ForgetInstance | AdoptForeign | ForgetForeign | FinishDestroy | MarkIdle | MarkLeased | UpdateIds
+Repair = (
+    EndLease
+    | LoseDevice
+    | ForgetInstance
+    | AdoptForeign
+    | ForgetForeign
+    | FinishDestroy
+    | MarkIdle
+    | MarkLeased
+    | UpdateIds
+)
 
 
 def reconcile(recorded: Recorded, observed: Sequence[ObservedGpu], boot_id: str) -> tuple[Repair, ...]:
@@ -162,20 +186,41 @@ class _Comparison:
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
         self._ended: dict[LeaseId, str] = {}
+        self._lost: list[LoseDevice] = []
         self._gone: list[Repair] = []
         self._kept: list[Repair] = []
         self._found: list[Repair] = []
         self._why_gone = INSTANCE_LOST
 
     def repairs(self) -> tuple[Repair, ...]:
-        ended = (EndLease(lease, reason) for lease, reason in self._ended.items())
-        return (*ended, *self._gone, *self._kept, *self._found)
+        going_on = self._going_on()
+        ended = dict(self._ended)
+        for each in self._lost:
+            if each.lease not in going_on:
+                ended.setdefault(each.lease, each.reason)
+        return (
+            *(EndLease(lease, reason) for lease, reason in ended.items()),
+            *(each for each in self._lost if each.lease in going_on),
+            *self._gone,
+            *self._kept,
+            *self._found,
+        )
+
+    def _going_on(self) -> frozenset[LeaseId]:
+        """The leases of pods of which something is left."""
+        gone = {each.generation for each in self._lost}
+        left = {each.lease for each in self._recorded.instances if each.generation not in gone}
+        return frozenset(
+            each
+            for each in self._recorded.of_pods
+            if each not in self._ended and (each in left or each in self._recorded.beside)
+        )
 
     def end_leases_without_instances(self) -> None:
         named = {each.lease for each in self._recorded.instances}
         for lease in self._recorded.leases:
             if lease not in named:
-                self._end(lease, INSTANCE_LOST)
+                self._ended.setdefault(lease, INSTANCE_LOST)
 
     def compare_gpu(self, gpu: ObservedGpu) -> None:
         unmatched = {instance.gpu_instance_id: instance for instance in gpu.instances}
@@ -195,7 +240,7 @@ class _Comparison:
     def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
         """A GPU handed out whole is no instance to the driver; it is gone once the GPU is in MIG mode."""
         if gpu.mode.current:
-            self._end(record.lease, INSTANCE_LOST)
+            self._end(record, INSTANCE_LOST)
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:
             self._settle(record)
@@ -207,10 +252,10 @@ class _Comparison:
             self._update_ids(record, match)
         elif not match.compute_instances:
             # Nobody can use it, and its slices are held: what is left of it goes.
-            self._end(record.lease, INSTANCE_LOST if _answered(record) else NEVER_MADE)
+            self._end(record, INSTANCE_LOST if _answered(record) else NEVER_MADE)
             self._remove(record, match)
         elif record.state is InstanceState.CREATING and not _answered(record):
-            self._end(record.lease, NEVER_MADE)
+            self._end(record, NEVER_MADE)
             if match.processes:
                 # Nobody was told of ours, so somebody else made this one and uses it.
                 self._gone.append(ForgetInstance(record.generation, NEVER_MADE))
@@ -230,14 +275,14 @@ class _Comparison:
             reason = DESTROYED
         elif record.state is InstanceState.CREATING and not _answered(record):
             reason = NEVER_MADE
-        self._end(record.lease, reason)
+        self._end(record, reason)
         self._gone.append(ForgetInstance(record.generation, reason))
 
     def _settle(self, record: RecordedInstance) -> None:
         """Brings the state of an instance that is there, and complete, to rest."""
         if record.lease is not None and record.state in {InstanceState.CREATING, InstanceState.LEASED}:
             if not _answered(record):
-                self._end(record.lease, NEVER_MADE)  # which leaves the instance idle
+                self._end(record, NEVER_MADE)  # which leaves the instance idle
             elif record.state is InstanceState.CREATING:
                 self._kept.append(MarkLeased(record.generation, record.lease))
         elif record.state not in {InstanceState.IDLE, InstanceState.BLOCKED}:
@@ -257,9 +302,14 @@ class _Comparison:
             FinishDestroy(record.gpu, match.gpu_instance_id, record.profile_id, record.placement, record.generation)
         )
 
-    def _end(self, lease: LeaseId | None, reason: str) -> None:
-        if lease is not None:
-            self._ended.setdefault(lease, reason)
+    def _end(self, record: RecordedInstance, reason: str) -> None:
+        """The lease cannot be kept as it is; one that nobody was told of cannot be kept at all."""
+        if record.lease is None:
+            return
+        if reason == NEVER_MADE:
+            self._ended.setdefault(record.lease, reason)
+        else:
+            self._lost.append(LoseDevice(record.lease, record.generation, reason))
 
 
 def _answered(record: RecordedInstance) -> bool:

@@ -9,7 +9,7 @@ import math
 import re
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Request, Want
+from mig_agent.core.model import Pod, Request, Want
 from mig_agent.core.quantities import parse_fraction, parse_memory, shown
 
 MOST_WANTS = 64
@@ -28,10 +28,16 @@ MOST_PRIORITY = 2**31 - 1
 """As much as the wire takes; pods that a cluster cannot do without have two thousand million."""
 MOST_PID = 2**31 - 1
 
+LONGEST_POD_NAME = 253
+"""Characters, as Kubernetes has it; of a namespace fewer."""
+LONGEST_NAMESPACE = 63
+
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
 _PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
 _ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
 _INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
+_POD_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", re.ASCII)
+_POD_UID = re.compile(r"[-_.:0-9A-Za-z]{0,64}", re.ASCII)
 _GPU_UUID = re.compile(r"GPU-[0-9A-Z-]{1,64}", re.ASCII | re.IGNORECASE)
 
 
@@ -185,6 +191,19 @@ def _validate_texts(request: Request) -> None:
         raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
 
 
+def validate_pod(pod: Pod) -> None:
+    """Raises UsageError for what is no pod of Kubernetes; its UID may be left out."""
+    names = {"namespace": (pod.namespace, LONGEST_NAMESPACE), "name": (pod.name, LONGEST_POD_NAME)}
+    for what, (name, longest) in names.items():
+        if len(name) > longest or not _POD_NAME.fullmatch(name):
+            raise UsageError(
+                f"cannot take {shown(name) or 'an empty text'} as the {what} of a pod",
+                "write namespace, name and UID as `kubectl get pod -o yaml` shows them",
+            )
+    if not _POD_UID.fullmatch(pod.uid):
+        raise UsageError(f"cannot take {shown(pod.uid)} as the UID of a pod", "copy it from the pod's metadata.uid")
+
+
 def parse_reason(text: str) -> str:
     """What an administrator gives as a reason, for people. Raises UsageError for what cannot be shown in a line."""
     reason = text.strip()
@@ -199,7 +218,7 @@ def validate_ttl(seconds: float | None) -> None:
     """Raises UsageError for what is no length of a lease; None is one without a deadline."""
     if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
         raise UsageError(
-            f"cannot lease for {seconds:g} seconds: at most ten years",
+            f"cannot lease for {seconds:g} seconds: more than none, and at most ten years",
             "write how long, such as --ttl 2h, or leave it out",
         )
 
@@ -211,5 +230,10 @@ def _validate_numbers(request: Request) -> None:
     if wait is not None and (math.isnan(wait) or wait < 0):
         raise UsageError(f"cannot wait {wait:g} seconds", "write how long, such as --wait 10m")
     validate_ttl(request.ttl_seconds)
+    if request.pid is not None and request.holder.pod is not None:
+        raise UsageError(
+            f"cannot bind the lease of {request.holder.pod} to process {request.pid}: it ends with its pod",
+            "give it a ttl until the pod has come",
+        )
     if request.pid is not None and not 0 < request.pid <= MOST_PID:
         raise UsageError(f"cannot watch process {request.pid}: it is not a process id")

@@ -12,11 +12,12 @@ from mig_agent.adapters import processes
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
-from mig_agent.core.model import Lease, Request, RequestId, Slot
+from mig_agent.core.model import Lease, Pod, Request, RequestId, Slot
 from mig_agent.engine.answers import Device, Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.journal import ledger_refusal
+from mig_agent.engine.lifetimes import Lifetimes
 from mig_agent.engine.memory import Memory, digest_of
 from mig_agent.engine.orders import Order
 from mig_agent.engine.removal import StepFailedError
@@ -44,6 +45,8 @@ class _Job:
     place: int = 0
     served: bool = False
     """Whether a plan for it is being carried out: what it takes is in the working view."""
+    slots: tuple[Slot, ...] = ()
+    """What that is."""
     notes: tuple[str, ...] = ()
     abandoned: bool = False
 
@@ -56,9 +59,10 @@ class _Job:
 class Acquisitions:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, memory: Memory, room: WaitingRoom) -> None:
+    def __init__(self, context: Context, memory: Memory, lifetimes: Lifetimes, room: WaitingRoom) -> None:
         self._context = context
         self._memory = memory
+        self._lifetimes = lifetimes
         self._room = room
         self._jobs: dict[RequestId, _Job] = {}
 
@@ -73,7 +77,9 @@ class Acquisitions:
             request = replace(request, request_id=RequestId(uuid.uuid4().hex))
         known = self._memory.of_request(request.request_id)
         if known is not None:
-            return self._again(known, digest)
+            # What is being recorded may be its end.
+            await self._lifetimes.settled(known.lease.id)
+            return self._again(self._memory.of_request(request.request_id) or known, digest)
         job = self._jobs.get(request.request_id)
         if job is None:
             self._context.gate.refuse_when_paused(f"serve {describe(request)}")
@@ -138,6 +144,15 @@ class Acquisitions:
             return job.served
         known = self._memory.of_request(request)
         return known is not None and known.ended_at is None
+
+    def for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
+        """What is being made for pods that have not come: for whom, and where. The lease will stand in a moment."""
+        standing = {lease.request_id for lease in self._context.state.leases.values()} if self._jobs else set()
+        return tuple(
+            (request.holder.pod, job.slots)
+            for request, job in ((each.order.request, each) for each in self._jobs.values() if each.served)
+            if request.holder.pod is not None and not request.kubelet_devices and request.request_id not in standing
+        )
 
     async def over(self, request: RequestId) -> None:
         """Returns when nobody works on the request, however it came out."""
@@ -218,6 +233,7 @@ class Acquisitions:
                 job.place = 0
                 job.notes = execution.plan.notes
                 job.served = True
+                job.slots = tuple(each.slot for each in execution.plan.devices)
                 try:
                     return await execution.run()
                 except StepFailedError as failure:

@@ -98,8 +98,9 @@ class Context:
 
     def place(self, instance: Instance) -> str:
         """An instance in messages: `1g.10gb on slices 0-1 of GPU 0`."""
-        index = self.state.gpus[instance.slot.gpu].index
-        return f"GPU {index}" if instance.slot.profile.is_whole_gpu else f"{instance.slot} of GPU {index}"
+        record = self.state.gpus.get(instance.slot.gpu)
+        gpu = f"GPU {record.index if record is not None else instance.slot.gpu}"
+        return gpu if instance.slot.profile.is_whole_gpu else f"{instance.slot} of {gpu}"
 
     async def processes(self, instance: Instance) -> tuple[str, ...]:
         """The processes on an instance, in words: `python train.py (pid 4711)`. Raises DriverError."""

@@ -330,6 +330,8 @@ class Execution:
             state.put_lease(lease)
             self._executor.memory.granted(recorded)
             self._executor.lifetimes.begin(lease, order.pid_started, delivered=False)
+            if self._victims:
+                context.freed()  # what was destroyed may have been larger than what was needed
 
         draft.applied.append(apply)
         await draft.write()

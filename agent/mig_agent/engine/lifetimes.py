@@ -51,7 +51,7 @@ class EndReason(StrEnum):
     POD_ENDED = "pod-ended"
 
 
-_WORDS = {
+WORDS = {
     EndReason.EXPIRED: "its time is over",
     EndReason.PROCESS_ENDED: "its process has ended",
     EndReason.STREAM_ENDED: "nobody held it any more",
@@ -92,13 +92,15 @@ class Lifetimes:
         self._memory = memory
         self._watches: dict[LeaseId, _Watches] = {}
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
+        self._settling: dict[LeaseId, asyncio.Future[None]] = {}
+        """Of leases that were renewed or whose pod has come, what is on its way to the ledger."""
 
     def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
         """Watches over a lease that stands; one that is not known to be delivered has a time of grace.
 
-        But for a pod's: the kubelet asks again for what it has not heard, and tells when the pod has ended.
+        But for a pod's that is there: the kubelet asks again for what it has not heard, and tells when it has ended.
         """
-        delivered = delivered or lease.holder.pod is not None
+        delivered = delivered or lease.of_pod
         if delivered and lease.expires_at is None and lease.pid is None:
             return
         watches = self._watches[lease.id] = _Watches()
@@ -125,6 +127,22 @@ class Lifetimes:
         if watches.client is not None:
             watches.client.close()
             watches.client = None
+
+    def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
+        """That the lease's pod has come, or that it goes on, is being recorded."""
+        self._settling[lease] = written
+        written.add_done_callback(lambda _: self._settling.pop(lease, None))
+
+    async def settled(self, lease: LeaseId) -> None:
+        """Returns when it is known whether the lease ends, goes on or its pod has come, if that is being recorded."""
+        while (written := self._settling.get(lease) or self._ending.get(lease)) is not None:
+            await asyncio.wait((written,))
+
+    def arrived(self, lease: LeaseId) -> None:
+        """It is a pod's from now on: nothing but the pod's end ends it."""
+        watches = self._watches.pop(lease, None)
+        if watches is not None:
+            watches.close()
 
     async def stream_ended(self, lease: LeaseId, how: StreamEnd, client: int | None) -> None:
         """The stream of a held lease has ended. `client` is the client's process, as the kernel told it."""
@@ -188,7 +206,10 @@ class Lifetimes:
                 watches.deadline.cancel()
             watches.deadline = None if expires_at is None else self._deadline(lease.id, expires_at)
 
-        await self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
+        written = self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
+        # The former deadline may come meanwhile. Whoever waits may go away; what is recorded counts all the same.
+        self.settle(lease.id, written)
+        await asyncio.shield(written)
         return renewed
 
     async def end(
@@ -226,7 +247,7 @@ class Lifetimes:
             return
         draft.ended.add(lease)
         now = context.clock.now()
-        why = f"released by {by}" if by else why or _WORDS.get(reason, reason)
+        why = f"released by {by}" if by else why or WORDS.get(reason, reason)
         draft.changes.append(EndLease(lease, now, reason))
         draft.events.append(
             context.journal.event(
@@ -238,6 +259,7 @@ class Lifetimes:
                 reason=reason,
                 tenant=known.holder.tenant,
                 caller=caller,
+                pod=known.holder.pod,
             )
         )
         draft.applied.append(partial(self._ended, lease, now, reason))
@@ -274,7 +296,11 @@ class Lifetimes:
             self._context.tasks.spawn(f"end-{lease}", self._end_or_retry(lease, reason))
 
     async def _end_or_retry(self, lease: LeaseId, reason: EndReason) -> None:
+        await self.settled(lease)
         known = self._context.state.leases.get(lease)
+        watches = self._watches.get(lease)
+        if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None):
+            return  # its pod has come, or its holder has the answer, meanwhile
         if reason is EndReason.EXPIRED and known is not None:
             left = (known.expires_at or math.inf) - self._context.clock.now()
             if left > 0:

@@ -19,25 +19,26 @@ from mig_agent.core.model import (
     Gpu,
     Instance,
     InstanceState,
+    KubeletDevice,
     Lease,
     LeaseId,
     NodeView,
+    Pod,
     Request,
     RequestId,
+    Slot,
     Want,
 )
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.pace import Pace
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
-from mig_agent.core.quantities import shown
 from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Snapshot
-from mig_agent.engine.callers import Caller, may_change
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Telemetry
 from mig_agent.engine.denials import DENIED, Denials
 from mig_agent.engine.events import Subscription
-from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.lifetimes import EndReason, StreamEnd
+from mig_agent.engine.lifetimes import StreamEnd
 from mig_agent.engine.newcomers import Claim
 from mig_agent.engine.observer import unused
 from mig_agent.engine.parts import Parts
@@ -118,36 +119,42 @@ class Manager:
 
     async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
         """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token."""
-        known = self._known(lease, token, caller)
-        if known is None:
-            return
-        try:
-            # Who has the token of a lease is its holder, whatever the transport knows.
-            by = str(caller) if caller.name or caller.admin else "its holder"
-            await self._parts.lifetimes.end(lease, EndReason.RELEASED, by=by, caller=caller)
-        except LedgerError as error:
-            raise ledger_refusal(error, f"release lease {lease}") from error
+        await self._parts.leases.release(lease, token, caller)
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """Another deadline from now on, or with None no deadline; the lease with it."""
-        known = self._known(lease, token, caller)
-        if known is None:
-            raise refuse(Reason.LEASE_ENDED, f"cannot renew lease {lease}: it has ended", "ask for a new one")
-        expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
-        try:
-            return await self._parts.lifetimes.renew(known, expires_at, caller)
-        except LedgerError as error:
-            raise ledger_refusal(error, f"renew lease {lease}") from error
+        return await self._parts.leases.renew(lease, token, ttl_seconds, caller)
 
     async def end_for_pod(self, lease: LeaseId, words: str) -> None:
         """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
 
         One that has ended is no error. Raises RefusedError where the end cannot be recorded, and then the lease stands.
         """
-        try:
-            await self._parts.lifetimes.end(lease, EndReason.POD_ENDED, why=words)
-        except LedgerError as error:
-            raise ledger_refusal(error, f"end lease {lease}") from error
+        await self._parts.leases.end_for_pod(lease, words)
+
+    async def arrived(self, lease: LeaseId, pod: Pod) -> Lease:
+        """The pod that a lease was taken for has been seen on this node: the lease is the pod's and ends with it.
+
+        Its deadline is gone, and the pod's UID is recorded where it was not known. Nothing happens to one that has
+        arrived. Raises RefusedError where the lease has ended, was not taken for this pod, or cannot be recorded.
+        """
+        return await self._parts.leases.arrived(lease, pod)
+
+    async def hand_over(self, lease: LeaseId, devices: Sequence[KubeletDevice], pod: Pod) -> Lease:
+        """As `arrived`, and from now on the kubelet's devices stand for the lease's instances, in their order.
+
+        Handing over the same devices again changes nothing. Raises RefusedError as `arrived` does, and where the lease
+        has other devices already or another number of instances.
+        """
+        return await self._parts.leases.arrived(lease, pod, devices)
+
+    async def settled(self, lease: LeaseId) -> None:
+        """Returns when nothing of a lease is on its way to the ledger: a renewal, that its pod has come, its end."""
+        await self._parts.lifetimes.settled(lease)
+
+    async def over(self, request: RequestId) -> None:
+        """Returns when nobody works on a request any more, however it came out."""
+        await self._parts.acquisitions.over(request)
 
     def denied(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
         """A call was refused: that is told where it says something of its caller, or an administrator made it.
@@ -162,26 +169,10 @@ class Manager:
             kind = EventKind.REQUEST_REFUSED
             journal.mention(journal.event(kind, words, holder=str(caller), caller=caller, method=method, reason=reason))
 
-    def _known(self, lease: LeaseId, token: str, caller: Caller) -> Lease | None:
-        """The lease, if the caller may change it; None for one that has ended."""
-        standing = self._context.state.leases.get(lease)
-        tokens = self._context.tokens
-        remembered = self._parts.memory.of_lease(lease)
-        if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
-            if standing is None and remembered is None and not tokens.matches(lease, token):
-                raise _unknown(lease)
-            if standing is not None and standing.kubelet_devices and self._context.settings.follows_pods:
-                raise _of_pod(standing)
-            return standing
-        if standing is None and remembered is None:
-            raise _unknown(lease)
-        raise refuse(
-            Reason.WRONG_TOKEN,
-            f"cannot touch lease {lease}: the token is not its token"
-            if token
-            else f"cannot touch lease {lease}: it takes its token, since you are not who asked for it",
-            "give the token that came with the lease: --token",
-        )
+    def certificates(self, words: str, *, taken: bool) -> None:
+        """Certificates were renewed, or what ought to replace them cannot be used; tells and records it."""
+        kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATES_KEPT
+        self._context.journal.tell(self._context.journal.event(kind, words))
 
     # Looking
 
@@ -242,6 +233,10 @@ class Manager:
         Then what it takes is counted as busy, and it is none of those on their way. False while it waits.
         """
         return self._parts.acquisitions.has_places(request)
+
+    def making_for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
+        """What is being made, and not leased yet, for pods that have not come: for whom, and where."""
+        return self._parts.acquisitions.for_pods()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -347,23 +342,6 @@ class Manager:
         await context.aside.run(parts.ledger.close)
         context.aside.close()
         context.events.end()
-
-
-def _of_pod(lease: Lease) -> Exception:
-    pod = lease.holder.pod
-    return refuse(
-        Reason.IN_USE,
-        f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node",
-        f"kubectl delete pod {pod.name} -n {pod.namespace}" if pod is not None and pod.name else "delete that pod",
-    )
-
-
-def _unknown(lease: LeaseId) -> Exception:
-    return refuse(
-        Reason.UNKNOWN_LEASE,
-        f"cannot find lease {shown(lease)}: it never was, or ended long ago",
-        "see `migctl status`",
-    )
 
 
 async def start_manager(

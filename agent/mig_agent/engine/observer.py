@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -30,8 +31,8 @@ from mig_agent.core.recovery import (
 )
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
 from mig_agent.engine.lifetimes import EndReason, Lifetimes
+from mig_agent.engine.losses import left_beside, reduced
 from mig_agent.engine.memory import Memory
 from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.state import GpuRecord
@@ -157,7 +158,12 @@ class Observer:
         held = {each.gpu_instance_id for each in record.reserved.values()} - {None}
         free = tuple(each for each in observed.instances if each.gpu_instance_id not in held)
         instances = tuple(each for each in record.instances.values() if each.generation not in record.reserved)
-        recorded = Recorded(boot_id=self.boot_id, instances=tuple(map(_recorded, instances)))
+        recorded = Recorded(
+            boot_id=self.boot_id,
+            instances=tuple(map(_recorded, instances)),
+            of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.of_pod),
+            beside=left_beside(self._context, record.uuid),
+        )
         return reconcile(recorded, (replace(observed, instances=free),), self.boot_id_now())
 
     async def _forget_never_made(self, record: GpuRecord) -> None:
@@ -238,18 +244,22 @@ class Observer:
                 record.unreadable = f"it cannot be read: {error}"
                 self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.unreadable}")
             return
+        going_on = left_beside(self._context, gpu)
         if not record.lost:
             record.lost = f"the driver has lost it: {error.detail or error.kind}"
             self._tell(EventKind.GPU_LOST, record, f"GPU {record.index} is lost: {record.lost}")
-        draft = Draft(self._context.journal)
-        for instance in record.instances.values():
-            if instance.lease is not None:
-                self._lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
-        if draft:
-            try:
-                await draft.write()
-            except LedgerError:
-                return  # the next look ends them
+            self._tell_who_goes_on([each for each in record.instances.values() if each.lease in going_on])
+        held = (each.lease for each in record.instances.values() if each.lease is not None)
+        # Another GPU of the same lease may be lost at this moment, too: it ends once.
+        ends = (self._lifetimes.end(each, EndReason.GPU_LOST) for each in dict.fromkeys(held) if each not in going_on)
+        with contextlib.suppress(LedgerError):  # the next look ends them
+            await asyncio.gather(*ends)
+
+    def _tell_who_goes_on(self, lost: Iterable[Instance]) -> None:
+        for instance in lost:
+            told = reduced(self._context, instance, EndReason.GPU_LOST)
+            if told is not None:
+                self._context.journal.tell(told)
 
     # What else is looked at
 

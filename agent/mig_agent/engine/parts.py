@@ -12,6 +12,7 @@ from mig_agent.engine.admin import Admin
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Executor
+from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifetimes import Lifetimes
 from mig_agent.engine.listening import Listening
 from mig_agent.engine.looks import Looks
@@ -31,6 +32,7 @@ class Parts:
     ledger: Ledger
     memory: Memory
     lifetimes: Lifetimes
+    leases: Leases
     blocks: Blocks
     observer: Observer
     room: WaitingRoom
@@ -82,10 +84,11 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         ledger=ledger,
         memory=memory,
         lifetimes=lifetimes,
+        leases=Leases(context, memory, lifetimes),
         blocks=blocks,
         observer=observer,
         room=room,
-        acquisitions=Acquisitions(context, memory, room),
+        acquisitions=Acquisitions(context, memory, lifetimes, room),
         admin=admin,
         started_at=context.clock.now(),
         listening=listening,

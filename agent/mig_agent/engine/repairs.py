@@ -23,6 +23,7 @@ from mig_agent.core.recovery import (
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
+    LoseDevice,
     MarkIdle,
     MarkLeased,
     Repair,
@@ -32,6 +33,7 @@ from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.lifetimes import Lifetimes
+from mig_agent.engine.losses import reduced
 from mig_agent.engine.removal import Remover, StepFailedError
 from mig_agent.engine.state import GpuRecord
 
@@ -63,6 +65,8 @@ class Repairs:
         match repair:
             case EndLease(lease, reason):
                 self._lifetimes.draft_end(draft, lease, reason)
+            case LoseDevice(_, generation, reason):
+                self._lose(draft, generation, reason)
             case ForgetInstance(generation, reason):
                 self._forget(draft, generation, reason)
             case ForgetForeign(generation):
@@ -89,6 +93,12 @@ class Repairs:
             since=self._context.clock.now(),
         )
         await self._context.journal.write((PutInstance(whole),), (), partial(self._context.state.put, whole))
+
+    def _lose(self, draft: Draft, generation: int, reason: str) -> None:
+        instance = self._known(generation)
+        told = None if instance is None else reduced(self._context, instance, reason)
+        if told is not None:
+            draft.events.append(told)
 
     def _forget(self, draft: Draft, generation: int, reason: str) -> None:
         state, journal = self._context.state, self._context.journal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
@@ -13,6 +14,7 @@ from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Lease
 from mig_agent.core.patience import Patience
 from mig_agent.core.policy import Policy, Reuse
 from mig_agent.core.quantities import counted
@@ -78,7 +80,8 @@ async def start(
     parts.pausing.remember = taking.remember
     for recorded in contents.leases:
         if recorded.ended_at is None:
-            state.put_lease(recorded.lease)
+            state.put_lease(_as_it_stands(recorded.lease, settings))
+    state.unmanaged = {each.generation: each.slot.gpu for each in contents.instances if each.lease is not None}
     is_paused = parts.pausing.begin(contents.paused, paused)
     if is_paused:
         await taking.without_driver()
@@ -101,6 +104,11 @@ async def start(
     if settings.listen_to_driver and not is_paused:
         parts.listening.start()
     return parts
+
+
+def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
+    """A version before this one, to which somebody went back meanwhile, lets a pod's lease be given a deadline."""
+    return replace(lease, expires_at=None) if lease.of_pod and settings.follows_pods else lease
 
 
 def _of_damage(context: Context, ledger: Ledger) -> tuple[Event, ...]:

@@ -88,6 +88,9 @@ class State:
         self._leases: dict[LeaseId, Lease] = {}
         self._gpu_of: dict[Generation, GpuUuid] = {}
         self._unrecorded: set[Generation] = set()
+        self.unmanaged: dict[Generation, GpuUuid] = {}
+        """Of leases: instances as they were on record at the start. What is on a GPU that is not managed, or does not
+        answer yet, is known from here alone."""
         self._last_generation = last_generation
         self._published_gpus: dict[GpuUuid, Gpu] = {}
         self._working_gpus: dict[GpuUuid, Gpu] = {}

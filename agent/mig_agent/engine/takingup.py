@@ -17,6 +17,7 @@ from mig_agent.core.observed import ObservedGpu
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.lifetimes import EndReason
+from mig_agent.engine.losses import left_beside, reduced
 from mig_agent.engine.newcomers import Newcomers, add_gpu, load_instances, selected
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.state import GpuRecord
@@ -130,9 +131,16 @@ async def _end_what_is_nowhere(parts: Parts) -> None:
     context = parts.context
     draft = Draft(context.journal)
     for instance in parts.ledger.contents.instances:
-        if instance.slot.gpu not in context.state.gpus:
+        gpu = instance.slot.gpu
+        if gpu not in context.state.gpus:
             draft.changes.append(DropInstance(instance.generation))
-            if instance.lease is not None:
+            context.state.unmanaged.pop(instance.generation, None)
+            if instance.lease is None:
+                continue
+            told = reduced(context, instance, EndReason.GPU_LOST)
+            if told is not None and instance.lease in left_beside(context, gpu):
+                draft.events.append(told)
+            else:
                 parts.lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
     for lease in context.state.leases.values():
         if not any(True for _ in context.state.instances_of(lease.id)):

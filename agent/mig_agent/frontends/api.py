@@ -23,7 +23,7 @@ from mig_agent.engine.manager import Manager
 from mig_agent.frontends import messages
 from mig_agent.frontends.callers import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.handlers import Context, abort
-from mig_agent.frontends.requests import request_from
+from mig_agent.frontends.requests import held_request_from, request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
@@ -87,7 +87,7 @@ class PartitionManagerServicer:
         """Takes devices and keeps them as long as the stream lives."""
         caller = self._caller(context)
         fate = self._fates.of(context.peer())
-        request = request_from(message.request, caller)
+        request = held_request_from(message.request, caller)
         reports = _QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         with reports.cancelled_at_end():
             granted = await self._manager.hold(request, caller, reports.report)

@@ -28,6 +28,7 @@ from mig_agent.core.model import (
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.pace import Pace, expected_seconds
 from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
+from mig_agent.core.standing import standing
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -76,10 +77,12 @@ def device(each: Device) -> pb.Device:
 
 
 def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
-    """A lease's devices as the node has them now; one that was lost has nothing but its generation."""
+    """A lease's devices as the node has them now; one that is lost has no UUID, and if it is gone its number alone."""
     return [
-        _leased_device(generation, view, reused=each.reused[index] if index < len(each.reused) else False)
-        for index, generation in enumerate(each.instances)
+        _leased_device(
+            generation, view, lost=instance is None, reused=each.reused[index] if index < len(each.reused) else False
+        )
+        for index, (generation, instance) in enumerate(zip(each.instances, standing(view, each), strict=True))
     ]
 
 
@@ -102,6 +105,7 @@ def lease(
         unused=unused,
         pod=pod(each.holder.pod) if each.holder.pod is not None else None,
         kubelet_devices=[pb.KubeletDevice(resource=one.resource, id=one.id) for one in each.kubelet_devices],
+        arrived=each.of_pod,
     )
 
 
@@ -286,12 +290,12 @@ def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage
     ]
 
 
-def _leased_device(generation: Generation, view: NodeView, *, reused: bool) -> pb.Device:
+def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused: bool) -> pb.Device:
     each = view.instances.get(generation)
     if each is None:
         return pb.Device(generation=generation, reused=reused)
     return pb.Device(
-        uuid=each.uuid,
+        uuid="" if lost else each.uuid,
         gpu=each.slot.gpu,
         gpu_index=view.by_uuid[each.slot.gpu].index,
         profile=each.slot.profile.name,

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from mig_agent.core import requests
 from mig_agent.core.errors import Reason, UsageError, refuse
-from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -17,7 +17,8 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 def request_from(message: pb.Request, caller: Caller) -> Request:
     """The request that a message asks for.
 
-    Raises UsageError for what cannot be meant, and RefusedError (NOT_PERMITTED) for a tenant that is not the caller's.
+    Raises UsageError for what cannot be meant, and RefusedError (NOT_PERMITTED) for a tenant that is not the caller's
+    and for a pod, where the caller does not act for others.
     """
     # Before each of them is looked at.
     requests.validate_numbers(wants=len(message.wants), gpus=len(message.gpus))
@@ -36,13 +37,37 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     return request
 
 
+def held_request_from(message: pb.Request, caller: Caller) -> Request:
+    """As `request_from`, for a lease that lives as long as a stream. Raises UsageError for a pod, too."""
+    request = request_from(message, caller)
+    if request.holder.pod is not None:
+        raise UsageError(
+            f"cannot hold a lease for {request.holder.pod} by a stream: it is to outlive who asks for it",
+            "call Acquire with ttl_seconds, and Renew once the pod is to come",
+        )
+    return request
+
+
 def _holder(message: pb.Request, caller: Caller) -> Holder:
     """Who will hold the lease: what the message says of it counts only from those who act for others."""
     tenant, name = message.holder.tenant, message.holder.name
     pid = caller.pid
+    pod = None
+    if message.holder.HasField("pod"):
+        asked = message.holder.pod
+        pod = Pod(namespace=asked.namespace, name=asked.name, uid=asked.uid)
+        requests.validate_pod(pod)
     if caller.acts_for_others:
-        return Holder(tenant=tenant or caller.tenant, name=name or caller.name, uid=caller.uid, pid=pid)
+        if pod is not None:
+            tenant, name = tenant or f"namespace {pod.namespace}", name or str(pod)
+        return Holder(tenant=tenant or caller.tenant, name=name or caller.name, uid=caller.uid, pid=pid, pod=pod)
     own = caller.tenant
+    if pod is not None:
+        raise refuse(
+            Reason.NOT_PERMITTED,
+            f"cannot ask for {shown(str(pod))}: requests of {caller} count for {own or 'no tenant'}",
+            "leave the pod out; administrators and schedulers may ask for pods",
+        )
     if tenant not in {"", own}:
         raise refuse(
             Reason.NOT_PERMITTED,

@@ -31,6 +31,12 @@ COMMON_OPTIONS: tuple[OptionMaker, ...] = (
     partial(click.Option, ["--tls-ca"], metavar="FILE", help="Over TCP: who may sign the agent's certificate (PEM)."),
     partial(click.Option, ["--tls-cert"], metavar="FILE", help="Over TCP: your certificate (PEM)."),
     partial(click.Option, ["--tls-key"], metavar="FILE", help="Over TCP: your certificate's key (PEM)."),
+    partial(
+        click.Option,
+        ["--tls-server-name"],
+        metavar="NAME",
+        help="Over TCP: the name in the agent's certificate, where it is not the address's host.",
+    ),
     partial(click.Option, ["-o", "--output"], metavar="FORMAT", help="text (default) or json."),
 )
 """Understood by every verb, and before the verb, too."""
@@ -44,6 +50,7 @@ class Common:
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    tls_server_name: str = ""
     output: str = ""
 
     @classmethod
@@ -67,7 +74,10 @@ class Common:
         """A client of the agent; nothing is connected yet. Raises UsageError."""
         from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
-        return Client(self.address or None, tls=Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key))
+        given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
+        if given is not None and self.tls_server_name:
+            given = replace(given, server_name=self.tls_server_name)
+        return Client(self.address or None, tls=given)
 
 
 def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # noqa: ANN401 -- click's own settings

@@ -11,9 +11,10 @@ import grpc
 from mig_agent.client.addresses import Address
 from mig_agent.client.calls import Answer
 from mig_agent.client.channels import Tls, open_async_channel
-from mig_agent.client.connection import Line
+from mig_agent.client.connection import MOST_FORMER, Line
 from mig_agent.client.errors import ClientError
 from mig_agent.client.failures import Dropped, failure_of
+from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 if TYPE_CHECKING:  # it is in the stubs alone
@@ -26,23 +27,45 @@ class AsyncConnection(Line):
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         super().__init__(address, tls, patience=patience)
         self._channel: grpc.aio.Channel | None = None
+        self._former: list[grpc.aio.Channel] = []
+        self._closing: set[asyncio.Task[None]] = set()
         self._stub: PartitionManagerAsyncStub | None = None
 
     @property
     def stub(self) -> PartitionManagerAsyncStub:
-        """The service's methods. Raises UsageError where TLS is missing or cannot be read."""
-        if self._stub is None:
-            self._channel = open_async_channel(self.address, self._tls)
-            stub: Any = PartitionManagerStub(self._channel)  # the same class; only its types have two names
-            self._stub = stub
+        """The service's methods, with certificates as their files are now.
+
+        Raises UsageError where TLS is missing or cannot be read.
+        """
+        new = self.are_files_new()
+        if self._stub is not None:
+            if new:
+                self._renew()
             return self._stub
+        self._channel = open_async_channel(self.address, self._tls)
+        self._stub = _stub_of(self._channel)
         return self._stub
+
+    def _renew(self) -> None:
+        try:
+            channel = open_async_channel(self.address, self._tls)
+        except UsageError:
+            return  # files that are just being replaced: they will have changed again at the next call
+        if self._channel is not None:
+            self._former.append(self._channel)
+        self._channel, self._stub = channel, _stub_of(channel)
+        while len(self._former) > MOST_FORMER:
+            task = asyncio.get_running_loop().create_task(self._former.pop(0).close(), name="a former channel")
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
         """Closes the channel; calls under way fail. Calls after it open a new one."""
+        former, self._former = self._former, []
         channel, self._channel, self._stub = self._channel, None, None
-        if channel is not None:
-            await channel.close()
+        for each in (*former, channel):
+            if each is not None:
+                await each.close()
 
     async def call(self, work: Callable[[PartitionManagerAsyncStub], Awaitable[Answer]]) -> Answer:
         """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
@@ -83,3 +106,9 @@ class AsyncConnection(Line):
 
         answer: Answer = await AsyncRetrying(**self.repeating(patience))(self.call, work)
         return answer
+
+
+def _stub_of(channel: grpc.aio.Channel) -> PartitionManagerAsyncStub:
+    stub: Any = PartitionManagerStub(channel)  # the same class; only its types have two names
+    typed: PartitionManagerAsyncStub = stub
+    return typed

@@ -12,7 +12,7 @@ from mig_agent.client.aio.connection import AsyncConnection
 from mig_agent.client.answers import Grant
 from mig_agent.client.connection import is_interruption
 from mig_agent.client.errors import ClientError
-from mig_agent.client.holding import ATTACH_AGAIN_SECONDS, OnQueued, ended_by, told, without_lease
+from mig_agent.client.holding import ATTACH_AGAIN_SECONDS, Held, OnQueued, ended_by, told, without_lease
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
@@ -28,20 +28,17 @@ class AsyncGrantStream(Protocol):
         ...
 
 
-class AsyncHolding:
+class AsyncHolding(Held):
     """A lease that lives as long as this object is not closed and this process lives."""
 
     def __init__(
         self, connection: AsyncConnection, request: pb.Request, *, on_lost: Callable[[ClientError], None] | None
     ) -> None:
+        super().__init__(request, on_lost)
         self._connection = connection
-        self._request = request
-        self._on_lost = on_lost
         self._stream: AsyncGrantStream | None = None
         self._closing = False
         self._task: asyncio.Task[None] | None = None
-        self.lost: ClientError | None = None
-        """Why the lease ended without being closed here."""
 
     async def open(self, on_queued: OnQueued | None) -> Grant:
         """Takes the lease and keeps the stream open. Raises Refused, NoAgent."""
@@ -80,9 +77,7 @@ class AsyncHolding:
                 error = failed
                 break
         if not self._closing:
-            self.lost = error
-            if self._on_lost is not None:
-                self._on_lost(error)
+            self._lose(error)
 
     async def _end_of_stream(self) -> ClientError:
         if self._stream is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from mig_agent.core.quantities import counted, format_duration
@@ -48,7 +48,8 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
         parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
     if node.ledger_error:
         parts.append(f"no new leases: {node.ledger_error}")
-    parts += [render_text(slice_map(each), width, color=color, unicode=unicode) for each in node.gpus]
+    pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
+    parts += [render_text(slice_map(each, pods), width, color=color, unicode=unicode) for each in node.gpus]
     if node.missing_gpus:
         lines = [f"GPU {index} has not answered yet: {why}" for index, why in node.missing_gpus.items()]
         parts.append("\n".join(map(failures.one_line, lines)))
@@ -79,8 +80,8 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
     return "\n\n".join(parts)
 
 
-def slice_map(gpu: Gpu) -> SliceMapGpu:
-    """A GPU as the map takes it."""
+def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
+    """A GPU as the map takes it. `pods` are the names of pods by lease: a box is too small for their namespaces."""
     from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu  # noqa: PLC0415 -- JSON needs none of it
 
     title = f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}")
@@ -90,7 +91,7 @@ def slice_map(gpu: Gpu) -> SliceMapGpu:
             size=each.placement.size if each.placement else gpu.memory_slices,
             label=each.profile,
             state=each.state,
-            holder=each.holder,
+            holder=pods.get(each.lease, each.holder),
         )
         for each in gpu.instances
     )
@@ -108,8 +109,19 @@ def _notes(gpu: Gpu) -> Iterator[str]:
             yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
 
 
+def _device(number: int, of: LeaseInfo) -> str:
+    """One device of a lease; of one that is lost what is still known of it."""
+    each = of.devices[number]
+    if each.uuid:
+        return f"GPU {each.gpu_index} {each.profile}"
+    known = [f"GPU {each.gpu_index} {each.profile}"] if each.profile else []
+    known += [str(of.kubelet_devices[number])] if number < len(of.kubelet_devices) else []
+    return f"lost ({', '.join(known)})" if known else "lost"
+
+
 def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
-    devices = ", ".join(f"GPU {one.gpu_index} {one.profile}" if one.uuid else "lost" for one in each.devices)
+    devices = ", ".join(_device(number, each) for number in range(len(each.devices)))
     process = "" if each.holder_pid is None else f", pid {each.holder_pid}"
-    holder = f"{each.holder or each.tenant or '-'}{process}{' (unused)' if each.unused else ''}"
+    marks = f"{' (unused)' if each.unused else ''}{' (on its way)' if each.promised else ''}"
+    holder = f"{each.holder or each.tenant or '-'}{process}{marks}"
     return each.id, holder, devices, ago(each.created_at), until(each.expires_at)

@@ -223,6 +223,7 @@ class Holder(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     UID_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    POD_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """The account that it counts for: a team, a namespace. In a request only administrators and schedulers may name
     another than their own, which is the user's name on a Unix socket and the certificate's name over TCP.
@@ -236,6 +237,15 @@ class Holder(google.protobuf.message.Message):
     request came over TCP, and where the user or the process has no number in the agent's namespaces.
     """
     pid: builtins.int
+    @property
+    def pod(self) -> global___Pod:
+        """In a request: the pod of Kubernetes that the lease is taken for, which is to run on this node. For administrators and
+        schedulers; the tenant is then "namespace NAMESPACE" and the name "pod NAMESPACE/NAME", unless others are given.
+        Such a lease takes no pid and is not held by a stream. Until the pod has come the lease is promised: it is
+        released and renewed by its token and ends at its deadline. When the pod has come (Lease.arrived) the lease has no
+        deadline any more, and ends with the pod and by nobody else. In answers this is Lease.pod.
+        """
+
     def __init__(
         self,
         *,
@@ -243,9 +253,10 @@ class Holder(google.protobuf.message.Message):
         name: builtins.str = ...,
         uid: builtins.int | None = ...,
         pid: builtins.int | None = ...,
+        pod: global___Pod | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "pid", b"pid", "uid", b"uid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "name", b"name", "pid", b"pid", "tenant", b"tenant", "uid", b"uid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "pid", b"pid", "pod", b"pod", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_pid", b"_pid", "_uid", b"_uid", "name", b"name", "pid", b"pid", "pod", b"pod", "tenant", b"tenant", "uid", b"uid"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pid", b"_pid"]) -> typing.Literal["pid"] | None: ...
     @typing.overload
@@ -408,7 +419,9 @@ class Device(google.protobuf.message.Message):
     REUSED_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     uuid: builtins.str
-    """For CUDA_VISIBLE_DEVICES: "MIG-..." or, for a whole GPU, "GPU-..."."""
+    """For CUDA_VISIBLE_DEVICES: "MIG-..." or, for a whole GPU, "GPU-...". Empty where the device is lost: the lease of a
+    pod goes on with what is left of it. Then, if its GPU is not merely lost, nothing but the generation is known.
+    """
     gpu: builtins.str
     gpu_index: builtins.int
     profile: builtins.str
@@ -465,6 +478,7 @@ class Lease(google.protobuf.message.Message):
     UNUSED_FIELD_NUMBER: builtins.int
     POD_FIELD_NUMBER: builtins.int
     KUBELET_DEVICES_FIELD_NUMBER: builtins.int
+    ARRIVED_FIELD_NUMBER: builtins.int
     id: builtins.str
     request_id: builtins.str
     """Empty where the reader is not who asked for it: with it, the request could be repeated."""
@@ -476,6 +490,8 @@ class Lease(google.protobuf.message.Message):
     """It lives as long as a Hold stream."""
     unused: builtins.bool
     """No process has been seen on its devices for an hour. Never of a pod's."""
+    arrived: builtins.bool
+    """Of a pod's lease: the pod has come to this node. Until then it is promised to the pod, and its holder's to release."""
     @property
     def holder(self) -> global___Holder: ...
     @property
@@ -504,9 +520,10 @@ class Lease(google.protobuf.message.Message):
         unused: builtins.bool = ...,
         pod: global___Pod | None = ...,
         kubelet_devices: collections.abc.Iterable[global___KubeletDevice] | None = ...,
+        arrived: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "arrived", b"arrived", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
     @typing.overload

@@ -1,0 +1,172 @@
+"""What is done to leases that stand: released, renewed, given to the pod that they were taken for, ended with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mig_agent.adapters.ledger_changes import ArriveLease
+from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
+from mig_agent.core.event import EventKind
+from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod
+from mig_agent.core.quantities import shown
+from mig_agent.engine.callers import Caller, may_change
+from mig_agent.engine.context import Context
+from mig_agent.engine.journal import ledger_refusal
+from mig_agent.engine.lifetimes import EndReason, Lifetimes
+from mig_agent.engine.memory import Memory
+
+
+class Leases:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, memory: Memory, lifetimes: Lifetimes) -> None:
+        self._context = context
+        self._memory = memory
+        self._lifetimes = lifetimes
+
+    async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
+        """As `Manager.release`."""
+        await self._lifetimes.settled(lease)
+        known = self._known(lease, token, caller)
+        if known is None:
+            return
+        try:
+            # Who has the token of a lease is its holder, whatever the transport knows.
+            by = str(caller) if caller.name or caller.admin else "its holder"
+            await self._lifetimes.end(lease, EndReason.RELEASED, by=by, caller=caller)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"release lease {lease}") from error
+
+    async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
+        """As `Manager.renew`."""
+        await self._lifetimes.settled(lease)
+        known = self._known(lease, token, caller)
+        if known is None:
+            raise _ended(f"renew lease {lease}")
+        expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
+        try:
+            renewed = await self._lifetimes.renew(known, expires_at, caller)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"renew lease {lease}") from error
+        if lease not in self._context.state.leases:
+            raise _ended(f"renew lease {lease}")  # its instance was lost meanwhile
+        return renewed
+
+    async def end_for_pod(self, lease: LeaseId, words: str) -> None:
+        """As `Manager.end_for_pod`."""
+        try:
+            await self._lifetimes.end(lease, EndReason.POD_ENDED, why=words)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"end lease {lease}") from error
+
+    async def arrived(self, lease: LeaseId, pod: Pod, devices: Sequence[KubeletDevice] | None = None) -> Lease:
+        """As `Manager.arrived`, or with devices as `Manager.hand_over`."""
+        context, what = self._context, f"give lease {lease} to {pod}"
+        # What is being recorded may say who has it; from there to the next record nothing comes in between.
+        await self._lifetimes.settled(lease)
+        context.refuse_when_closing()
+        before = context.state.leases.get(lease)
+        if before is None:
+            raise refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "`migctl events` tells why")
+        after = _arrived(before, pod, devices, what)
+        if after == before:
+            return before
+        try:
+            await self._write(after)
+        except LedgerError as error:
+            raise ledger_refusal(error, what) from error
+        standing = context.state.leases.get(lease)
+        if standing is None:
+            raise refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "`migctl events` tells why")
+        return standing
+
+    async def _write(self, lease: Lease) -> None:
+        context = self._context
+        as_what = f" as {', '.join(str(each) for each in lease.kubelet_devices)}" if lease.kubelet_devices else ""
+        event = context.journal.event(
+            EventKind.LEASE_ARRIVED,
+            f"{lease.holder.pod} has come for lease {lease.id}{as_what}",
+            gpu=next((each.slot.gpu for each in context.state.instances_of(lease.id)), None),
+            lease=lease.id,
+            holder=str(lease.holder),
+            tenant=lease.holder.tenant,
+            pod=lease.holder.pod,
+        )
+
+        def apply() -> None:
+            current = context.state.leases.get(lease.id)
+            if current is not None:
+                came = replace(current, holder=lease.holder, arrived=True, expires_at=None)
+                context.state.put_lease(replace(came, kubelet_devices=lease.kubelet_devices))
+                self._lifetimes.arrived(lease.id)
+
+        written = context.journal.write((ArriveLease(lease),), (event,), apply)
+        self._lifetimes.settle(lease.id, written)
+        # Whoever waits for it may go away; it is the pod's all the same.
+        await asyncio.shield(written)
+
+    def _known(self, lease: LeaseId, token: str, caller: Caller) -> Lease | None:
+        """The lease, if the caller may change it; None for one that has ended."""
+        standing = self._context.state.leases.get(lease)
+        tokens = self._context.tokens
+        remembered = self._memory.of_lease(lease)
+        if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
+            if standing is None and remembered is None and not tokens.matches(lease, token):
+                raise _unknown(lease)
+            if standing is not None and standing.of_pod and self._context.settings.follows_pods:
+                raise _of_pod(standing)
+            return standing
+        if standing is None and remembered is None:
+            raise _unknown(lease)
+        raise refuse(
+            Reason.WRONG_TOKEN,
+            f"cannot touch lease {lease}: the token is not its token"
+            if token
+            else f"cannot touch lease {lease}: it takes its token, since you are not who asked for it",
+            "give the token that came with the lease: --token",
+        )
+
+
+def _ended(what: str) -> RefusedError:
+    return refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "ask for a new one")
+
+
+def _arrived(lease: Lease, pod: Pod, devices: Sequence[KubeletDevice] | None, what: str) -> Lease:
+    """The lease when its pod has come. Raises RefusedError where that is another pod, or it has other devices."""
+    taken_for = lease.holder.pod
+    if taken_for is None or not taken_for.may_be(pod):
+        raise refuse(Reason.IN_USE, f"cannot {what}: {lease.holder} has it", "it was taken for somebody else")
+    if devices is None and lease.kubelet_devices:
+        return lease
+    given = lease.kubelet_devices if devices is None else tuple(devices)
+    if lease.kubelet_devices not in {(), given}:
+        raise refuse(
+            Reason.IN_USE,
+            f"cannot {what}: it has it already, as {', '.join(str(each) for each in lease.kubelet_devices)}",
+        )
+    if given and len(given) != len(lease.instances):
+        raise refuse(
+            Reason.INVALID_REQUEST,
+            f"cannot {what}: it has {len(lease.instances)} devices, and {len(given)} are to stand for them",
+        )
+    holder = replace(lease.holder, pod=replace(taken_for, uid=taken_for.uid or pod.uid))
+    return replace(lease, holder=holder, arrived=True, expires_at=None, kubelet_devices=given)
+
+
+def _of_pod(lease: Lease) -> RefusedError:
+    pod = lease.holder.pod
+    return refuse(
+        Reason.IN_USE,
+        f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node",
+        f"kubectl delete pod {pod.name} -n {pod.namespace}" if pod is not None and pod.name else "delete that pod",
+    )
+
+
+def _unknown(lease: LeaseId) -> RefusedError:
+    return refuse(
+        Reason.UNKNOWN_LEASE,
+        f"cannot find lease {shown(lease)}: it never was, or ended long ago",
+        "see `migctl status`",
+    )
