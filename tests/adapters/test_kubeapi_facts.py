@@ -21,11 +21,13 @@ from mig_agent.adapters.kubeapi.events import (
     shortened,
 )
 from mig_agent.adapters.kubeapi.facts import KubeApiError, NodeCondition, daemon_set_facts, node_facts, pod_facts
-from mig_agent.adapters.kubeapi.patches import pointer, removal_patch
+from mig_agent.adapters.kubeapi.patches import owned_patch, pointer
+from mig_agent.adapters.kubeapi.requested import requested
 from mig_agent.adapters.kubeapi.watch import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    Position,
+    NodePosition,
+    PodsPosition,
     lines,
     pause_seconds,
 )
@@ -55,6 +57,46 @@ def test_a_pod_is_read_with_what_decides_about_its_lease() -> None:
 def test_a_pod_that_says_little_of_itself_is_read_all_the_same() -> None:
     pod = pod_facts({"metadata": {"namespace": "a", "name": "b", "uid": "c", "ownerReferences": None}, "spec": None})
     assert (pod.priority, pod.deleting, pod.finished, pod.daemon_set) == (0, False, False, "")
+
+
+SIDECAR = "Always"
+
+
+def wanting(amount: int, restart: str = "", **more: str) -> dict[str, object]:
+    return {"resources": {"limits": {"a.b/c": str(amount), "cpu": "2", **more}}, "restartPolicy": restart or None}
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "overhead", "expected"),
+    [
+        ([], [1, 2], 0, 3),
+        ([4], [1, 2], 0, 4),
+        ([1, 2], [1], 0, 2),
+        ([(1, SIDECAR), 2], [1], 0, 3),
+        ([2, (1, SIDECAR)], [1], 0, 2),
+        ([(1, SIDECAR), (1, SIDECAR)], [1], 0, 3),
+        ([(2, SIDECAR), 3, (1, SIDECAR)], [1], 0, 5),
+        ([], [], 0, 0),
+        ([], [1], 2, 3),
+    ],
+)
+def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does(
+    init: list[int | tuple[int, str]], containers: list[int], overhead: int, expected: int
+) -> None:
+    spec = {
+        "initContainers": [wanting(*each) if isinstance(each, tuple) else wanting(each) for each in init] or None,
+        "containers": [wanting(each) for each in containers],
+        "overhead": {"a.b/c": str(overhead)} if overhead else None,
+    }
+    assert requested(spec) == ({"a.b/c": expected} if expected else {})
+
+
+def test_of_what_a_pod_asks_for_only_whole_numbers_of_extended_resources_are_read() -> None:
+    resources = {"requests": {"a.b/c": 1, "d.e/f": "0", "hugepages-2Mi": "4Mi"}, "limits": {"a.b/c": "1", "g/h": "1k"}}
+    spec = {"containers": [{"resources": resources}, {"resources": None}, {}]}
+    assert requested(spec) == {"a.b/c": 1}
+    facts = pod_facts({"metadata": {"namespace": "a", "name": "b", "uid": "c"}, "spec": spec})
+    assert facts.resources == {"a.b/c": 1}
 
 
 def test_a_node_is_read() -> None:
@@ -95,10 +137,13 @@ def test_names_are_one_step_of_a_pointer() -> None:
     assert pointer("a~1/b") == "a~01~1b"
 
 
-def test_a_removal_takes_both_counts() -> None:
-    assert removal_patch(["b", "a"]) == {
-        "status": {"capacity": {"a": None, "b": None}, "allocatable": {"a": None, "b": None}}
-    }
+def test_resources_of_no_plugin_and_whose_they_are_are_one_write() -> None:
+    patch = owned_patch({"b": 2, "a": None}, {"mig-agent.io/node-resources": "b"})
+    numbers = {"a": None, "b": "2"}
+    metadata = {"annotations": {"mig-agent.io/node-resources": "b"}}
+    assert patch == {"metadata": metadata, "status": {"capacity": numbers, "allocatable": numbers}}
+    assert owned_patch({}, {"x": None}) == {"metadata": {"annotations": {"x": None}}}
+    assert "metadata" not in owned_patch({"a": 1}, {})
 
 
 # Watching
@@ -109,7 +154,7 @@ def change(kind: str, version: str) -> dict[str, object]:
 
 
 def test_a_position_moves_with_changes_and_bookmarks() -> None:
-    position = Position()
+    position = NodePosition("n1")
     listed = position.listed({"metadata": {"resourceVersion": "5"}, "items": []})
     assert listed is None
     assert position.resource_version == "5"
@@ -122,12 +167,33 @@ def test_a_position_moves_with_changes_and_bookmarks() -> None:
 
 
 def test_an_error_within_a_watch_has_the_node_listed_again() -> None:
-    position = Position()
+    position = NodePosition("n1")
     position.listed({"metadata": {"resourceVersion": "5"}, "items": []})
     with pytest.raises(KubeApiError, match="too old") as caught:
         position.moved({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
     assert caught.value.status == 410
     assert position.resource_version == ""
+
+
+def pod_change(kind: str, name: str, uid: str, version: str) -> dict[str, object]:
+    meta = {"namespace": "a", "name": name, "uid": uid, "resourceVersion": version}
+    return {"type": kind, "object": {"metadata": meta, "spec": {"nodeName": "n1"}}}
+
+
+def test_of_pods_the_whole_picture_is_told_whenever_one_changes() -> None:
+    position = PodsPosition("n1")
+    first = position.listed(
+        {"metadata": {"resourceVersion": "5"}, "items": [pod_change("", "x", "u-1", "4")["object"]]}
+    )
+    assert first is not None
+    assert first[("a", "x")].uid == "u-1"
+    second = position.moved(pod_change("ADDED", "y", "u-2", "6"))
+    third = position.moved(pod_change("DELETED", "x", "u-1", "7"))
+    assert position.moved({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}) is None
+    assert [sorted(name for _, name in each or ()) for each in (first, second, third)] == [["x"], ["x", "y"], ["y"]]
+    assert position.resource_version == "8"
+    again = position.listed({"metadata": {"resourceVersion": "9"}, "items": None})
+    assert again == {}, "that no pod is there is said, too"
 
 
 @given(

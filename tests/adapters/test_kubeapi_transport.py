@@ -7,39 +7,25 @@ import itertools
 import re
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError, NodeCondition, NodeFacts, server
+from mig_agent.adapters.kubeapi import KubeApi, KubeApiError, NodeCondition, server
 from mig_agent.adapters.kubeapi import api as api_module
+from mig_agent.adapters.threads import Call
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import Pod
+from support.kubeapi import connected, until
 from support.webserver import Asked, Says, WebServer, json_of, web_server
 
 NODE = {
     "metadata": {"name": "n1", "uid": "u-1", "resourceVersion": "7", "labels": {"a": "b"}},
     "status": {"capacity": {"cpu": "2"}, "allocatable": {"cpu": "2"}},
 }
-POD = {"metadata": {"namespace": "team-a", "name": "train", "uid": "u-2"}, "spec": {"priority": 5}}
-
-
-@pytest.fixture
-def web() -> Iterator[WebServer]:
-    with web_server() as running:
-        yield running
-
-
-@asynccontextmanager
-async def connected(web: WebServer, folder: Path) -> AsyncIterator[KubeApi]:
-    api = KubeApi.connect(web.kubeconfig(folder), "n1")
-    try:
-        yield api
-    finally:
-        api.close()
+POD: dict[str, Any] = {"metadata": {"namespace": "team-a", "name": "train", "uid": "u-2"}, "spec": {"priority": 5}}
 
 
 async def test_an_object_is_read_with_the_token(web: WebServer, tmp_path: Path) -> None:
@@ -116,6 +102,27 @@ async def test_a_server_that_hangs_holds_up_neither_the_loop_nor_other_calls(
         monkeypatch.setattr(api_module, "DEADLINE_SECONDS", 30.0)
         assert (await api.node()).name == "n1"
         await api.patch_resources({"example.com/a": 1})
+
+
+async def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a loop that is cancelled goes on, and whoever waits for its end waits for ever."""
+    calls: list[Call[Any]] = []
+
+    def made(*arguments: Any) -> Call[Any]:
+        calls.append(Call(*arguments))
+        return calls[-1]
+
+    monkeypatch.setattr(api_module, "Call", made)
+    web.answer = lambda _asked: Says(200 if web.over.wait(30) else 504)
+    async with connected(web, tmp_path) as api:
+        task = asyncio.get_running_loop().create_task(api.node())
+        await until(lambda: bool(calls))
+        calls[0].answer.set_result(NODE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_a_server_that_trickles_does_not_stretch_a_call(
@@ -270,117 +277,3 @@ def test_the_library_is_imported_by_those_alone_who_connect() -> None:
     parts = "daemon.serve, mig_agent.adapters.kubeapi, mig_agent.frontends.node.leaving"
     program = f"import sys, mig_agent.{parts}; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0
-
-
-# Following the node
-
-
-def line(kind: str, version: str, **labels: str) -> bytes:
-    node = {"metadata": {"name": "n1", "uid": "u-1", "resourceVersion": version, "labels": labels}}
-    return json_of({"type": kind, "object": node}).body + b"\n"
-
-
-async def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-async def heard(seen: list[NodeFacts], versions: list[str]) -> None:
-    await until(lambda: [facts.resource_version for facts in seen] == versions)
-
-
-async def test_a_watch_goes_on_where_it_ended_and_lists_again_what_is_too_old(web: WebServer, tmp_path: Path) -> None:
-    gone = json_of({"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}).body + b"\n"
-
-    def endless() -> Iterator[bytes]:
-        web.over.wait(30)
-        yield b""
-
-    def answer(asked: Asked) -> Says:
-        if "watch=true" not in asked.path:
-            listed = sum("watch=true" not in each.path for each in web.asked)
-            node = {"metadata": {"name": "n1", "uid": "u-1", "resourceVersion": f"{listed}0"}}
-            return json_of({"metadata": {"resourceVersion": f"{listed}0"}, "items": [node]})
-        if "resourceVersion=10&" in asked.path:
-            # In pieces that end anywhere, and an end in the middle of a line.
-            whole = line("MODIFIED", "11") + line("BOOKMARK", "12") + b'{"type": "MODI'
-            return Says(pieces=iter([whole[:30], whole[30:]]))
-        if "resourceVersion=12&" in asked.path:
-            return Says(pieces=iter([line("MODIFIED", "13"), gone]))
-        return Says(pieces=endless())
-
-    web.answer = answer
-    seen: list[NodeFacts] = []
-    lost: list[str] = []
-    async with connected(web, tmp_path) as api:
-        api.follow_node(seen.append, lost.append)
-        late: list[NodeFacts] = []
-        await heard(seen, ["10", "11", "13", "20"])
-        second = api.follow_node(late.append)
-        await heard(late, ["20"])
-        second.close()
-    assert not lost, "nothing of this is a loss of touch"
-    assert all("fieldSelector=metadata.name%3Dn1" in asked.path for asked in web.asked)
-
-
-async def test_lost_touch_is_told_and_so_is_its_return(
-    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mig_agent.adapters.kubeapi.watch.FIRST_PAUSE_SECONDS", 0.01)
-    down = True
-
-    def endless() -> Iterator[bytes]:
-        web.over.wait(30)
-        yield b""
-
-    def answer(asked: Asked) -> Says:
-        if down:
-            return json_of({"message": "not now"}, 503)
-        return Says(pieces=endless()) if "watch=true" in asked.path else json_of(_list("5"))
-
-    web.answer = answer
-    seen: list[NodeFacts] = []
-    lost: list[str] = []
-    async with connected(web, tmp_path) as api:
-        api.follow_node(seen.append, lost.append)
-        await until(lambda: bool(lost))
-        assert "not now" in lost[0]
-        down = False
-        await heard(seen, ["5"])
-
-
-async def test_a_closed_watch_ends_its_thread_although_the_server_says_nothing(web: WebServer, tmp_path: Path) -> None:
-    def endless() -> Iterator[bytes]:
-        web.over.wait(60)
-        yield b""
-
-    web.answer = lambda asked: Says(pieces=endless()) if "watch=true" in asked.path else json_of(_list("5"))
-    seen: list[NodeFacts] = []
-    async with connected(web, tmp_path) as api:
-        following = api.follow_node(seen.append)
-        await heard(seen, ["5"])
-        watch = api._watch
-        assert watch is not None
-        await until(lambda: any("watch=true" in asked.path for asked in web.asked))
-        following.close()
-        following.close()
-        assert await asyncio.to_thread(watch.join, 30.0)
-
-
-async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_pause(
-    web: WebServer, tmp_path: Path
-) -> None:
-    web.answer = lambda asked: Says(pieces=iter(())) if "watch=true" in asked.path else json_of(_list("5"))
-    seen: list[NodeFacts] = []
-    async with connected(web, tmp_path) as api:
-        api.follow_node(seen.append)
-        await heard(seen, ["5"])
-        await asyncio.sleep(0.5)
-    assert len(web.asked) < 20
-
-
-def _list(version: str) -> object:
-    node = {"metadata": {"name": "n1", "uid": "u-1", "resourceVersion": version}}
-    return {"metadata": {"resourceVersion": version}, "items": [node]}

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from mig_agent.adapters.tls import TlsFiles, _Renewal, server_credentials
+from mig_agent.adapters.tls import Certificates, TlsFiles
 from mig_agent.core.errors import ConfigError
-from support.certificates import Authority
-
-
-def problems(_: str) -> None:
-    pytest.fail("there is nothing to complain of")
+from support.certificates import Authority, Pem
+from support.volumes import mount, swap
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def files_of(authority: Authority, name: str = "server") -> TlsFiles:
 
 
 def test_good_files_are_taken(authority: Authority) -> None:
-    assert server_credentials(files_of(authority), problems) is not None
+    assert Certificates(files_of(authority)).credentials() is not None
 
 
 @pytest.mark.parametrize("which", ["cert", "key", "client_ca"])
@@ -36,7 +34,7 @@ def test_a_missing_file_is_named(which: str, authority: Authority) -> None:
     missing: Path = getattr(files, which)
     missing.unlink()
     with pytest.raises(ConfigError, match=f"cannot read {missing}"):
-        server_credentials(files, problems)
+        Certificates(files)
 
 
 @pytest.mark.parametrize("which", ["cert", "key", "client_ca"])
@@ -45,14 +43,14 @@ def test_a_file_that_is_no_pem_is_told(which: str, authority: Authority) -> None
     wrong: Path = getattr(files, which)
     wrong.write_text("this is not PEM\n")
     with pytest.raises(ConfigError, match="cannot use the") as caught:
-        server_credentials(files, problems)
+        Certificates(files)
     assert "PEM" in caught.value.hint
 
 
 def test_a_key_of_another_certificate_is_told(authority: Authority) -> None:
     files = TlsFiles(cert=authority.issue("one").cert, key=authority.issue("two").key, client_ca=authority.ca)
     with pytest.raises(ConfigError, match="do not belong together"):
-        server_credentials(files, problems)
+        Certificates(files)
 
 
 def test_a_key_with_a_password_is_told_instead_of_asking_for_it(authority: Authority) -> None:
@@ -66,18 +64,127 @@ def test_a_key_with_a_password_is_told_instead_of_asking_for_it(authority: Autho
         )
     )
     with pytest.raises(ConfigError, match="password"):
-        server_credentials(files, problems)
+        Certificates(files)
 
 
-def test_renewed_files_are_read_once_and_broken_ones_leave_the_former(authority: Authority) -> None:
-    said: list[str] = []
-    files = files_of(authority)
-    renewal = _Renewal(files, said.append)
-    assert renewal.fetch() is None
-    files_of(authority)  # again, under the same names
-    assert renewal.fetch() is not None
-    assert renewal.fetch() is None
-    files.cert.write_text("broken")
-    assert renewal.fetch() is None
-    assert len(said) == 1
-    assert "cannot use the certificate" in said[0]
+def files_in(folder: Path, pem: Pem, authorities: str) -> TlsFiles:
+    mount(folder, pem, authorities)
+    return TlsFiles(cert=folder / "tls.crt", key=folder / "tls.key", client_ca=folder / "ca.crt")
+
+
+def handed_over(certificates: Certificates) -> bool:
+    """Whether gRPC is given something new at the next connection."""
+    return certificates._hand_over() is not None
+
+
+def test_files_that_stay_are_not_renewed(authority: Authority, tmp_path: Path) -> None:
+    certificates = Certificates(files_in(tmp_path / "tls", authority.issue("one"), authority.ca.read_text()))
+    assert certificates.look() is None
+    assert not handed_over(certificates)
+
+
+def test_a_swapped_folder_is_taken_up_once(authority: Authority, tmp_path: Path) -> None:
+    folder, ca = tmp_path / "tls", authority.ca.read_text()
+    certificates = Certificates(files_in(folder, authority.issue("one"), ca))
+    swap(folder, authority.issue("two"), ca)
+    found = certificates.look()
+    assert found is not None
+    assert (found.taken, found.revokes) == (True, False)
+    assert found.words == "the agent's certificate was renewed"
+    assert handed_over(certificates)
+    assert not handed_over(certificates)
+    assert certificates.look() is None
+
+
+def test_a_folder_that_is_swapped_for_an_equal_one_is_no_news(authority: Authority, tmp_path: Path) -> None:
+    """The kubelet does so when anything else in the volume changes."""
+    folder, ca, pem = tmp_path / "tls", authority.ca.read_text(), authority.issue("one")
+    certificates = Certificates(files_in(folder, pem, ca))
+    swap(folder, pem, ca)
+    assert certificates.look() is None
+    assert not handed_over(certificates)
+
+
+def test_an_authority_more_revokes_nothing_and_one_less_does(authority: Authority, tmp_path: Path) -> None:
+    """How an authority is replaced smoothly: both for a while, then the new one alone."""
+    folder, pem = tmp_path / "tls", authority.issue("one")
+    old, new = authority.ca.read_text(), Authority(tmp_path, "new").ca.read_text()
+    certificates = Certificates(files_in(folder, pem, old))
+    told = []
+    for authorities in (old + new, new + old, new):
+        swap(folder, pem, authorities)
+        told.append(certificates.look())
+    assert [each and each.revokes for each in told] == [False, False, True]
+    assert told[0] is not None
+    assert told[0].words == "the clients' authority was renewed"
+    assert told[2] is not None
+    assert "connections that were made under the former authority are closed" in told[2].words
+
+
+@pytest.mark.parametrize("broken", ["mismatch", "no certificate", "no authority", "gone"])
+def test_a_rotation_that_cannot_be_used_leaves_the_former(broken: str, authority: Authority, tmp_path: Path) -> None:
+    """It is told once, and what comes after it is taken up."""
+    folder, ca, pem = tmp_path / "tls", authority.ca.read_text(), authority.issue("one")
+    certificates = Certificates(files_in(folder, pem, ca))
+    other = authority.issue("two")
+    match broken:
+        case "mismatch":
+            swap(folder, Pem(other.cert, pem.key), ca)
+        case "no certificate":
+            other.cert.write_text("half of it")
+            swap(folder, other, ca)
+        case "no authority":
+            swap(folder, other, "")
+        case "gone":
+            shutil.rmtree(folder / (folder / "..data").readlink())
+    found = certificates.look()
+    assert found is not None
+    assert not found.taken
+    assert found.words.startswith("cannot ")
+    assert found.words.endswith("; the former certificates stay in use")
+    assert not handed_over(certificates)
+    assert certificates.look() is None
+    if broken == "gone":
+        (folder / "..data").unlink()
+    swap(folder, authority.issue("three"), ca)
+    found = certificates.look()
+    assert found is not None
+    assert found.taken
+    assert handed_over(certificates)
+
+
+def test_two_rotations_between_two_connections_give_the_last(authority: Authority, tmp_path: Path) -> None:
+    folder, ca = tmp_path / "tls", authority.ca.read_text()
+    certificates = Certificates(files_in(folder, authority.issue("one"), ca))
+    for name in ("two", "three"):
+        swap(folder, authority.issue(name), ca)
+        assert certificates.look() is not None
+    assert handed_over(certificates)
+    assert not handed_over(certificates)
+
+
+def test_files_that_are_swapped_while_they_are_read_are_read_again(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the certificate would be the former one and the key the new one: a mistake that nobody made."""
+    folder, ca, pem = tmp_path / "tls", authority.ca.read_text(), authority.issue("one")
+    files = files_in(folder, pem, ca)
+    certificates = Certificates(files)
+    swap(folder, authority.issue("two"), ca)
+    third = authority.issue("three")
+    read = Path.read_bytes
+    swapped: list[Path] = []
+
+    def read_bytes(path: Path) -> bytes:
+        data = read(path)
+        if path == files.cert and not swapped:
+            swapped.append(path)
+            swap(folder, third, ca)
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    found = certificates.look()
+    assert swapped
+    assert found is not None
+    assert found.taken
+    assert certificates._contents.cert == third.cert.read_bytes()

@@ -10,6 +10,7 @@ from typing import Literal
 
 from mig_agent.config import kinds
 from mig_agent.config.rows import setting
+from mig_agent.core.errors import ConfigError
 
 _KUBERNETES = "Kubernetes"
 
@@ -25,6 +26,16 @@ class KubernetesSettings:
         kind=kinds.SWITCH,
         group=_KUBERNETES,
         example="yes",
+    )
+    advertise: Literal["device-plugin", "node-status", "none"] | None = setting(
+        None,
+        "How the node shows what it can give: `device-plugin` serves it to the kubelet, which gives containers their "
+        "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and tells pods their "
+        "devices itself; `none` shows nothing. See kubernetes.md.",
+        kind=kinds.choice("device-plugin", "node-status", "none"),
+        group=_KUBERNETES,
+        example="none",
+        when_unset="`device-plugin` where `kubernetes` is on and `kubelet_dir` is there, else `none`",
     )
     kubelet_dir: Path = setting(
         Path("/var/lib/kubelet"),
@@ -80,7 +91,8 @@ class KubernetesSettings:
     )
     cdi_dir: Path = setting(
         Path("/var/run/cdi"),
-        "Folder where the container runtime looks for CDI files; the agent writes those of its pods into it.",
+        "Folder where the container runtime looks for CDI files; the agent writes those of its pods into it. It has to "
+        "be one that a reboot empties.",
         kind=kinds.PATH,
         group=_KUBERNETES,
         example="/var/run/cdi",
@@ -109,3 +121,17 @@ class KubernetesSettings:
         group=_KUBERNETES,
         example="25s",
     )
+    pod_arrival: float = setting(
+        600.0,
+        "A lease that a scheduler took for a pod, and keeps without a deadline, ends where the API server says so long "
+        "after it was taken or last renewed that the pod is bound to no node yet.",
+        kind=kinds.DURATION,
+        group=_KUBERNETES,
+        example="10m",
+    )
+
+    def _check_kubernetes(self) -> None:
+        if self.advertise not in {None, "none"} and not self.kubernetes:
+            raise ConfigError(
+                f"cannot advertise by {self.advertise}: kubernetes is off", "switch it on, or leave advertise out"
+            )

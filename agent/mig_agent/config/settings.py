@@ -300,6 +300,7 @@ class Settings(KubernetesSettings):
         """Judges them together."""
         self._check_tls()
         self._check_addresses()
+        self._check_kubernetes()
         if self.gpus is not None and not self.gpus:
             raise ConfigError("cannot serve: gpus names none", "name at least one, or leave it out for all")
 

@@ -144,6 +144,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
         event_log(event)
     manager.observers.extend((metrics.observe, event_log))
+    servers.on_renewal(lambda renewal: manager.certificates(renewal.words, taken=renewal.taken))
     metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
     stack.callback(stop_metrics)
     roles = configured_roles(settings, servers.user_names)

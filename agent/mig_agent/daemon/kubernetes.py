@@ -6,15 +6,18 @@ Imported only where the setting `kubernetes` is on, since the libraries below it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass, field
+from typing import Literal
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
+from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.driverlibraries import DriverLibraries
-from mig_agent.adapters.kubeapi import Following, KubeApi
+from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
@@ -24,10 +27,14 @@ from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
 from mig_agent.frontends.node.leaving import is_leaving, leave
+from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
+from mig_agent.frontends.pods.follower import PodFollower
 
 _NAMESPACE = "POD_NAMESPACE"
 _POD = "POD_NAME"
 """By the downward API: the agent's own pod, which tells whether it is being uninstalled."""
+_CLEAR_SECONDS = 3.0
+"""An API server that does not answer keeps no pod from being served."""
 
 _log = structlog.get_logger(__name__)
 
@@ -43,6 +50,8 @@ class Kubernetes:
     """Why the agent must not even open the driver when it starts."""
     _plugin: Plugin | None = None
     _node: NodeFrontend | None = None
+    _pods: PodFollower | None = None
+    _numbers: NodeStatus | None = None
     _manager: Manager | None = None
     _followings: list[Following] = field(default_factory=list)
 
@@ -67,6 +76,43 @@ class Kubernetes:
     async def start(self, manager: Manager, hardware: Hardware, registry: CollectorRegistry) -> None:
         """Serves pods."""
         settings, api = self.settings, self.api
+        advertise = advertised_by(settings)
+        self._manager = manager
+        self._pods = PodFollower(
+            manager,
+            api,
+            node=settings.node_name,
+            arrival_seconds=settings.pod_arrival,
+            alone=advertise != "device-plugin",
+            now=SystemClock().now,
+        )
+        self._node = NodeFrontend(manager, api, self.node_settings, self.paused)
+        self._node.start()
+        self._numbers = NodeStatus(
+            manager,
+            api,
+            KubeletPaths(settings.kubelet_dir),
+            self._pods.asked,
+            NodeStatusSettings(
+                node=settings.node_name,
+                shows=advertise == "node-status",
+                label=settings.node_label,
+                naming=self.node_settings.naming,
+            ),
+        )
+        self._pods.on_change.append(self._numbers.refresh)
+        self._numbers.start()
+        self._pods.start()
+        if advertise == "device-plugin":
+            # What was shown without a plugin would be believed until the plugin is there.
+            with contextlib.suppress(KubeApiError, TimeoutError):
+                await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
+            await self._serve_kubelet(manager, hardware, registry, self._pods)
+
+    async def _serve_kubelet(
+        self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodFollower
+    ) -> None:
+        settings, api = self.settings, self.api
         folder = None if settings.device_injection == "environment" else await self._cdi_folder(manager, hardware)
         plugin = Plugin(
             manager=manager,
@@ -79,10 +125,13 @@ class Kubernetes:
                 start_deadline=settings.start_deadline,
             ),
         )
-        self._manager, self._plugin = manager, plugin
-        self._node = NodeFrontend(manager, api, self.node_settings, self.paused)
-        self._node.start()
+        self._plugin = plugin
+        plugin.asked = pods.asked
+        pods.on_change.append(plugin.refresh)
         self._followings.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
+        if folder is None:
+            # Whose a device is the kubelet does not say then; that it is nobody's the pods of the node tell.
+            self._followings.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
         await plugin.start()
         registry.register(PluginMetrics(plugin))
 
@@ -120,12 +169,31 @@ class Kubernetes:
             await self._plugin.drain()
         for following in self._followings:
             following.close()
+        if self._pods is not None:
+            await self._pods.close()
         if self._node is not None:
             await self._node.close()
-        if self._plugin is not None and self._manager is not None:
+        if self._numbers is not None and self._manager is not None:
             namespace, pod = os.environ.get(_NAMESPACE, ""), os.environ.get(_POD, "")
             leaves = await is_leaving(self.api, namespace, pod, self.settings.node_label)
-            await self._plugin.close()
+            await self._numbers.close()
+            if self._plugin is not None:
+                await self._plugin.close()
             if leaves:
-                await leave(self.api, self._manager, list(self._plugin.served), [self._plugin.remove_files])
+                served = () if self._plugin is None else tuple(self._plugin.served)
+                files = () if self._plugin is None else (self._plugin.remove_files,)
+                await leave(self.api, self._manager, served, (self._numbers.clear, *files))
         self.api.close()
+
+
+def advertised_by(settings: Settings) -> Literal["device-plugin", "node-status", "none"]:
+    """How the node shows what it can give: as configured, or by a device plugin where there is a kubelet."""
+    if settings.advertise is not None:
+        return settings.advertise
+    if settings.kubelet_dir.is_dir():
+        return "device-plugin"
+    _log.warning(
+        f"there is no kubelet in {settings.kubelet_dir}: the node does not show what it can give",
+        hint="give kubelet_dir, or say how: advertise",
+    )
+    return "none"

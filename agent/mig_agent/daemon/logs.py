@@ -18,13 +18,16 @@ _WARNINGS = frozenset(
     {
         EventKind.INSTANCE_BLOCKED,
         EventKind.INSTANCE_LOST,
+        EventKind.LEASE_REDUCED,
         EventKind.STEP_FAILED,
         EventKind.GPU_CORDONED,
         EventKind.PROFILE_DIFFERS,
         EventKind.ACCESS_DENIED,
     }
 )
-_ERRORS = frozenset({EventKind.GPU_LOST, EventKind.LEDGER_FAILED, EventKind.LEDGER_SET_ASIDE})
+_ERRORS = frozenset(
+    {EventKind.GPU_LOST, EventKind.LEDGER_FAILED, EventKind.LEDGER_SET_ASIDE, EventKind.CERTIFICATES_KEPT}
+)
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
 """Another event tells the same to most readers."""
 _TOGETHER_SECONDS = 0.02

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import grpc
-import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
@@ -27,10 +26,11 @@ from mig_agent.adapters.private import PrivateFolder
 from mig_agent.adapters.relay import Relay
 from mig_agent.adapters.sockets import OwnedSocket
 from mig_agent.adapters.subordinates import Subordinates
-from mig_agent.adapters.tls import TlsFiles, server_credentials
+from mig_agent.adapters.tls import Certificates, Renewal, TlsFiles
 from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
+from mig_agent.daemon.renewing import Renewing
 from mig_agent.frontends.handlers import SERVICE
 
 _ADMIN_MODE = 0o600
@@ -55,7 +55,6 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
 _MOST_PROBES = 500
 """Calls of health and reflection at once."""
 
-_log = structlog.get_logger(__name__)
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
@@ -94,6 +93,10 @@ class _Server:
         self._fates = fates
         self._inner: set[str] = set()
         self.relays: list[Relay] = []
+        self._remote: list[Relay] = []
+        """Those of them that stand before certificates."""
+        self.renewing: Renewing | None = None
+        """Where there are any."""
         # Its refusals have no words of ours: it stands for health and reflection, behind the limits of the service.
         self.grpc = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * most_calls + _MOST_PROBES)
         self.gate = _Gate()
@@ -108,32 +111,48 @@ class _Server:
         inner = self._inner_port(address, self._name, None)
         self._relay(owned.listen(mode, group), inner, self._local_peer, self._places)
 
-    def relay_tcp(self, address: TcpAddress, credentials: grpc.ServerCredentials, places: Places) -> TcpAddress:
+    def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: Places) -> TcpAddress:
         """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
-        inner = self._inner_port(address, f"{self._name}-tls", credentials)
+        inner = self._inner_port(address, f"{self._name}-tls", certificates)
+        if self.renewing is None:
+            self.renewing = Renewing(certificates, self._drop_remote)
         listeners, port = tcp.listen(address.host, address.port)
         for listener in listeners:
-            self._relay(listener, inner, tcp.client_of, places)
+            self._remote.append(self._relay(listener, inner, tcp.client_of, places, self.renewing.look))
         return TcpAddress(address.host, port)
 
     def _local_peer(self, client: socket.socket) -> Peer:
         peer = peer_of(client)
         return peer if peer.uid is None else replace(peer, owner=self._subordinates.owner(peer.uid))
 
-    def _inner_port(self, address: Address, name: str, credentials: grpc.ServerCredentials | None) -> str:
+    def _drop_remote(self) -> None:
+        """Who comes back shows a certificate again; a held lease waits for that."""
+        for relay in self._remote:
+            relay.drop()
+
+    def _inner_port(self, address: Address, name: str, certificates: Certificates | None) -> str:
         """Where gRPC itself listens, plainly or behind certificates, for the relays. `address` is for messages."""
         inner = self._folder.path_of(name)
         if inner not in self._inner:
             self._inner.add(inner)
             # The one of an agent that was killed is taken over: the state directory is locked by now.
-            if credentials is None:
+            if certificates is None:
                 _add_port(address, lambda: self.grpc.add_insecure_port(f"unix:{inner}"))
             else:
-                _add_port(address, lambda: self.grpc.add_secure_port(f"unix:{inner}", credentials))
+                _add_port(address, lambda: self.grpc.add_secure_port(f"unix:{inner}", certificates.credentials()))
         return inner
 
-    def _relay(self, listener: socket.socket, inner: str, who: Callable[[socket.socket], Peer], places: Places) -> None:
-        self.relays.append(Relay(listener, inner, who=who, places=places, users=self._names, fates=self._fates))
+    def _relay(
+        self,
+        listener: socket.socket,
+        inner: str,
+        who: Callable[[socket.socket], Peer],
+        places: Places,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> Relay:
+        relay = Relay(listener, inner, who=who, places=places, users=self._names, fates=self._fates, before=before)
+        self.relays.append(relay)
+        return relay
 
     async def start(self) -> None:
         """Listens, not yet serving."""
@@ -141,9 +160,13 @@ class _Server:
         await self.grpc.start()
         for relay in self.relays:
             relay.start()
+        if self.renewing is not None:
+            self.renewing.start()
 
     async def stop(self, grace_seconds: float) -> None:
         """Takes no new calls, and ends those that are open after the grace."""
+        if self.renewing is not None:
+            self.renewing.stop()
         for relay in self.relays:
             relay.stop_accepting()
         # gRPC waits for clients that do not read what was sent to them, and those may never do.
@@ -184,13 +207,13 @@ class Servers:
             self._users = _Server("users", calls, folder, local, users=names, fates=fates)
             apart = Places(_ADMIN_CONNECTIONS)
             self._admins = _Server("admins", calls, folder, apart, users=names, fates=fates)
-            credentials = _credentials(settings)
+            certificates = _certificates(settings)
             for address in settings.listen:
                 if isinstance(address, UnixAddress):
                     self._bind_unix(self._users, address, settings.socket_mode, settings.socket_group)
                     self.addresses.append(str(address))
                 else:
-                    self.addresses.append(str(_bind_tcp(self._users, address, credentials, remote)))
+                    self.addresses.append(str(_bind_tcp(self._users, address, certificates, remote)))
             self._bind_unix(self._admins, settings.admin_address, _ADMIN_MODE, "")
             undo.pop_all()
 
@@ -204,6 +227,11 @@ class Servers:
         self._users.gate.handlers, self._admins.gate.handlers = users, admins
         for server in (self._users, self._admins):
             await server.set_serving(serving=True)
+
+    def on_renewal(self, tell: Callable[[Renewal], None]) -> None:
+        """Who hears that certificates were renewed, or could not be; until then the log."""
+        if self._users.renewing is not None:
+            self._users.renewing.tell = tell
 
     async def say_not_serving(self) -> None:
         """So that probes and load balancers turn away before the sockets are gone."""
@@ -234,12 +262,10 @@ def _places(settings: Settings) -> tuple[Places, Places]:
     return Places(most, most_of_one=most_of_one, unbounded=(_ROOT, own_uid())), Places(most, most_of_one=most_of_one)
 
 
-def _bind_tcp(
-    server: _Server, address: TcpAddress, credentials: grpc.ServerCredentials | None, places: Places
-) -> TcpAddress:
-    if credentials is None:
+def _bind_tcp(server: _Server, address: TcpAddress, certificates: Certificates | None, places: Places) -> TcpAddress:
+    if certificates is None:
         raise ConfigError(f"cannot listen on {address} without certificates")
-    return server.relay_tcp(address, credentials, places)
+    return server.relay_tcp(address, certificates, places)
 
 
 def _add_port(address: Address, add: Callable[[], int]) -> int:
@@ -249,12 +275,11 @@ def _add_port(address: Address, add: Callable[[], int]) -> int:
         raise ConfigError(f"cannot listen on {address}: {_why(error)}", "give another address") from error
 
 
-def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+def _certificates(settings: Settings) -> Certificates | None:
     cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
     if cert is None or key is None or client_ca is None:
         return None
-    files = TlsFiles(cert=cert, key=key, client_ca=client_ca)
-    return server_credentials(files, lambda words: _log.error(words, hint="the former certificates stay in use"))
+    return Certificates(TlsFiles(cert=cert, key=key, client_ca=client_ca))
 
 
 def _why(error: RuntimeError) -> str:

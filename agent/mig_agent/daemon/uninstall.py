@@ -2,6 +2,7 @@
 
 Helm deletes a release's roles within moments of its DaemonSet; an agent that is told to stop then may no longer ask
 whether it is being uninstalled, nor take its labels back. So the chart runs this in a hook before it deletes anything.
+An agent that is no pod of a DaemonSet, or is dead, leaves nothing by itself: then a person cleans its node.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from pathlib import Path
 
 from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
 from mig_agent.core.errors import ConfigError
+from mig_agent.frontends.node.frontend import write
 from mig_agent.frontends.node.leaving import delete_and_wait
+from mig_agent.frontends.node.showing import nothing
+from mig_agent.frontends.nodestatus.frontend import clear
 
 GONE = 0
 FAILED = 1
@@ -33,6 +37,27 @@ def uninstall(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path 
         f"Hint: see `kubectl -n {namespace} get pods -o wide`; a node that is down leaves when it comes back",
         FAILED,
     )
+
+
+def clean(node: str, kubeconfig: Path | None) -> int:
+    """Takes from a node object what an agent wrote on it; the exit code. Says on stderr what came of it."""
+    try:
+        asyncio.run(_clean(node, kubeconfig))
+    except ConfigError as error:
+        return _told(f"{error.message}. Hint: {error.hint}", FAILED)
+    except KubeApiError as error:
+        return _told(error.words, FAILED)
+    return _told(f"nothing of an agent is on node {node}", GONE)
+
+
+async def _clean(node: str, kubeconfig: Path | None) -> None:
+    api = KubeApi.connect(kubeconfig, node)
+    try:
+        facts = await api.node()
+        await write(api, facts, nothing(facts))
+        await clear(api, {})
+    finally:
+        api.close()
 
 
 async def _delete(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path | None) -> bool:

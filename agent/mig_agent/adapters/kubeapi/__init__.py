@@ -11,8 +11,10 @@ from mig_agent.adapters.kubeapi.facts import (
     NodeCondition,
     NodeFacts,
     PodFacts,
+    PodName,
 )
-from mig_agent.adapters.kubeapi.watch import Following
+from mig_agent.adapters.kubeapi.following import Following
+from mig_agent.adapters.kubeapi.selecting import selects
 
 __all__ = [
     "NO_ANSWER",
@@ -23,4 +25,6 @@ __all__ = [
     "NodeCondition",
     "NodeFacts",
     "PodFacts",
+    "PodName",
+    "selects",
 ]

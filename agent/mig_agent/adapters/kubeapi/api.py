@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -24,10 +25,12 @@ from mig_agent.adapters.kubeapi.facts import (
     NodeCondition,
     NodeFacts,
     PodFacts,
+    PodName,
     daemon_set_facts,
     node_facts,
     pod_facts,
 )
+from mig_agent.adapters.kubeapi.following import Followed, Following
 from mig_agent.adapters.kubeapi.patches import (
     JSON_PATCH,
     MERGE_PATCH,
@@ -36,11 +39,11 @@ from mig_agent.adapters.kubeapi.patches import (
     condition_patch,
     condition_removal_patch,
     metadata_patch,
-    removal_patch,
+    owned_patch,
     resources_patch,
 )
 from mig_agent.adapters.kubeapi.server import ApiServer
-from mig_agent.adapters.kubeapi.watch import Following, NodeWatch
+from mig_agent.adapters.kubeapi.watch import NodePosition, PodsPosition
 from mig_agent.adapters.threads import Call, CallThread
 from mig_agent.core.model import Pod
 
@@ -69,9 +72,8 @@ class KubeApi:
         """Calls that have not come back."""
         self._book = EventBook()
         self._telling = 0
-        self._watch: NodeWatch | None = None
-        self._followers: list[Following] = []
-        self._latest: NodeFacts | None = None
+        self._followed_node = Followed(server, partial(NodePosition, node))
+        self._followed_pods = Followed(server, partial(PodsPosition, node))
 
     @classmethod
     def connect(cls, kubeconfig: Path | None, node: str) -> KubeApi:
@@ -108,13 +110,18 @@ class KubeApi:
         `on_lost` hears in words when the API server cannot be reached; the next `on_change` says that it can again. All
         who follow share one watch.
         """
-        following = Following(on_change, on_lost, lambda: self._left(following))
-        self._followers.append(following)
-        if self._watch is None:
-            self._watch = NodeWatch(self._server, self._node, self._changed, self._lost)
-        elif self._latest is not None:
-            asyncio.get_running_loop().call_soon(following.change, self._latest)
-        return following
+        return self._followed_node.follow(on_change, on_lost)
+
+    def follow_pods(
+        self,
+        on_change: Callable[[Mapping[PodName, PodFacts]], None],
+        on_lost: Callable[[str], None] = lambda _words: None,
+    ) -> Following:
+        """The same of the pods that are bound to the node: all of them, now and whenever one of them changes.
+
+        A pod that is missing is gone, or was bound a moment ago; `pod` tells which.
+        """
+        return self._followed_pods.follow(on_change, on_lost)
 
     # Changing the node
 
@@ -128,10 +135,12 @@ class KubeApi:
         if counts:
             await self._patch_status(resources_patch(counts, capacity), JSON_PATCH)
 
-    async def remove_resources(self, names: Sequence[str]) -> None:
-        """Takes resources out of the node's status. The kubelet writes those again that it still knows."""
-        if names:
-            await self._patch_status(removal_patch(names), MERGE_PATCH)
+    async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
+        """Sets what the node has and gives of resources that no device plugin serves, and annotations, in one write.
+
+        None takes one away; others stay as they are.
+        """
+        await self._patch_status(owned_patch(counts, annotations), MERGE_PATCH)
 
     async def patch_labels(
         self, labels: Mapping[str, str | None], annotations: Mapping[str, str | None] | None = None
@@ -180,7 +189,7 @@ class KubeApi:
 
     async def _subject(self, pod: Pod | None) -> About | None:
         if pod is None:
-            node = self._latest or await self.node()
+            node = self._followed_node.latest or await self.node()
             return About(kind="Node", name=node.name, uid=node.uid)
         uid = pod.uid
         if not uid:
@@ -212,27 +221,10 @@ class KubeApi:
 
     def close(self) -> None:
         """Nothing is told any more and no thread takes another call; does not wait."""
-        for following in tuple(self._followers):
-            following.close()
+        self._followed_node.close()
+        self._followed_pods.close()
         for thread in self._out:
             thread.close()
-
-    def _changed(self, facts: NodeFacts) -> None:
-        self._latest = facts
-        for following in tuple(self._followers):
-            # One that fails must not keep the node from the others.
-            asyncio.get_running_loop().call_soon(following.change, facts)
-
-    def _lost(self, words: str) -> None:
-        for following in tuple(self._followers):
-            asyncio.get_running_loop().call_soon(following.lost, words)
-
-    def _left(self, following: Following) -> None:
-        self._followers.remove(following)
-        if not self._followers and self._watch is not None:
-            self._watch.close()
-            self._watch = None
-            self._latest = None
 
     async def _patch_status(self, patch: Patch, kind: str) -> None:
         what = "change the node's status"
@@ -257,7 +249,10 @@ class KubeApi:
         self._out[thread] += 1
         thread.submit(call)
         try:
-            return await asyncio.wait_for(call.answer, DEADLINE_SECONDS)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the answer, and who
+            # cancelled waits for ever.
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                return await call.answer
         except TimeoutError:
             raise KubeApiError(f"cannot {what} at {self.address}: no answer for {DEADLINE_SECONDS:g} s") from None
 

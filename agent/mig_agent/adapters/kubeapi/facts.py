@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mig_agent.adapters.kubeapi.requested import requested
 from mig_agent.core.errors import MigAgentError
 
 NO_ANSWER = 0
@@ -13,11 +14,15 @@ NO_ANSWER = 0
 _NOT_FOUND = 404
 _TOO_MANY = 429
 _SERVER_ERRORS = 500
+_READY = "Ready"
+"""The condition that the kubelet itself keeps."""
 _MIRROR = "kubernetes.io/config.mirror"
 """The annotation of a mirror pod: the UID of the static pod, which the kubelet makes from its file."""
 
 Json = Mapping[str, Any]
 """An object of JSON as `json.loads` gives it."""
+PodName = tuple[str, str]
+"""Namespace and name."""
 
 
 class KubeApiError(MigAgentError):
@@ -59,6 +64,9 @@ class PodFacts:
     static_uid: str = ""
     """The UID by which the kubelet knows a static pod, of which this is only the mirror; empty for any other."""
 
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """How many of each extended resource it asks for, as the scheduler counts it."""
+
     @property
     def uids(self) -> frozenset[str]:
         """All by which it may be known."""
@@ -97,6 +105,8 @@ class NodeFacts:
     """By type."""
     kubelet_version: str = ""
     """`v1.36.2`."""
+    heartbeat: str = ""
+    """When the kubelet last wrote the status, `2026-11-21T20:15:02Z`."""
     resource_version: str = ""
 
 
@@ -106,6 +116,8 @@ class DaemonSetFacts:
 
     uid: str
     deleting: bool
+    pod_spec: Json = field(default_factory=dict)
+    """Of the pods that it makes."""
 
 
 def pod_facts(pod: Json) -> PodFacts:
@@ -120,6 +132,7 @@ def pod_facts(pod: Json) -> PodFacts:
         deleting="deletionTimestamp" in meta,
         node=spec.get("nodeName", ""),
         static_uid=(meta.get("annotations") or {}).get(_MIRROR, ""),
+        resources=requested(spec),
         daemon_set=next((each["name"] for each in meta.get("ownerReferences") or () if _is_daemon_set(each)), ""),
     )
 
@@ -135,6 +148,10 @@ def node_facts(node: Json) -> NodeFacts:
         capacity=dict(status.get("capacity") or {}),
         allocatable=dict(status.get("allocatable") or {}),
         conditions={each["type"]: _condition(each) for each in status.get("conditions") or ()},
+        heartbeat=next(
+            (each.get("lastHeartbeatTime") or "" for each in status.get("conditions") or () if each["type"] == _READY),
+            "",
+        ),
         kubelet_version=(status.get("nodeInfo") or {}).get("kubeletVersion", ""),
         resource_version=meta.get("resourceVersion", ""),
     )
@@ -142,8 +159,8 @@ def node_facts(node: Json) -> NodeFacts:
 
 def daemon_set_facts(daemon_set: Json) -> DaemonSetFacts:
     """Of a DaemonSet's JSON. Raises KeyError where that is none."""
-    meta = daemon_set["metadata"]
-    return DaemonSetFacts(uid=meta["uid"], deleting="deletionTimestamp" in meta)
+    meta, template = daemon_set["metadata"], (daemon_set.get("spec") or {}).get("template") or {}
+    return DaemonSetFacts(uid=meta["uid"], deleting="deletionTimestamp" in meta, pod_spec=template.get("spec") or {})
 
 
 def _condition(each: Json) -> NodeCondition:

@@ -5,7 +5,7 @@ All are written so that nothing else in the object is touched, whoever wrote it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -31,10 +31,15 @@ def resources_patch(counts: Mapping[str, int], capacity: Mapping[str, int] = Map
     ]
 
 
-def removal_patch(names: Sequence[str]) -> Patch:
-    """A merge patch that takes resources out of the node's status; it may be repeated."""
-    gone: dict[str, None] = dict.fromkeys(sorted(names))
-    return {"status": {"capacity": gone, "allocatable": gone}}
+def owned_patch(counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> Patch:
+    """A merge patch of resources of the node's status, and of annotations that say whose they are, in one write.
+
+    None takes one away. A node has as many of each as it gives: the kubelet makes that so for those that no device
+    plugin serves.
+    """
+    numbers = {name: None if count is None else str(count) for name, count in sorted(counts.items())}
+    patch: dict[str, Any] = {"metadata": {"annotations": dict(annotations)}} if annotations else {}
+    return patch | ({"status": {"capacity": numbers, "allocatable": numbers}} if numbers else {})
 
 
 def metadata_patch(labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> Patch:

@@ -31,7 +31,7 @@ CALL_SECONDS: Final = 12.0
 _TRIES: Final = 3
 _PIECE_BYTES: Final = 1 << 16
 _MOST_BYTES: Final = 8 << 20
-"""Of one answer; etcd keeps no object larger than 1.5 MiB."""
+"""Of an object; etcd keeps none larger than 1.5 MiB."""
 _MOST_WORDS: Final = 500
 _ERROR: Final = 400
 
@@ -78,21 +78,21 @@ class ApiServer:
         """`https://10.96.0.1:443`."""
         return self._base
 
-    def read(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """An object. What may succeed a moment later is tried again, within CALL_SECONDS."""
+    def read(self, path: str, query: Mapping[str, str] | None = None, most_bytes: int | None = None) -> Json:
+        """An object, or a list of them. What may succeed a moment later is tried again, within CALL_SECONDS."""
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(CALL_SECONDS - READ_SECONDS),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
             retry=tenacity.retry_if_exception(lambda error: isinstance(error, KubeApiError) and error.retryable),
             reraise=True,
         )
-        return retrying(self._read_once, path, query)
+        return retrying(self._read_once, path, query, most_bytes or _MOST_BYTES)
 
-    def _read_once(self, path: str, query: Mapping[str, str] | None) -> Json:
+    def _read_once(self, path: str, query: Mapping[str, str] | None, most_bytes: int) -> Json:
         with self._explained(f"read {path}"):
             url = self._url(path, query)
             answer = self._pool.request("GET", url, headers=self._headers(), timeout=_timeout(), preload_content=False)
-            return _json(f"read {path}", answer)
+            return _json(f"read {path}", answer, most_bytes)
 
     @contextlib.contextmanager
     def open_watch(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[Any]:
@@ -183,10 +183,10 @@ def _timeout(silence: float = READ_SECONDS) -> Any:  # noqa: ANN401 -- urllib3 h
     return Timeout(connect=CONNECT_SECONDS, read=silence)
 
 
-def _json(what: str, answer: Any) -> Json:  # noqa: ANN401 -- urllib3's response
+def _json(what: str, answer: Any, most_bytes: int | None = None) -> Json:  # noqa: ANN401 -- urllib3's response
     """The body, if the server did what it was asked; its connection is free again."""
     try:
-        body = _body(what, answer)
+        body = _body(what, answer, most_bytes or _MOST_BYTES)
     except BaseException:
         answer.close()
         raise
@@ -211,11 +211,11 @@ def pieces_of(answer: Any) -> Iterator[bytes]:  # noqa: ANN401 -- urllib3's resp
         yield piece
 
 
-def _body(what: str, answer: Any) -> bytes:  # noqa: ANN401 -- urllib3's response
+def _body(what: str, answer: Any, most_bytes: int) -> bytes:  # noqa: ANN401 -- urllib3's response
     began, pieces, size = time.monotonic(), [], 0
     for piece in pieces_of(answer):
         pieces.append(piece)
         size += len(piece)
-        if size > _MOST_BYTES or time.monotonic() - began > CALL_SECONDS:
+        if size > most_bytes or time.monotonic() - began > CALL_SECONDS:
             raise KubeApiError(f"cannot {what}: the answer does not come to an end", NO_ANSWER)
     return b"".join(pieces)

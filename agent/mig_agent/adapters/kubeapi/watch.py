@@ -1,4 +1,4 @@
-"""Follows one node at the API server, in a thread of its own: a list, then a watch from where the list stood.
+"""Follows objects at the API server, in a thread of its own: a list, then a watch from where the list stood.
 
 A watch that ends is taken up where it stood; what the server no longer remembers (410) is listed again. A server that
 does not answer is asked again and again, with pauses that grow, and whoever follows is told that touch is lost.
@@ -12,10 +12,20 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar
 
-from mig_agent.adapters.kubeapi.facts import Json, KubeApiError, NodeFacts, node_facts
+from mig_agent.adapters.kubeapi.facts import (
+    Json,
+    KubeApiError,
+    NodeFacts,
+    PodFacts,
+    PodName,
+    node_facts,
+    pod_facts,
+)
 from mig_agent.adapters.kubeapi.server import ApiServer, pieces_of
 
 WATCH_SECONDS: Final = (90, 150)
@@ -29,6 +39,10 @@ FIRST_PAUSE_SECONDS: Final = 0.3
 LONGEST_PAUSE_SECONDS: Final = 20.0
 _GONE: Final = 410
 _MOST_LINE_BYTES: Final = 8 << 20
+_MOST_LIST_BYTES: Final = 64 << 20
+"""Of the pods of one node: some hundreds, of usually 10 to 30 KiB."""
+
+_Facts = TypeVar("_Facts")
 
 
 def pause_seconds(failures: int, chance: float) -> float:
@@ -37,23 +51,31 @@ def pause_seconds(failures: int, chance: float) -> float:
     return longest * (0.5 + 0.5 * chance)
 
 
-class Position:
-    """Where a watch stands, moved by what the server says. Pure."""
+class Position(ABC, Generic[_Facts]):
+    """Where a watch stands, and what of it is known, moved by what the server says. Pure."""
+
+    path: str
+    """`/api/v1/nodes`."""
+    what: str
+    """What is followed, for messages: `node n1`."""
+    selector: str
+    """Which objects of that kind, a field selector."""
+    listing: Mapping[str, str] = MappingProxyType({})
+    """What else a list is asked with."""
 
     def __init__(self) -> None:
         self.resource_version = ""
-        """Empty: the node has to be listed."""
+        """Empty: the objects have to be listed."""
 
-    def listed(self, nodes: Json) -> NodeFacts | None:
-        """The node in the answer to a list; None where it is not there."""
-        self.resource_version = nodes["metadata"]["resourceVersion"]
-        found = nodes.get("items") or ()
-        return node_facts(found[0]) if found else None
+    def listed(self, answer: Json) -> _Facts | None:
+        """What is to be told of the answer to a list; None where it has nothing of what is followed."""
+        self.resource_version = answer["metadata"]["resourceVersion"]
+        return self._listed(answer.get("items") or ())
 
-    def moved(self, change: Json) -> NodeFacts | None:
-        """The node after one line of a watch; None where the line says nothing of it.
+    def moved(self, change: Json) -> _Facts | None:
+        """What is to be told after one line of a watch; None where the line says nothing.
 
-        Raises KubeApiError where the server ends the watch with an error; the node is listed again then.
+        Raises KubeApiError where the server ends the watch with an error; all is listed again then.
         """
         kind, thing = change["type"], change["object"]
         if kind == "ERROR":
@@ -61,56 +83,82 @@ class Position:
             code = int(thing.get("code") or 0)
             raise KubeApiError(f"cannot watch on: {thing.get('message', 'no reason given')} ({code})", code)
         self.resource_version = thing["metadata"]["resourceVersion"]
-        return node_facts(thing) if kind in {"ADDED", "MODIFIED"} else None
+        return None if kind == "BOOKMARK" else self._moved(thing, is_there=kind != "DELETED")
+
+    @abstractmethod
+    def _listed(self, items: Sequence[Json]) -> _Facts | None: ...
+
+    @abstractmethod
+    def _moved(self, thing: Json, *, is_there: bool) -> _Facts | None: ...
 
 
-class Following:
-    """What `KubeApi.follow_node` gives; `close` ends it, and nothing is told any more."""
+class NodePosition(Position[NodeFacts]):
+    """Of one node; one that is deleted is told of no more."""
 
-    def __init__(
-        self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None], on_close: Callable[[], None]
-    ) -> None:
-        self._on_change = on_change
-        self._on_lost = on_lost
-        self._on_close = on_close
-        self._open = True
+    path = "/api/v1/nodes"
 
-    def change(self, facts: NodeFacts) -> None:
-        """Tells of the node."""
-        if self._open:
-            self._on_change(facts)
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self.what = f"node {node}"
+        self.selector = f"metadata.name={node}"
 
-    def lost(self, words: str) -> None:
-        """Tells that the API server is out of touch."""
-        if self._open:
-            self._on_lost(words)
+    def _listed(self, items: Sequence[Json]) -> NodeFacts | None:
+        return node_facts(items[0]) if items else None
 
-    def close(self) -> None:
-        """No more calls, from this moment on."""
-        if self._open:
-            self._open = False
-            self._on_close()
+    def _moved(self, thing: Json, *, is_there: bool) -> NodeFacts | None:
+        return node_facts(thing) if is_there else None
 
 
-class NodeWatch:
+class PodsPosition(Position[Mapping[PodName, PodFacts]]):
+    """Of the pods that are bound to one node: all of them, whenever one changes."""
+
+    path = "/api/v1/pods"
+    # What the API server has in its memory, by its index of nodes, as kubelets ask: etcd is not looked through.
+    listing = MappingProxyType({"resourceVersion": "0"})
+
+    def __init__(self, node: str) -> None:
+        super().__init__()
+        self.what = f"the pods of node {node}"
+        self.selector = f"spec.nodeName={node}"
+        self._pods: dict[PodName, PodFacts] = {}
+
+    def _listed(self, items: Sequence[Json]) -> Mapping[PodName, PodFacts]:
+        self._pods = {(facts.namespace, facts.name): facts for facts in map(pod_facts, items)}
+        return self._picture()
+
+    def _moved(self, thing: Json, *, is_there: bool) -> Mapping[PodName, PodFacts]:
+        facts = pod_facts(thing)
+        name = (facts.namespace, facts.name)
+        if is_there:
+            self._pods[name] = facts
+        else:
+            self._pods.pop(name, None)
+        return self._picture()
+
+    def _picture(self) -> Mapping[PodName, PodFacts]:
+        return MappingProxyType(self._pods.copy())
+
+
+class Watch(Generic[_Facts]):
     """Belongs to the event loop, where both callbacks are called; its thread is daemonic."""
 
     def __init__(
         self,
         server: ApiServer,
-        node: str,
-        on_change: Callable[[NodeFacts], None],
+        position: Position[_Facts],
+        on_change: Callable[[_Facts], None],
         on_lost: Callable[[str], None],
     ) -> None:
         self._server = server
-        self._node = node
+        self._position = position
         self._on_change = on_change
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._closed = threading.Event()
         self._mutex = threading.Lock()
         self._answer: Any = None
-        self._thread = threading.Thread(target=self._run, name="watch-node", daemon=True)
+        name = f"watch-{position.path.rpartition('/')[2]}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -126,13 +174,13 @@ class NodeWatch:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        position, failures = Position(), 0
+        position, failures = self._position, 0
         while not self._closed.is_set():
             try:
                 if not position.resource_version:
-                    self._list(position)
+                    self._list()
                 began = time.monotonic()
-                heard = self._watch(position)
+                heard = self._watch()
                 useful = heard or time.monotonic() - began > USEFUL_SECONDS
                 failures = 0 if useful else failures + 1
             except KubeApiError as error:
@@ -146,52 +194,61 @@ class NodeWatch:
             if failures:
                 self._closed.wait(pause_seconds(failures, random.random()))  # noqa: S311 -- no secret
 
-    def _list(self, position: Position) -> None:
-        nodes = self._server.read("/api/v1/nodes", {"fieldSelector": f"metadata.name={self._node}"})
+    def _list(self) -> None:
+        position = self._position
+        query = {"fieldSelector": position.selector, **position.listing}
+        answer = self._server.read(position.path, query, most_bytes=_MOST_LIST_BYTES)
         try:
-            facts = position.listed(nodes)
+            facts = position.listed(answer)
         except (KeyError, TypeError) as error:
-            raise KubeApiError(f"cannot read node {self._node}: the answer is no list of nodes") from error
+            raise KubeApiError(f"cannot read {position.what}: the answer is no list of them") from error
         if facts is not None:
             self._tell(self._on_change, facts)
         else:
-            self._tell(self._on_lost, f"cannot see node {self._node}: the API server does not have it")
+            self._tell(self._on_lost, f"cannot see {position.what}: the API server does not have it")
 
-    def _watch(self, position: Position) -> bool:
+    def _watch(self) -> bool:
         """Until the server ends the watch; whether it said anything."""
+        position = self._position
         heard = False
         query = {
             "watch": "true",
-            "fieldSelector": f"metadata.name={self._node}",
+            "fieldSelector": position.selector,
             "resourceVersion": position.resource_version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(random.randint(*WATCH_SECONDS)),  # noqa: S311 -- no secret
         }
-        with self._server.open_watch("/api/v1/nodes", query, SILENCE_SECONDS) as answer:
+        with self._server.open_watch(position.path, query, SILENCE_SECONDS) as answer:
             with self._mutex:
                 self._answer = answer
             try:
                 for line in lines(pieces_of(answer)):
                     if self._closed.is_set():
                         return True
-                    self._take(position, line)
+                    self._take(line)
                     heard = True
             finally:
                 with self._mutex:
                     self._answer = None
         return heard
 
-    def _take(self, position: Position, line: bytes) -> None:
+    def _take(self, line: bytes) -> None:
         try:
-            facts = position.moved(json.loads(line))
+            facts = self._position.moved(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
-            raise KubeApiError(f"cannot watch node {self._node}: a line of it is no change of a node") from error
+            what = self._position.what
+            raise KubeApiError(f"cannot watch {what}: a line of it is no change that can be understood") from error
         if facts is not None:
             self._tell(self._on_change, facts)
 
     def _tell(self, callback: Callable[[Any], None], what: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(callback, what)
+            self._loop.call_soon_threadsafe(self._deliver, callback, what)
+
+    def _deliver(self, callback: Callable[[Any], None], what: object) -> None:
+        """On the loop: what was on its way when it was closed must not be taken for another watch's."""
+        if not self._closed.is_set():
+            callback(what)
 
 
 def lines(pieces: Iterator[bytes]) -> Iterator[bytes]:

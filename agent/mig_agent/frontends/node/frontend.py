@@ -118,7 +118,6 @@ class NodeFrontend:
             self._manager.observers.remove(self._happened)
         for loop in self._loops:
             loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
         await self._tasks.end(LAST_WORDS_SECONDS)
 
     # What comes in
@@ -141,7 +140,7 @@ class NodeFrontend:
         telling = notice(event)
         if telling is not None:
             self._tasks.spawn(
-                "node event", self._api.tell(None, telling.reason, telling.words, warning=telling.warning)
+                "node event", self._api.tell(telling.about, telling.reason, telling.words, warning=telling.warning)
             )
 
     # What goes out
@@ -174,7 +173,8 @@ class NodeFrontend:
         if self._manager.snapshot.paused:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._refused_at_most(self._manager.reclaim((), LABELS)), TIDY_SECONDS)
+            async with asyncio.timeout(TIDY_SECONDS):
+                await self._refused_at_most(self._manager.reclaim((), LABELS))
 
     async def _refused_at_most(self, call: Coroutine[Any, Any, object]) -> None:
         try:
@@ -192,9 +192,9 @@ class NodeFrontend:
                 continue
             try:
                 await write(self._api, facts, self._wanted(facts))
-            except KubeApiError as error:
+            except Exception as error:  # noqa: BLE001 -- whatever it was, the node must be shown on
                 failures += 1
-                self._complain(error.words)
+                self._complain(error.words if isinstance(error, KubeApiError) else repr(error))
                 self._showing.set()
                 first, longest = AGAIN_SECONDS
                 await asyncio.sleep(min(first * 2.0 ** (failures - 1), longest) * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret

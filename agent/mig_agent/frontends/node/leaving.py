@@ -1,8 +1,9 @@
 """Leaving a node clean when the agent is not to come back; a restart or an upgrade removes nothing.
 
-The agent asks when it is told to stop: its DaemonSet is gone or on its way out, or the node has lost the label without
-which the DaemonSet has no pod there. Rights to ask and to clean must stand until then, so a Helm release deletes the
-DaemonSet by a hook of its own (`delete_and_wait`) before anything else.
+The agent asks when it is told to stop: its DaemonSet is gone or on its way out, the node has lost the label without
+which it is not served, or the DaemonSet has other nodes now (as by another `nodeLabel` of the chart). Rights to ask and
+to clean must stand until then, so a Helm release deletes the DaemonSet by a hook of its own (`delete_and_wait`) before
+anything else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
+from mig_agent.adapters.kubeapi import KubeApi, KubeApiError, selects
 from mig_agent.core.errors import MigAgentError, RefusedError
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
@@ -33,7 +34,7 @@ _LOG = structlog.get_logger(__name__)
 
 
 async def is_leaving(api: KubeApi, namespace: str, pod: str, label: str) -> bool:
-    """Whether the agent that stops is not to come back: its DaemonSet goes, or the node does not carry the label.
+    """Whether the agent that stops is not to come back: its DaemonSet goes, or has no pod on a node with these labels.
 
     `namespace` and `pod` are its own; empty where it runs as no pod. No answer: no, since what is removed is gone.
     """
@@ -54,7 +55,10 @@ async def _leaves(api: KubeApi, namespace: str, pod: str, label: str) -> bool:
     if own is None or not own.daemon_set:
         return False
     owner = await api.daemon_set(namespace, own.daemon_set)
-    return owner is None or owner.deleting or not carries((await api.node()).labels, label)
+    if owner is None or owner.deleting:
+        return True
+    node = await api.node()
+    return not carries(node.labels, label) or not selects(owner.pod_spec, node.labels, node.name)
 
 
 async def leave(

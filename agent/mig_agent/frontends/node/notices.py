@@ -1,4 +1,4 @@
-"""Which of the manager's events an administrator should see on the node, and under which word; pure."""
+"""Which of the manager's events an administrator should see on the node or on a pod, and under which word; pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from types import MappingProxyType
 from typing import Final
 
 from mig_agent.core.event import Event, EventKind
+from mig_agent.core.model import Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An Event on the node, to be sent."""
+    """An Event on the node or on a pod, to be sent."""
 
     reason: str
     """One word in CamelCase."""
     words: str
     warning: bool
+    about: Pod | None = None
+    """None: the node."""
 
 
 _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
@@ -33,11 +36,27 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
         EventKind.LEDGER_FAILED: ("LedgerFailed", True),
         EventKind.LEDGER_RECOVERED: ("LedgerRecovered", False),
         EventKind.LEDGER_SET_ASIDE: ("LedgerSetAside", True),
+        EventKind.CERTIFICATES_RENEWED: ("CertificatesRenewed", False),
+        EventKind.CERTIFICATES_KEPT: ("CertificatesKept", True),
     }
 )
 
 
+_LOST: Final = frozenset({"gpu-lost", "gpu-reset", "instance-lost"})
+"""Why a lease ends, or goes on with less: its pod still runs and has lost what it computes on."""
+
+
 def notice(event: Event) -> Notice | None:
-    """What to tell of it on the node; None: nothing."""
+    """What to tell of it; None: nothing."""
+    if event.kind in {EventKind.LEASE_REDUCED, EventKind.LEASE_ENDED}:
+        return _of_pod(event)
     known = _REASONS.get(event.kind)
     return None if known is None else Notice(reason=known[0], words=event.words, warning=known[1])
+
+
+def _of_pod(event: Event) -> Notice | None:
+    namespace, name, uid = (str(event.data.get(f"pod_{key}", "")) for key in ("namespace", "name", "uid"))
+    if event.data.get("reason") not in _LOST or not namespace:
+        return None
+    about = Pod(namespace=namespace, name=name, uid=uid)
+    return Notice(reason="DeviceLost", words=event.words, warning=True, about=about)

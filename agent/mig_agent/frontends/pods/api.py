@@ -1,0 +1,22 @@
+"""What following asks of the API server; `adapters.kubeapi.KubeApi` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from mig_agent.adapters.kubeapi import Following, PodFacts, PodName
+
+
+class Api(Protocol):
+    """All of it raises KubeApiError."""
+
+    async def pod(self, namespace: str, name: str) -> PodFacts | None:
+        """A pod; None where there is none of this name."""
+        ...
+
+    def follow_pods(
+        self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
+    ) -> Following:
+        """Tells of all pods that are bound to this node, now and whenever one changes, until it is closed."""
+        ...

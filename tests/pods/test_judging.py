@@ -1,0 +1,173 @@
+"""What becomes of a pod's lease by what the API server says: the pure part, to the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mig_agent.adapters.kubeapi import PodFacts
+from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
+from mig_agent.frontends.pods.judging import (
+    ASK,
+    NAMELESS_SECONDS,
+    STAYS,
+    Came,
+    Gone,
+    Verdict,
+    by_answer,
+    by_watch,
+    found,
+    pod_of,
+)
+
+NODE = "n1"
+TAKEN = 1000.0
+ARRIVAL = 600.0
+POD = Pod(namespace="team-a", name="train", uid="u-1")
+NAMED = replace(POD, uid="")
+DEVICE = KubeletDevice(resource="nvidia.com/mig-1g.10gb", id="mig-agent-0")
+KEPT = Lease(
+    id=LeaseId("l-1"),
+    request_id=RequestId("r-1"),
+    holder=Holder(tenant="namespace team-a", pod=POD),
+    instances=(Generation(1),),
+    created_at=TAKEN,
+)
+"""Promised, and confirmed without a deadline."""
+SHORT = replace(KEPT, expires_at=TAKEN + 60)
+ARRIVED = replace(KEPT, arrived=True)
+SERVED = replace(KEPT, kubelet_devices=(DEVICE,))
+UNNAMED = replace(KEPT, holder=replace(KEPT.holder, pod=NAMED))
+UNNAMED_SHORT = replace(UNNAMED, expires_at=TAKEN + 60)
+HERE = PodFacts(namespace="team-a", name="train", uid="u-1", phase="Pending", node=NODE)
+OVER = replace(HERE, phase="Succeeded")
+UNBOUND = replace(HERE, node="")
+ELSEWHERE = replace(HERE, node="n2")
+ANOTHER = replace(HERE, uid="u-2")
+GOING = replace(HERE, deleting=True)
+CAME = Came(pod=POD)
+
+
+def watched(lease: Lease, facts: PodFacts | None, now: float = TAKEN) -> Verdict:
+    pods = {} if facts is None else {(facts.namespace, facts.name): facts}
+    return by_watch(lease, pods, now)
+
+
+@pytest.mark.parametrize(
+    ("lease", "facts", "expected"),
+    [
+        (KEPT, HERE, CAME),
+        (SHORT, HERE, CAME),
+        (UNNAMED, HERE, CAME),
+        (KEPT, GOING, CAME),
+        (ARRIVED, HERE, STAYS),
+        (SERVED, HERE, STAYS),
+        (KEPT, OVER, Gone(words="its pod has ended")),
+        (SHORT, OVER, Gone(words="its pod has ended")),
+        (ARRIVED, OVER, Gone(words="its pod has ended")),
+        (SERVED, OVER, Gone(words="its pod has ended")),
+        (SHORT, None, STAYS),
+        (UNNAMED_SHORT, OVER, STAYS),
+        (KEPT, None, ASK),
+        (UNNAMED, None, ASK),
+        (UNNAMED, OVER, ASK),
+        (ARRIVED, None, ASK),
+        (SERVED, None, ASK),
+        (KEPT, ANOTHER, ASK),
+        (SHORT, ANOTHER, ASK),
+        (ARRIVED, ANOTHER, ASK),
+        (ARRIVED, replace(ANOTHER, phase="Failed"), ASK),
+    ],
+)
+def test_by_what_the_watch_shows(lease: Lease, facts: PodFacts | None, expected: Verdict) -> None:
+    assert watched(lease, facts) == expected
+
+
+@pytest.mark.parametrize(
+    ("lease", "facts", "late", "expected"),
+    [
+        (KEPT, HERE, False, CAME),
+        (SHORT, HERE, False, CAME),
+        (UNNAMED, HERE, False, CAME),
+        (ARRIVED, HERE, True, STAYS),
+        (ARRIVED, UNBOUND, True, STAYS),
+        (SERVED, HERE, True, STAYS),
+        (KEPT, None, False, Gone(words="its pod is gone")),
+        (SHORT, None, False, Gone(words="its pod is gone")),
+        (ARRIVED, None, False, Gone(words="its pod is gone")),
+        (KEPT, ANOTHER, False, Gone(words="its pod is gone")),
+        (ARRIVED, ANOTHER, False, Gone(words="its pod is gone")),
+        (KEPT, OVER, False, Gone(words="its pod has ended")),
+        (ARRIVED, OVER, False, Gone(words="its pod has ended")),
+        (KEPT, ELSEWHERE, False, Gone(words="its pod is on node n2")),
+        (SHORT, ELSEWHERE, False, Gone(words="its pod is on node n2")),
+        (UNNAMED, ELSEWHERE, False, Gone(words="its pod is on node n2")),
+        (KEPT, UNBOUND, False, STAYS),
+        (KEPT, UNBOUND, True, Gone(words="its pod has not come in 10m")),
+        (SHORT, UNBOUND, True, STAYS),
+        (UNNAMED, None, False, STAYS),
+        (UNNAMED, None, True, Gone(words="its pod has not come in 10m")),
+        (UNNAMED, OVER, False, STAYS),
+        (UNNAMED, OVER, True, Gone(words="its pod has not come in 10m")),
+        (UNNAMED_SHORT, None, True, STAYS),
+    ],
+)
+def test_by_what_the_api_server_answers(lease: Lease, facts: PodFacts | None, late: bool, expected: Verdict) -> None:
+    now = TAKEN + (ARRIVAL if late else ARRIVAL - 1)
+    assert by_answer(lease, facts, NODE, now, ARRIVAL) == expected
+
+
+def test_a_static_pod_is_known_by_the_kubelets_uid_too() -> None:
+    mirror = replace(HERE, uid="u-9", static_uid="u-1")
+    assert watched(ARRIVED, mirror) == STAYS
+    assert by_answer(ARRIVED, mirror, NODE, TAKEN, ARRIVAL) == STAYS
+
+
+def test_a_pod_that_is_known_by_its_uid_alone_is_found_and_missed_by_it() -> None:
+    nameless = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="", uid="u-1")))
+    assert watched(nameless, HERE) == STAYS
+    assert watched(nameless, OVER) == Gone(words="its pod has ended")
+    assert watched(nameless, None) == STAYS, "the watch could be behind"
+    assert watched(nameless, None, TAKEN + NAMELESS_SECONDS) == Gone(words="its pod is gone")
+    nobody = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="not known")))
+    assert watched(nobody, None, TAKEN + 2 * NAMELESS_SECONDS) == STAYS, "of it nothing can be said at all"
+    assert found(Pod(namespace="", name="", uid=""), {("team-a", "train"): HERE}) is None
+
+
+def test_a_lease_of_nobodys_pod_is_no_business_of_it() -> None:
+    with pytest.raises(ValueError, match="cannot follow the pod of lease l-1"):
+        pod_of(replace(KEPT, holder=Holder(name="alice")))
+
+
+LEASES = st.sampled_from([KEPT, SHORT, ARRIVED, SERVED, UNNAMED, UNNAMED_SHORT])
+FACTS = st.none() | st.builds(
+    PodFacts,
+    namespace=st.just("team-a"),
+    name=st.just("train"),
+    uid=st.sampled_from(["u-1", "u-2"]),
+    phase=st.sampled_from(["Pending", "Running", "Succeeded", "Failed", "Unknown"]),
+    node=st.sampled_from(["", NODE, "n2"]),
+    deleting=st.booleans(),
+)
+MOMENTS = st.floats(0, 10 * ARRIVAL).map(lambda after: TAKEN + after)
+
+
+@given(lease=LEASES, facts=FACTS, now=MOMENTS)
+def test_a_pod_that_runs_here_never_loses_its_lease(lease: Lease, facts: PodFacts | None, now: float) -> None:
+    own = facts is not None and not facts.finished and (facts.uid == "u-1" or not pod_of(lease).uid)
+    if facts is not None and own and facts.node == NODE:
+        for verdict in (watched(lease, facts, now), by_answer(lease, facts, NODE, now, ARRIVAL)):
+            assert verdict == (STAYS if lease.of_pod else Came(pod=replace(POD, uid=facts.uid)))
+
+
+@given(lease=LEASES, facts=FACTS, now=MOMENTS)
+def test_a_watch_alone_ends_a_lease_only_of_the_very_pod_that_has_ended(
+    lease: Lease, facts: PodFacts | None, now: float
+) -> None:
+    if isinstance(watched(lease, facts, now), Gone):
+        assert facts is not None
+        assert facts.finished
+        assert facts.uid == pod_of(lease).uid
