@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.frontends.deviceplugin.advertising import BELIEVED_SECONDS, UNKNOWN_SECONDS, Advertisement
+from mig_agent.frontends.deviceplugin.advertising import (
+    BELIEVED_SECONDS,
+    CALM_SECONDS,
+    NO_WRITE_SECONDS,
+    UNKNOWN_SECONDS,
+    Advertisement,
+)
 
 
 def test_a_list_grows_at_once() -> None:
@@ -23,6 +29,7 @@ def test_a_list_shrinks_two_seconds_after_the_node_stopped_showing_more() -> Non
     advertisement.plan(7, 0.0)
     assert advertisement.plan(4, 1.0) == 7
     assert advertisement.due() is None, "it changes when the node object does"
+    advertisement.kubelet_wrote(1.0)
     advertisement.showed(4, 1.1)
     assert advertisement.plan(4, 1.1) == 7
     due = advertisement.due()
@@ -35,11 +42,41 @@ def test_a_kubelet_that_writes_its_own_number_back_starts_the_wait_anew() -> Non
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(4, 1.0)
-    advertisement.showed(7, 2.5)  # the kubelet
+    advertisement.showed(7, 2.5)
+    advertisement.kubelet_wrote(2.5)
     assert advertisement.plan(4, 3.1) == 7
     advertisement.showed(4, 3.2)  # patched again
     assert advertisement.plan(4, 3.2 + BELIEVED_SECONDS - 0.01) == 7
     assert advertisement.plan(4, 3.2 + BELIEVED_SECONDS) == 4
+
+
+def test_a_list_does_not_shrink_while_the_kubelet_may_be_writing_it_to_the_node() -> None:
+    """Found by a churn: it had counted the list, the list shrank, and then it showed the longer one."""
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.kubelet_wrote(1.0)
+    advertisement.showed(4, 6.0)
+    assert advertisement.plan(4, 6.0) == 7
+    assert advertisement.plan(4, 6.0 + BELIEVED_SECONDS) == 7, "its next write may be under way"
+    advertisement.kubelet_wrote(11.0)
+    advertisement.showed(7, 11.0)
+    advertisement.showed(4, 11.1)
+    assert advertisement.plan(4, 11.1) == 7
+    assert advertisement.plan(4, 11.1 + BELIEVED_SECONDS) == 4
+    assert 11.1 + BELIEVED_SECONDS < 11.0 + CALM_SECONDS
+
+
+def test_a_kubelet_that_writes_nothing_is_not_waited_for_for_ever() -> None:
+    advertisement = Advertisement()
+    advertisement.showed(7, 0.0)
+    advertisement.plan(7, 0.0)
+    advertisement.showed(4, 1.0)
+    advertisement.plan(4, 1.0 + BELIEVED_SECONDS)
+    due = advertisement.due()
+    assert due == 1.0 + BELIEVED_SECONDS + NO_WRITE_SECONDS
+    assert advertisement.plan(4, due - 0.1) == 7
+    assert advertisement.plan(4, due) == 4
 
 
 def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None:
@@ -80,6 +117,7 @@ def test_while_the_api_server_is_away_the_list_stays_as_long_as_the_node_showed(
     advertisement.showed(7, 501.0)
     assert advertisement.plan(2, 501.0) == 7
     advertisement.showed(2, 502.0)
+    advertisement.kubelet_wrote(502.0)
     assert advertisement.plan(2, 502.0 + BELIEVED_SECONDS - 0.1) == 7
     assert advertisement.plan(2, 502.0 + BELIEVED_SECONDS) == 2
 
@@ -133,6 +171,7 @@ class Step:
     target: int | None = None
     shown: int | None = None
     unknown: bool = False
+    written: bool = False
 
 
 STEPS = st.lists(
@@ -140,6 +179,7 @@ STEPS = st.lists(
         st.builds(Step, st.floats(0.0, 3.0), target=st.integers(0, 9)),
         st.builds(Step, st.floats(0.0, 3.0), shown=st.integers(0, 9)),
         st.builds(Step, st.floats(0.0, 3.0), unknown=st.just(True)),
+        st.builds(Step, st.floats(0.0, 3.0), written=st.just(True)),
         st.builds(Step, st.floats(0.0, 30.0)),
     ),
     max_size=30,
@@ -156,6 +196,8 @@ def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_la
             history.append((now, shown))  # it was shown until now
         if step.target is not None:
             target = step.target
+        if step.written:
+            advertisement.kubelet_wrote(now)
         if step.shown is not None or step.unknown:
             shown = step.shown
             advertisement.showed(shown, now)
@@ -173,6 +215,8 @@ def test_a_list_comes_down_to_its_target_when_nothing_more_happens(steps: list[S
     for step in steps:
         now += step.seconds
         target = target if step.target is None else step.target
+        if step.written:
+            advertisement.kubelet_wrote(now)
         if step.shown is not None or step.unknown:
             advertisement.showed(step.shown, now)
         advertisement.plan(target, now)

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,13 +16,14 @@ from prometheus_client import CollectorRegistry
 from mig_agent.adapters.cdi import CDI_KIND, CdiFolder
 from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
 from mig_agent.engine.callers import Caller
+from mig_agent.frontends.deviceplugin.book import Acquisition
 from mig_agent.frontends.deviceplugin.metrics import PluginMetrics
 from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings, Served
 from mig_agent.frontends.deviceplugin.registering import Offer, Registering
 from mig_agent.frontends.deviceplugin.service import ResourceService
-from support.engine import Node, engine
+from support.engine import CREATE, Node, engine
 from support.plugged import LARGE, MIDDLE, SMALL, Words, devices
 
 ADMIN = Caller(name="root", uid=0, admin=True)
@@ -73,10 +75,11 @@ async def running(gpus: str = "h100-80gb:1") -> AsyncIterator[Running]:
                 await plugin.close()
 
 
-def shows(**counts: int) -> NodeFacts:
+def shows(heartbeat: str = "", **counts: int) -> NodeFacts:
     return NodeFacts(
         name="node-1",
         uid="uid",
+        heartbeat=heartbeat,
         kubelet_version="v1.36.2",
         allocatable={
             f"nvidia.com/mig-{name.replace('_', '.').removeprefix('p')}": str(n) for name, n in counts.items()
@@ -112,6 +115,101 @@ async def test_what_runs_is_counted_once_while_it_is_made_and_after() -> None:
         assert at.listed(SMALL) == 7
 
 
+MEMORY = "mig-agent.io/memory-10g"
+
+
+async def promised(at: Running, *wants: str, name: str = "train", **fields: Any) -> Lease:
+    """A lease taken for a pod that has not come."""
+    holder = Holder(pod=Pod(namespace="team-a", name=name, uid=f"uid-{name}"))
+    return (await at.node.acquire(*wants, holder=holder, **fields)).lease
+
+
+async def test_what_is_kept_for_a_pod_is_shown_for_what_the_pod_asks_for() -> None:
+    async with running() as at:
+        at.plugin.asked = lambda _: {MEMORY: 1}
+        assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
+        lease = await promised(at, "1g.10gb")
+        assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 6, 1]
+        assert (at.served(MEMORY).promised, at.served(SMALL).promised) == (1, 0)
+        assert at.listed(MEMORY) == 7
+        at.plugin.asked = lambda _: None  # the API server has not said yet
+        assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 1]
+        at.plugin.asked = lambda _: {}
+        assert await at.numbers(MEMORY, SMALL, MIDDLE) == [6, 6, 1]
+        await at.node.manager.end_for_pod(lease.id, "it never came")
+        assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
+
+
+async def test_a_promise_is_counted_once_on_its_way_to_the_container() -> None:
+    """From the moment it is made until the pod has it, the numbers stay what they were."""
+    async with running() as at:
+        at.plugin.asked = lambda _: {SMALL: 1}
+        seen: set[tuple[int, int]] = set()
+        at.node.manager.on_view.append(lambda: seen.add((at.served(SMALL).target, at.served(LARGE).target)))
+        lease = await promised(at, "1g.10gb")
+        await at.settled()
+        assert at.served(SMALL).promised == 1
+        two = at.served("nvidia.com/mig-2g.20gb")
+        assert two.target == 3
+        await at.plugin.allocate([devices(0)])
+        assert (at.served(SMALL).target, at.served(SMALL).promised) == (7, 0), "the id on its way takes it"
+        assert two.target == 3, "and no room is kept for it beside that"
+        pod = lease.holder.pod
+        assert pod is not None
+        await at.node.manager.hand_over(lease.id, devices(0), pod)
+        at.plugin.book.on_way.clear()
+        assert await at.numbers(SMALL, LARGE) == [7, 0]
+        assert two.target == 3
+        assert {small for small, _ in seen} == {7}
+
+
+async def test_numbers_do_not_dip_while_something_is_made_for_a_pod() -> None:
+    async with running() as at:
+        at.plugin.asked = lambda _: None
+        at.node.simulator.hang(CREATE)
+        asked = at.node.start(promised(at, "7g.80gb"))
+        await at.node.stuck()
+        at.plugin.refresh()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert at.served(LARGE).target == 1
+        at.node.simulator.clear()
+        await asked
+        assert await at.numbers(LARGE, SMALL) == [1, 0]
+
+
+async def test_a_pod_without_a_promise_does_not_keep_the_one_that_has_one_out() -> None:
+    """The cluster's scheduler bound it on the number that was meant for the other; one more is offered then."""
+    async with running() as at:
+        at.plugin.asked = lambda _: {LARGE: 1}
+        await promised(at, "7g.80gb")
+        await at.plugin.allocate([devices(0, resource=LARGE)])
+        assert at.served(LARGE).target == 1
+        (device,) = devices(0, resource=LARGE)
+        at.plugin.book.acquisitions[device] = Acquisition(
+            pod=Pod(namespace="team-a", name="other"),
+            request=at.node.request("7g.80gb", kubelet_devices=(device,)),
+            since=0.0,
+            task=asyncio.get_running_loop().create_future(),  # type: ignore[arg-type]  # nothing waits for it
+        )
+        assert await at.numbers(LARGE) == [2]
+        assert at.listed(LARGE) == 2
+
+
+async def test_who_has_a_promise_is_let_in_until_the_agent_is_gone() -> None:
+    async with running() as at:
+        at.plugin.asked = lambda _: {SMALL: 1}
+        await promised(at, "1g.10gb")
+        await at.settled()
+        at.plugin.node_showed(shows(p1g_10gb=7))
+        draining = at.node.start(at.plugin.drain())
+        await asyncio.sleep(0)
+        at.plugin.node_showed(shows(p1g_10gb=0))
+        await draining
+        assert at.served(SMALL).target == 0
+        assert at.listed(SMALL) >= 1
+
+
 async def test_paused_and_cordoned_there_is_nothing_more() -> None:
     async with running() as at:
         await at.plugin.allocate([devices(3)])
@@ -130,7 +228,7 @@ async def test_the_list_does_not_get_shorter_than_what_the_node_shows() -> None:
         await at.plugin.allocate([devices(0, resource=LARGE)])
         await at.settled()
         assert (at.served(SMALL).target, at.listed(SMALL)) == (0, 7)
-        at.plugin.node_showed(shows(p1g_10gb=0, p7g_80gb=1))
+        at.plugin.node_showed(shows(p1g_10gb=0, p7g_80gb=1, heartbeat="later"))
         await at.node.until(lambda: at.listed(SMALL) == 0)
 
 
@@ -174,6 +272,30 @@ async def test_without_an_api_server_stopping_takes_no_time() -> None:
     async with running() as at:
         at.plugin.node_unknown("cannot reach it")
         await asyncio.wait_for(at.plugin.drain(), 5.0)
+
+
+async def test_a_device_that_is_lost_stays_taken_and_its_file_goes() -> None:
+    """A kubelet that has just started asks nobody before it starts a container, which must not get what is lost."""
+    async with running("h100-80gb:2") as at:
+        both = devices(0, 1, resource=LARGE)
+        holder = Holder(pod=Pod(namespace="team-a", name="train", uid="u"))
+        lease = (await at.node.acquire("7g.80gb", "7g.80gb", kubelet_devices=both, holder=holder)).lease
+        injector = at.plugin._injector
+        assert injector is not None
+        await injector.inject(both, dict.fromkeys(both, lease))
+        files = injector._folder.names
+        await at.settled()
+        assert len(files()) == 2
+        at.node.simulator.lose_gpu(0)
+        await at.node.look()
+        await at.settled()
+        await at.node.until(lambda: len(files()) == 1)
+        assert await at.numbers(LARGE) == [2], "the kubelet has given both away"
+        at.node.simulator.lose_gpu(1)
+        await at.node.look()
+        await at.settled()
+        await at.node.until(lambda: not files())
+        assert await at.numbers(LARGE) == [0]
 
 
 async def test_metrics_tell_of_each_resource() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -114,6 +115,20 @@ async def test_a_kubelet_that_comes_back_knows_the_resources_at_once(story: Stor
     assert len(story.lost) == 2
     assert story.offer().socket is not before
     assert story.offer().registrations == 2
+
+
+async def test_a_kubelet_that_has_just_gone_is_looked_for_more_often(story: Story) -> None:
+    """It admits pods that wait anew as soon as it is back."""
+    clock = asyncio.get_running_loop().time() + 1000.0
+    assert story.registering.pause(clock) == module.LOOK_SECONDS, "there has been none"
+    story.kubelet.starts()
+    await story.look()
+    now = story.offer().heard
+    story.offer().service.streams = 1
+    assert story.registering.pause(now) == module.LOOK_SECONDS
+    story.offer().service.streams = 0
+    assert story.registering.pause(now + 1.0) == module.QUICK_SECONDS
+    assert story.registering.pause(now + module.QUICKLY_FOR_SECONDS + 1.0) == module.LOOK_SECONDS, "not for ever"
 
 
 async def test_a_socket_that_is_gone_is_made_anew(story: Story) -> None:

@@ -12,10 +12,11 @@ import pytest
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
-from mig_agent.core.model import InstanceState, Pod
+from mig_agent.core.model import InstanceState, KubeletDevice, Pod
 from mig_agent.frontends.deviceplugin import starting
 from mig_agent.frontends.deviceplugin.book import unserved
 from mig_agent.frontends.deviceplugin.claims import holders
+from mig_agent.simulator import Code
 from support.plugged import LARGE, MIDDLE, SMALL, Plugged, devices, plugged
 
 
@@ -278,3 +279,72 @@ async def test_an_id_that_the_kubelet_gave_to_two_pods_takes_nothing_from_the_fi
         await at.following.look()
         await at.start(one)
         assert at.holder(one) == "second"
+
+
+async def test_a_container_that_starts_again_gets_another_device_for_one_that_was_lost(tmp_path: Path) -> None:
+    async with plugged(tmp_path, "h100-80gb:3") as at:
+        await at.admit("train", *devices(0, 1, resource=LARGE))
+        await at.start(*devices(0, 1, resource=LARGE))
+        (before,) = at.node.leases.values()
+        lost = at.node.instances(InstanceState.LEASED)[0]
+        at.node.simulator.lose_gpu(0)
+        await at.node.look()
+        await at.following.look()
+        assert set(at.node.leases) == {before.id}, "its pod has what is left of it"
+        assert not at.node.instances(InstanceState.IDLE, gpu=1)
+        await at.start(*devices(0, 1, resource=LARGE))
+        assert len(at.node.leases) == 2
+        seen = variables(at, "mig-7g.80gb-0")["CUDA_VISIBLE_DEVICES"].split(",")
+        assert set(seen) == {each.uuid for gpu in (1, 2) for each in at.node.instances(gpu=gpu)}
+        await at.start(*devices(0, 1, resource=LARGE))
+        assert len(at.node.leases) == 2, "and keeps it from then on"
+        at.node.simulator.reset_gpu(0)
+        await at.node.look()
+        assert lost.uuid not in variables(at, "mig-7g.80gb-0")["CUDA_VISIBLE_DEVICES"]
+        at.words.drop("train")
+        await at.following.look()
+        assert not at.node.leases
+
+
+async def test_a_container_whose_lost_device_has_no_successor_waits_and_says_so(tmp_path: Path) -> None:
+    async with plugged(tmp_path, "h100-80gb:2") as at:
+        await at.admit("train", *devices(0, 1, resource=LARGE))
+        await at.start(*devices(0, 1, resource=LARGE))
+        (lease,) = at.node.leases.values()
+        at.node.simulator.lose_gpu(0)
+        await at.node.look()
+        with pytest.raises(RefusedError, match=r"mig-7g\.80gb"):
+            await at.start(*devices(0, 1, resource=LARGE), seconds=0.3)
+        assert set(at.node.leases) == {lease.id}
+        await at.admit("other", *devices(2, resource=LARGE))
+        with pytest.raises(RefusedError):
+            await at.start(*devices(2, resource=LARGE), seconds=0.3)
+
+
+async def test_a_device_that_is_back_is_the_pods_again(tmp_path: Path) -> None:
+    async with plugged(tmp_path, "h100-80gb:2") as at:
+        await at.admit("train", *devices(0, 1, resource=LARGE))
+        await at.start(*devices(0, 1, resource=LARGE))
+        before = uuids(at)
+        at.node.simulator.fail("nvmlDeviceGetMigMode", Code.GPU_IS_LOST, gpu=0)
+        await at.node.look()
+        await at.node.look()
+        await at.start(*devices(0, 1, resource=LARGE))
+        assert len(at.node.leases) == 1
+        assert uuids(at) == before
+
+
+async def test_what_another_plugin_gave_under_the_same_name_is_neither_given_nor_kept(tmp_path: Path) -> None:
+    """As after a plugin that served the name before: its pods still run."""
+    theirs = KubeletDevice(resource=SMALL, id="GPU-a")
+    async with plugged(tmp_path) as at:
+        at.words.put("theirs", theirs)
+        await at.following.look()
+        assert unserved(at.book, {}, (), (SMALL,)) == ()
+        with pytest.raises(RefusedError, match="another device plugin gave it"):
+            await at.start(theirs)
+        await at.admit("ours", *devices(0))
+        at.words.put("ours", theirs, container="second")
+        await at.start(*devices(0))
+        (lease,) = at.node.leases.values()
+        assert lease.kubelet_devices == devices(0)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mig_agent.adapters.cdi import CDI_KIND, CdiFolder
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
@@ -42,6 +44,12 @@ class Words:
     kubelet: Identity | None = field(default_factory=lambda: Identity(1, 1, 1))
     silent: bool = False
     """Neither answers."""
+    does_not_answer: bool = False
+    """The API server alone."""
+    lists_finished: bool = False
+    """It is a kubelet before 1.34."""
+    bound_to_node: bool = True
+    """Whether the API server tells which pods are bound to the node."""
     told: list[tuple[Pod | None, str, str]] = field(default_factory=list)
     patched: list[Mapping[str, int]] = field(default_factory=list)
 
@@ -60,9 +68,15 @@ class Words:
 
     async def pod(self, _namespace: str, name: str) -> PodFacts | None:
         """The API server's answer."""
-        if self.silent:
+        if self.silent or self.does_not_answer:
             raise KubeApiError("cannot read the pod: no answer")
         return self.facts.get(name)
+
+    def bound(self) -> Mapping[tuple[str, str], PodFacts] | None:
+        """What the watch of the node's pods shows."""
+        if self.silent or not self.bound_to_node:
+            return None
+        return {(each.namespace, each.name): each for each in self.facts.values()}
 
     async def patch_resources(self, counts: Mapping[str, int], capacity: Mapping[str, int]) -> None:
         """Kept."""
@@ -81,7 +95,11 @@ class Words:
         for resource in dict.fromkeys(each.resource for each in has):
             own = tuple(each for each in has if each.resource == resource)
             self.recorded += (CheckpointEntry(pod_uid=uid, container=container, devices=own),)
-        self.facts[name] = PodFacts(namespace="team-a", name=name, uid=uid, phase="Running", node="node-1")
+        had = self.facts[name].resources if name in self.facts else {}
+        asks = Counter(had) + Counter(each.resource for each in has)
+        self.facts[name] = PodFacts(
+            namespace="team-a", name=name, uid=uid, phase="Running", node="node-1", resources=dict(asks)
+        )
 
     def drop(self, name: str) -> None:
         """The pod is gone, for the kubelet and for the API server."""
@@ -130,10 +148,12 @@ class Plugged:
 
 
 @contextlib.asynccontextmanager
-async def plugged(folder: Path, gpus: str = "h100-80gb:1", *, has_api: bool = True) -> AsyncIterator[Plugged]:
-    """A node with these GPUs."""
-    async with engine(folder, gpus) as node:
-        words, book, tasks = Words(), Book(), Tasks()
+async def plugged(
+    folder: Path, gpus: str = "h100-80gb:1", *, has_api: bool = True, words: Words | None = None, **changes: Any
+) -> AsyncIterator[Plugged]:
+    """A node with these GPUs, or the one of this folder again with `""`; `words` are those of before."""
+    async with engine(folder, gpus, **changes) as node:
+        words, book, tasks = words or Words(), Book(), Tasks()
         view = node.manager.snapshot.view
         resources = {each.name: each for each in resources_of(view, Naming())}
         cdi = CdiFolder(folder / "cdi", CDI_KIND, node.host, simulated=True)
@@ -158,8 +178,10 @@ async def plugged(folder: Path, gpus: str = "h100-80gb:1", *, has_api: bool = Tr
             api=api,
             node="node-1",
             changed=lambda: None,
-            lists_finished=lambda: False,
+            lists_finished=lambda: words.lists_finished,
+            resources=resources,
         )
+        following.bound = words.bound
         allocating = Allocating(node.manager, book, injector.qualified, lambda: None)
         try:
             yield Plugged(node, words, book, starting, following, allocating, injector, cdi, tasks)

@@ -11,6 +11,11 @@ BELIEVED_SECONDS = 2.0
 """So long after the node object stopped showing a number a pod may still be bound on it."""
 UNKNOWN_SECONDS = 15.0
 """How long a list stays too long where nobody knows what the node object shows: the kubelet tells it every 10 s."""
+CALM_SECONDS = 6.0
+"""So long after the kubelet wrote the node object it surely does not write it again; it does so every 10 s at most, and
+always while its list is not what the node object shows."""
+NO_WRITE_SECONDS = 30.0
+"""How long a list stays too long for a kubelet that writes nothing."""
 OUT_OF_TOUCH_SECONDS = 600.0
 """The same while the API server is away: nobody is bound, and when it is back pods are bound on what the node object
 showed last, before the kubelet or the agent can correct it."""
@@ -26,6 +31,9 @@ class Advertisement:
         self._too_long_until: float | None = None
         """Where nobody knows what it shows: when the list may shrink."""
         self._patience = UNKNOWN_SECONDS
+        self._calm_until = 0.0
+        self._no_write_until: float | None = None
+        """Where the list is to shrink: when it does so without having seen the kubelet write."""
         self._due: float | None = None
         self.length = 0
         """Of the list as last told to the kubelet."""
@@ -49,6 +57,10 @@ class Advertisement:
             self._too_long_until = min(self._too_long_until, now + self._patience)
         self._shown = number
 
+    def kubelet_wrote(self, now: float) -> None:
+        """The kubelet has written the status of the node object."""
+        self._calm_until = now + CALM_SECONDS
+
     def believed(self, now: float) -> int:
         """The most that somebody may still believe, as far as the node object tells."""
         self._past = {number: until for number, until in self._past.items() if until > now}
@@ -63,12 +75,23 @@ class Advertisement:
             self._too_long_until = now + self._patience
         if self._too_long_until is not None and now < self._too_long_until:
             believed = max(believed, self.length)
-        self.length = max(target, believed)
+        self.length = self._not_now_shorter(max(target, believed), now)
         if self.length == target:
             self._too_long_until = None
-        moments = (*self._past.values(), self._too_long_until or now)
+        moments = (*self._past.values(), self._too_long_until or now, self._no_write_until or now)
         self._due = min((moment for moment in moments if moment > now), default=None)
         return self.length
+
+    def _not_now_shorter(self, length: int, now: float) -> int:
+        """The length, or the list's as it is where the kubelet may just now be writing that to the node object."""
+        if self._shown is None or length >= self.length or now < self._calm_until:
+            self._no_write_until = None
+        elif self._no_write_until is None:
+            self._no_write_until = now + NO_WRITE_SECONDS
+        if self._no_write_until is not None and now < self._no_write_until:
+            return self.length
+        self._no_write_until = None
+        return length
 
     def due(self) -> float | None:
         """The moment after the last plan at which it may change by itself; None: at none."""
@@ -78,3 +101,4 @@ class Advertisement:
         """The kubelet has forgotten the list, as when it starts."""
         self.length = 0
         self._too_long_until = None
+        self._no_write_until = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mig_agent.core.errors import Refusal
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod, Request, RequestId
 from mig_agent.engine.answers import Granted
+from mig_agent.frontends.deviceplugin.ids import is_ours
 
 ON_WAY_SECONDS = 10.0
 """From Allocate until the kubelet surely lists the pod, if it took it."""
@@ -91,6 +92,8 @@ def unserved(
 ) -> tuple[KubeletDevice, ...]:
     """What the kubelet has allocated and nothing stands for yet: for these room is needed before all others.
 
+    But for what another plugin gave that served the name before.
+
     `placed` are devices whose plans are being carried out.
     """
     taken = {device for part in (book.listed, book.on_way, book.acquisitions) for device in part}
@@ -100,6 +103,7 @@ def unserved(
                 device
                 for device in taken
                 if device.resource in resources
+                and is_ours(device.id)
                 and device not in leased
                 and device not in placed
                 and device not in book.hopeless

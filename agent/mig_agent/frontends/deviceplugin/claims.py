@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedPod
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, NodeView, Pod
+from mig_agent.core.standing import standing
+from mig_agent.frontends.deviceplugin.ids import is_ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +60,21 @@ def claim_of(
 
 
 def holders(view: NodeView) -> Mapping[KubeletDevice, Lease]:
-    """The lease that stands for each device of the kubelet's; there is at most one."""
-    return {device: lease for lease in view.leases.values() for device in lease.kubelet_devices}
+    """The lease that stands for each device of the kubelet's, with an instance that is there.
+
+    A pod that got another for one that was lost has two, of which the later counts.
+    """
+    return {
+        device: lease
+        for lease in sorted(view.leases.values(), key=lambda lease: lease.created_at)
+        for device, instance in zip(lease.kubelet_devices, standing(view, lease), strict=False)
+        if instance is not None
+    }
+
+
+def given(view: NodeView) -> frozenset[KubeletDevice]:
+    """All devices that pods have leases for, those included that are lost: the kubelet counts them as taken."""
+    return frozenset(device for lease in view.leases.values() for device in lease.kubelet_devices)
 
 
 def shared(devices: Iterable[KubeletDevice], listed: Sequence[ListedPod]) -> tuple[KubeletDevice, list[str]] | None:
@@ -98,4 +113,5 @@ def _starting(wanted: Collection[KubeletDevice], containers: Mapping[str, Collec
 
 
 def _served(devices: Iterable[KubeletDevice], resources: Collection[str]) -> tuple[KubeletDevice, ...]:
-    return tuple(dict.fromkeys(device for device in devices if device.resource in resources))
+    """Those of resources that are served, each once; another plugin may have served the name before."""
+    return tuple(dict.fromkeys(each for each in devices if each.resource in resources and is_ours(each.id)))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApiError
+from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
 from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedPod
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import KubeletDevice, Lease, Pod
@@ -20,6 +20,7 @@ from mig_agent.engine.manager import Manager
 from mig_agent.frontends.deviceplugin.api import Api
 from mig_agent.frontends.deviceplugin.book import Acquisition, Book
 from mig_agent.frontends.deviceplugin.fates import Fate, Listing, Name, Seen, fate_of, judged
+from mig_agent.frontends.deviceplugin.nobodys import nobody_has
 
 BUSY_SECONDS = 1.0
 """Between two looks while pods have devices, or ask for some."""
@@ -61,8 +62,12 @@ class Following:
         node: str,
         changed: Callable[[], None],
         lists_finished: Callable[[], bool],
+        resources: Collection[str],
     ) -> None:
-        """`lists_finished` tells whether the kubelet is one before 1.34, which lists pods that have ended."""
+        """`lists_finished` tells whether the kubelet is one before 1.34, which lists pods that have ended.
+
+        `resources` are the names that are served.
+        """
         self._manager = manager
         self._book = book
         self._kubelet = kubelet
@@ -71,6 +76,10 @@ class Following:
         self._node = node
         self._changed = changed
         self._lists_finished = lists_finished
+        self._resources = resources
+        self.bound: Callable[[], Mapping[Name, PodFacts] | None] = lambda: None
+        """The pods that the API server has on this node; None where it does not tell. For leases whose pod is not
+        known."""
         self._seen = Seen()
         self._finished: set[tuple[Name, KubeletDevice]] = set()
         """What pods that have ended had, as long as the kubelet lists them."""
@@ -93,8 +102,10 @@ class Following:
                 _LOG.exception("cannot follow the pods of this node now")
             busy = self._book.on_way or self._book.acquisitions or self._book.ending or self._pods_leases()
             self._poke.clear()
+            # No wait_for: before Python 3.12 it forgets that it was cancelled when what it waits for comes then, too.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), BUSY_SECONDS if busy else IDLE_SECONDS)
+                async with asyncio.timeout(BUSY_SECONDS if busy else IDLE_SECONDS):
+                    await self._poke.wait()
 
     async def look(self) -> None:
         """Asks the kubelet once, if it can be asked now, and draws the consequences."""
@@ -119,6 +130,9 @@ class Following:
         ]
         lists_finished = self._lists_finished()
         fates = {each: fate_of(*each, listing, self._seen, lists_finished=lists_finished) for each in matter}
+        nobodys = [each for each, fate in fates.items() if fate is Fate.UNSURE and self._is_nobodys(each, listing)]
+        fates |= dict.fromkeys(nobodys, Fate.GONE)
+        self._finished |= {(name, each) for _, has in nobodys for each in has for name in listing.owners.get(each, ())}
         self._seen.note(listing, matter)
         self._note(listing, asked_at, {device for entry in recorded for device in entry.devices})
         await self._draw({each for each, fate in fates.items() if fate is Fate.GONE}, leases, waiting)
@@ -128,6 +142,13 @@ class Following:
             self._finished |= {((pod.namespace, pod.name), device) for pod, devices in gone for device in devices}
             self._note(listing, asked_at, frozenset(self._book.on_way))
             await self._draw(gone, leases, waiting)
+
+    def _is_nobodys(self, held: Held, listing: Listing) -> bool:
+        pod, devices = held
+        bound = None if pod.namespace else self.bound()
+        return bound is not None and nobody_has(
+            devices, listing, bound, on_way=self._book.on_way, resources=self._resources
+        )
 
     def _note(self, listing: Listing, asked_at: float, recorded: Collection[KubeletDevice]) -> None:
         self._finished = {each for each in self._finished if each[0] in listing.owners.get(each[1], ())}

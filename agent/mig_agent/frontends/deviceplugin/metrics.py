@@ -37,6 +37,11 @@ class PluginMetrics(Collector):
         allocated = GaugeMetricFamily(
             "mig_agent_kubelet_devices_allocated", "Devices that pods have, by resource.", labels=("resource",)
         )
+        promised = GaugeMetricFamily(
+            "mig_agent_kubelet_devices_promised",
+            "Devices that are kept for pods on their way, by resource.",
+            labels=("resource",),
+        )
         connected = GaugeMetricFamily(
             "mig_agent_kubelet_connected", "1 while the kubelet listens, by resource.", labels=("resource",)
         )
@@ -47,7 +52,8 @@ class PluginMetrics(Collector):
             listed.add_metric((name,), len(served.service.ids))
             target.add_metric((name,), served.target)
             allocated.add_metric((name,), served.allocated)
+            promised.add_metric((name,), served.promised)
             offer = plugin.registering.offers[name]
             connected.add_metric((name,), int(offer.is_listened_to))
             registrations.add_metric((name,), offer.registrations)
-        yield from (listed, target, allocated, connected, registrations)
+        yield from (listed, target, allocated, promised, connected, registrations)

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import structlog
 
 from mig_agent.adapters.cdi import CdiFolder
-from mig_agent.adapters.kubeapi import KubeApiError, NodeFacts
+from mig_agent.adapters.kubeapi import NodeFacts, PodFacts, PodName
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
 from mig_agent.core.capacity import servable
 from mig_agent.core.model import KubeletDevice, NodeView
@@ -23,19 +22,17 @@ from mig_agent.frontends.deviceplugin.advertising import Advertisement
 from mig_agent.frontends.deviceplugin.allocating import Allocated, Allocating
 from mig_agent.frontends.deviceplugin.api import Api
 from mig_agent.frontends.deviceplugin.book import Book, unserved
-from mig_agent.frontends.deviceplugin.claims import holders
+from mig_agent.frontends.deviceplugin.claims import given, holders
 from mig_agent.frontends.deviceplugin.environment import EnvironmentAllocating, EnvironmentStarting
 from mig_agent.frontends.deviceplugin.following import Following
 from mig_agent.frontends.deviceplugin.injecting import CdiInjector
+from mig_agent.frontends.deviceplugin.nodenumbers import NodeNumbers, Wrong
 from mig_agent.frontends.deviceplugin.registering import Registering
 from mig_agent.frontends.deviceplugin.resources import Naming, Resource, resources_of
 from mig_agent.frontends.deviceplugin.service import ResourceService
 from mig_agent.frontends.deviceplugin.starting import Starting
+from mig_agent.frontends.promises import Asked, Counted, counted, kept, nobody_knows, promised
 
-PATCH_PAUSE_SECONDS: Final = 0.1
-"""Between two writes of the node's status, so that a burst of changes is one of them."""
-PATCH_AGAIN_SECONDS: Final = 5.0
-"""After one that failed."""
 FIRST_LOOK_SECONDS: Final = 5.0
 """For the kubelet to tell of its pods before anything is offered to it."""
 ALLOCATED_SECONDS: Final = 0.3
@@ -73,6 +70,8 @@ class Served:
     """How many the node object is to show."""
     allocated: int = 0
     """How many of them the kubelet has given away."""
+    promised: int = 0
+    """For how many more something is kept, whose pods have not come yet."""
 
 
 class Plugin:
@@ -96,6 +95,8 @@ class Plugin:
         """By the resource's name; what was served once stays, maybe with nothing to give."""
         self._resources: dict[str, Resource] = {}
         self.book = Book()
+        self.asked: Asked = nobody_knows
+        """What pods with leases ask for, as the scheduler counts it."""
         self._tasks = Tasks()
         self._loops: list[asyncio.Task[None]] = []
         self._kubelet = PodResources(paths)
@@ -129,21 +130,23 @@ class Plugin:
             node=settings.node,
             changed=self.refresh,
             lists_finished=lambda: self._lists_finished,
+            resources=self._resources,
         )
         self.registering = Registering(
             paths=paths, kubelet=self._kubelet, on_lost=self._lost_by_kubelet, on_taken=self._taken
         )
         self._node: NodeFacts | None = None
         self._lists_finished = False
-        self._can_patch = api is not None
-        self._is_answered = True
-        """Whether the API server, when it took no number, at least said why."""
+        self._numbers = (
+            None
+            if api is None
+            else NodeNumbers(api=api, kubelet=self._kubelet, wrong=self._wrong_on_node, changed=self.refresh)
+        )
         self._due: asyncio.TimerHandle | None = None
         self._soon = False
         self._draining = False
         self._closed = False
-        self._patch_wanted = asyncio.Event()
-        self._leased: frozenset[KubeletDevice] = frozenset()
+        self._standing: frozenset[KubeletDevice] = frozenset()
 
     async def start(self) -> None:
         """Serves from now on; a kubelet that is not there yet is waited for in the background."""
@@ -157,8 +160,8 @@ class Plugin:
             self._tasks.spawn("register with the kubelet", self.registering.run()),
             self._tasks.spawn("follow pods", self._following.run()),
         ]
-        if self._api is not None:
-            self._loops.append(self._tasks.keep("show numbers on the node", partial(self._patch_on, self._api)))
+        if self._numbers is not None:
+            self._loops.append(self._tasks.keep("show numbers on the node", self._numbers.run))
 
     async def drain(self) -> None:
         """Offers nothing more, and returns when no pod can be bound any more on what was offered before.
@@ -202,9 +205,17 @@ class Plugin:
 
     def node_showed(self, facts: NodeFacts) -> None:
         """The node object has changed."""
+        if self._node is not None and facts.heartbeat != self._node.heartbeat:
+            now = asyncio.get_running_loop().time()
+            for served in self.served.values():
+                served.advertisement.kubelet_wrote(now)
         self._node = facts
         self._lists_finished = not _at_least(facts.kubelet_version, _ACTIVE_ONLY_SINCE)
         self.refresh()
+
+    def pods_showed(self, pods: Mapping[PodName, PodFacts] | None) -> None:
+        """The pods that the API server has on this node have changed; None: it does not tell any more."""
+        self._following.bound = lambda: pods
 
     def node_unknown(self, _words: str = "") -> None:
         """The API server is out of touch."""
@@ -240,20 +251,21 @@ class Plugin:
         manager, book = self._manager, self.book
         view = manager.snapshot.view
         self._serve(view)
-        leased = holders(view)
+        leased, standing = given(view), holders(view)
         placed = {
             device for request, devices in book.requests.items() if manager.has_places(request) for device in devices
         }
-        before = tuple(
-            self._resources[device.resource].want for device in unserved(book, leased, placed, self._resources)
-        )
+        promises = self._promises(view, unserved(book, standing, placed, self._resources))
+        before = tuple(self._resources[device.resource].want for device in promises.unserved)
         now = asyncio.get_running_loop().time()
         due: list[float] = []
-        in_touch = self._api is None or (self._node is not None and self._is_answered)
+        in_touch = self._numbers is None or (self._node is not None and self._numbers.is_answered)
         for name, served in self.served.items():
             allocated = book.allocated(leased, name)
             served.allocated = len(allocated)
-            more = 0 if self._draining else manager.creatable(served.resource.want, before)
+            served.promised = promises.promised.get(name, 0)
+            # Who has a promise may be on the way while nothing more is offered.
+            more = served.promised + (0 if self._draining else manager.creatable(served.resource.want, before))
             # What pods have could be free again before the next agent is there to give it.
             served.target = 0 if self._draining else len(allocated) + more
             served.advertisement.showed(self._shown(name), now, in_touch=in_touch)
@@ -263,12 +275,21 @@ class Plugin:
             if moment is not None:
                 due.append(moment)
         self._again_at(min(due, default=None))
-        self._patch_wanted.set()
-        if self._leased != leased.keys():
-            fewer = not self._leased <= leased.keys()
-            self._leased = frozenset(leased)
+        if self._numbers is not None:
+            self._numbers.look()
+        if self._standing != standing.keys():
+            fewer = not self._standing <= standing.keys()
+            self._standing = frozenset(standing)
             if fewer and self._loops:
                 self._tasks.spawn("remove CDI files", self.remove_files())
+
+    def _promises(self, view: NodeView, waiting: Sequence[KubeletDevice]) -> Counted:
+        """What is kept for pods on their way; `waiting` are devices that the kubelet allocated and nobody has yet."""
+        keeping = (*kept(view), *self._manager.making_for_pods())
+        if not keeping:
+            return Counted(promised={}, unserved=tuple(waiting))
+        wants = {name: resource.want for name, resource in self._resources.items()}
+        return counted(promised(keeping, view, wants, self.asked), waiting, self.book.acquisitions)
 
     def _serve(self, view: NodeView) -> None:
         for resource in resources_of(view, self._settings.naming):
@@ -283,13 +304,10 @@ class Plugin:
         """What the node shows of a resource, where that is known and can be changed."""
         if self._node is None or not self._shown_is_known():
             return None
-        try:
-            return int(self._node.allocatable.get(name, "0"))
-        except ValueError:
-            return None
+        return _number(self._node.allocatable.get(name))
 
     def _shown_is_known(self) -> bool:
-        return self._node is not None and self._can_patch
+        return self._node is not None and self._numbers is not None and self._numbers.can_write
 
     def _again_at(self, moment: float | None) -> None:
         if self._due is not None:
@@ -301,37 +319,17 @@ class Plugin:
 
     # The node object
 
-    async def _patch_on(self, api: Api) -> None:
-        while True:
-            await self._patch_wanted.wait()
-            self._patch_wanted.clear()
-            counts = self._wrong_on_node()
-            if not counts:
-                continue
-            try:
-                await api.patch_resources(counts, {name: len(self.served[name].service.known) for name in counts})
-            except KubeApiError as error:
-                self._is_answered = not error.retryable
-                if self._can_patch:
-                    _LOG.warning("the node's status cannot be written", error=error.words)
-                self._can_patch = False
-                await asyncio.sleep(PATCH_AGAIN_SECONDS)
-                self._patch_wanted.set()
-                continue
-            if not self._can_patch:
-                self._can_patch = True
-                self.refresh()
-            await asyncio.sleep(PATCH_PAUSE_SECONDS)
-
-    def _wrong_on_node(self) -> Mapping[str, int]:
+    def _wrong_on_node(self) -> Mapping[str, Wrong]:
         """Numbers that the node object should show and does not; only of what the kubelet listens to."""
         if self._node is None:
             return {}
         found = {}
         for name, served in self.served.items():
-            offer = self.registering.offers[name]
-            if offer.is_listened_to and self._node.allocatable.get(name) != str(served.target):
-                found[name] = served.target
+            shown = self._node.allocatable.get(name)
+            if self.registering.offers[name].is_listened_to and shown != str(served.target):
+                # A resource that the node does not show at all is written even as 0.
+                number = _number(shown)
+                found[name] = Wrong(shown=number, right=served.target, capacity=len(served.service.known))
         return found
 
     # The kubelet
@@ -368,6 +366,14 @@ class _Calls:
 
     async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
         await self._plugin.start_container(devices, seconds)
+
+
+def _number(shown: str | None) -> int:
+    """Of devices, as the node object shows it; what is no number counts as none."""
+    try:
+        return int(shown or "0")
+    except ValueError:
+        return 0
 
 
 def _at_least(version: str, least: tuple[int, int]) -> bool:

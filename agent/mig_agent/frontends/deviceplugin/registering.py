@@ -17,6 +17,10 @@ from mig_agent.frontends.deviceplugin.service import ResourceService
 
 LOOK_SECONDS: Final = 0.2
 """Between two looks whether the kubelet has started anew; it removes the sockets of plugins then."""
+QUICK_SECONDS: Final = 0.05
+"""The same while the kubelet that listened has just gone: one that is back admits pods that wait on the node anew, and
+fails those whose devices it does not know by then."""
+QUICKLY_FOR_SECONDS: Final = 60.0
 LISTEN_SECONDS: Final = 5.0
 """For the kubelet to ask for the list after it has taken a registration, or after a list has ended."""
 AGAIN_SECONDS: Final = (0.2, 15.0)
@@ -91,7 +95,14 @@ class Registering:
                 await self.look()
             except Exception:  # noqa: BLE001 -- whatever it was, the kubelet may start anew at any time
                 _LOG.exception("cannot look after the registrations now")
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self.pause(asyncio.get_running_loop().time()))
+
+    def pause(self, now: float) -> float:
+        """Until the next look, in seconds."""
+        registered = [each for each in self.offers.values() if each.registrations and not each.taken]
+        gone = bool(registered) and not any(each.service.streams for each in registered)
+        lately = any(now - each.heard < QUICKLY_FOR_SECONDS for each in registered)
+        return QUICK_SECONDS if gone and lately else LOOK_SECONDS
 
     async def look(self) -> None:
         """Registers what is not registered with the kubelet that is there now."""

@@ -23,6 +23,8 @@ from mig_agent.frontends.deviceplugin import wording
 from mig_agent.frontends.deviceplugin.api import Api
 from mig_agent.frontends.deviceplugin.book import Acquisition, Book
 from mig_agent.frontends.deviceplugin.claims import Claim, belongs_to, claim_of, holders, shared
+from mig_agent.frontends.deviceplugin.handing import Handing
+from mig_agent.frontends.deviceplugin.ids import is_ours
 from mig_agent.frontends.deviceplugin.resources import Resource
 
 KUBELET: Final = Caller(name="kubelet", scheduler=True)
@@ -81,6 +83,7 @@ class Starting:
         self._injector = injector
         self._resources = resources
         self._changed = changed
+        self._handing = Handing(manager=manager, book=book, api=api, resources=resources, tell=self._tell)
         self._closing = False
 
     def close(self) -> None:
@@ -95,8 +98,9 @@ class Starting:
         until = asyncio.get_running_loop().time() + seconds
         claim = await self._claim(asked)
         for _ in range(_MOST_TRIES):
-            leased = await self._settled(claim)
-            missing = [device for device in claim.devices if device not in leased]
+            leased, missing = await self._settled(claim)
+            while await self._handing.hand_over(claim.pod, missing):
+                leased, missing = await self._settled(claim)
             if not set(asked) & set(missing):
                 await self._injector.inject(claim.container_devices, leased)
                 if all(self._stands(device, claim.pod) for device in asked):
@@ -113,6 +117,7 @@ class Starting:
     # Whose it is
 
     async def _claim(self, asked: Sequence[KubeletDevice]) -> Claim:
+        _refuse_others(asked)
         try:
             listed = await self._kubelet.list()
         except KubeletError as error:
@@ -149,8 +154,8 @@ class Starting:
                 return Pod(namespace=each.namespace, name=each.name, uid=pod.uid)
         return pod
 
-    async def _settled(self, claim: Claim) -> Mapping[KubeletDevice, Lease]:
-        """The pod's own leases by device; those of pods that had its devices before have ended."""
+    async def _settled(self, claim: Claim) -> tuple[Mapping[KubeletDevice, Lease], Sequence[KubeletDevice]]:
+        """The pod's own leases by device, and devices without one; those of pods that had them before have ended."""
         book, view = self._book, self._manager.snapshot.view
         standing = holders(view)
         own: dict[KubeletDevice, Lease] = {}
@@ -163,7 +168,7 @@ class Starting:
             else:
                 await self._manager.end_for_pod(lease.id, f"the kubelet gave {device} to {claim.pod}")
                 book.ended(lease.id)
-        return own
+        return own, [device for device in claim.devices if device not in own]
 
     def _stands(self, device: KubeletDevice, pod: Pod) -> bool:
         lease = holders(self._manager.snapshot.view).get(device)
@@ -319,6 +324,17 @@ class Starting:
     def _tell(self, pod: Pod, reason: str, words: str) -> None:
         if self._api is not None:
             self._tasks.spawn(f"event of {pod}", self._api.tell(pod, reason, words, warning=reason != "DevicesReady"))
+
+
+def _refuse_others(asked: Sequence[KubeletDevice]) -> None:
+    """A plugin that served the name before may have left pods behind."""
+    others = [device for device in asked if not is_ours(device.id)]
+    if others:
+        raise refuse(
+            Reason.NOT_SUPPORTED,
+            f"cannot start with {others[0]}: another device plugin gave it, which does not serve that name any more",
+            "delete the pod, so that it is made anew",
+        )
 
 
 def _refuse_shared(claim: Claim, listed: Sequence[ListedPod]) -> None:

@@ -1,0 +1,114 @@
+"""What is written to the node object: a fall at once, a rise when the kubelet has taken it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+from mig_agent.adapters.kubelet import KubeletError
+from mig_agent.core.model import KubeletDevice
+from mig_agent.frontends.deviceplugin.nodenumbers import NodeNumbers, Wrong
+from support.plugged import MIDDLE, SMALL, Words, devices
+
+
+@dataclass
+class Kubelet:
+    """Tells how many healthy devices of each resource it has taken by now."""
+
+    has: dict[str, int] = field(default_factory=dict)
+    silent: bool = False
+
+    async def allocatable(self) -> tuple[KubeletDevice, ...]:
+        if self.silent:
+            raise KubeletError("cannot tell")
+        return tuple(device for name, count in self.has.items() for device in devices(*range(count), resource=name))
+
+
+@dataclass
+class SlowKubelet(Kubelet):
+    """Answers with what it had when it was asked, when it is let."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def allocatable(self) -> tuple[KubeletDevice, ...]:
+        known = await super().allocatable()
+        self.asked.set()
+        await self.answer.wait()
+        return known
+
+
+@dataclass
+class Node:
+    """The node object, and what it should show."""
+
+    shown: dict[str, int]
+    right: dict[str, int]
+
+    def wrong(self) -> Mapping[str, Wrong]:
+        return {
+            name: Wrong(shown=self.shown[name], right=right, capacity=7)
+            for name, right in self.right.items()
+            if right != self.shown[name]
+        }
+
+
+@contextlib.asynccontextmanager
+async def running(node: Node, kubelet: Kubelet) -> AsyncIterator[tuple[NodeNumbers, Words]]:
+    words = Words()
+    numbers = NodeNumbers(api=words, kubelet=kubelet, wrong=node.wrong, changed=lambda: None)
+    task = asyncio.create_task(numbers.run())
+    try:
+        yield numbers, words
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 -- what it waits for happens in the code under test
+            await asyncio.sleep(0.01)
+
+
+async def test_a_rise_waits_for_the_kubelet_and_a_fall_does_not() -> None:
+    node = Node(shown={SMALL: 2, MIDDLE: 3}, right={SMALL: 4, MIDDLE: 1})
+    kubelet = Kubelet({SMALL: 3, MIDDLE: 3})
+    async with running(node, kubelet) as (numbers, words):
+        numbers.look()
+        await until(lambda: words.patched)
+        assert words.patched == [{MIDDLE: 1}]
+        node.shown[MIDDLE] = 1
+        numbers.look()
+        await asyncio.sleep(0.3)  # in which nothing must come
+        assert words.patched == [{MIDDLE: 1}]
+        kubelet.has[SMALL] = 4  # nobody tells that it has: it is looked at again
+        await until(lambda: len(words.patched) > 1)
+        assert words.patched[1] == {SMALL: 4}
+
+
+async def test_a_kubelet_that_does_not_tell_is_given_a_moment() -> None:
+    node = Node(shown={SMALL: 2}, right={SMALL: 4})
+    async with running(node, Kubelet(silent=True)) as (numbers, words):
+        numbers.look()
+        await until(lambda: words.patched)
+        assert words.patched == [{SMALL: 4}]
+
+
+async def test_what_grew_further_meanwhile_is_not_written_before_its_own_time() -> None:
+    node = Node(shown={SMALL: 2}, right={SMALL: 4})
+    kubelet = SlowKubelet({SMALL: 4})
+    async with running(node, kubelet) as (numbers, words):
+        numbers.look()
+        await kubelet.asked.wait()
+        node.right[SMALL] = 7
+        numbers.look()
+        kubelet.answer.set()
+        await asyncio.sleep(0.2)  # in which nothing must come
+        assert not words.patched
+        kubelet.has[SMALL] = 7
+        await until(lambda: words.patched)
+        assert words.patched == [{SMALL: 7}]
