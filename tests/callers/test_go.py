@@ -80,6 +80,21 @@ def test_over_tcp_with_certificates(go_caller: Path, folder: Path) -> None:
         assert words.startswith("cannot go on: plan: ")
 
 
+def test_for_a_pod_by_an_address_that_no_certificate_names(go_caller: Path, folder: Path) -> None:
+    """As a scheduler of Kubernetes calls: a pod's address, the Service's name, and a pod that is to come."""
+    authority = Authority(folder, "clients")
+    name = "mig-agent.gpus.svc"
+    own = authority.issue("batch-platform")
+    tls = ["-tls-ca", str(authority.ca), "-tls-cert", str(own.cert), "-tls-key", str(own.key)]
+    with serving(folder, authority, "--tls-schedulers", "batch-platform", also=[name], host="127.0.0.2") as agent:
+        there = ["-address", f"127.0.0.2:{port_of(agent)}", *tls]
+        words = call(go_caller, *there, code=1)
+        assert "certificate is valid for 127.0.0.1, not 127.0.0.2" in words
+        told = call(go_caller, *there, "-tls-server-name", name, "-pod", "team-a/train/7f2c")
+        assert told["promised_to"] == "team-a/train"
+        check(told, agent, "pod team-a/train")
+
+
 def test_the_program_is_formatted() -> None:
     gofmt = shutil.which("gofmt")
     if gofmt is None:

@@ -101,6 +101,8 @@ def test_what_a_request_says_of_its_holder_does_not_make_it_so(calls_as: As) -> 
         acquire(calls_as(ALICE), holder=pb.Holder(tenant=f"uid {BOB}"))
     with refused("not-permitted"):
         acquire(calls_as(ALICE), holder=pb.Holder(tenant="root"))
+    with refused("not-permitted", "cannot ask for pod team-a/train"):
+        acquire(calls_as(ALICE), holder=pb.Holder(pod=pb.Pod(namespace="team-a", name="train")))
     granted = acquire(calls_as(ALICE), holder=pb.Holder(tenant=own, name="root", uid=0, pid=1))
     assert granted.lease.holder == pb.Holder(tenant=own, name=f"{own} (root)", uid=ALICE, pid=os.getpid())
 

@@ -13,6 +13,7 @@ import grpc
 import pytest
 
 from mig_agent.adapters.grpcerrors import TRAILER
+from mig_agent.client import Client, NoAgent, Tls
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.agent import GENEROUS_SECONDS, Agent
@@ -86,6 +87,30 @@ def test_without_a_certificate_or_with_a_strangers_there_is_no_connection(
     for client in (None, strangers.issue("ops")):
         with pytest.raises((ssl.SSLError, ConnectionError)):
             shake(agent, client_context(authority, client, version))
+
+
+def test_who_cannot_connect_is_told_why(folder: Path, authority: Authority) -> None:
+    """Each is a mistake in one of three files or in the name, and gRPC's own words name none of them."""
+    own, strangers = authority.issue("slurm"), Authority(folder, "strangers")
+    with serving(folder, authority, host="127.0.0.2", also=["mig-agent.gpus.svc"]) as agent:
+
+        def words(ca: Path, client: Pem, name: str = "mig-agent.gpus.svc") -> str:
+            tls = Tls(ca=ca, cert=client.cert, key=client.key, server_name=name)
+            with Client(f"127.0.0.2:{port_of(agent)}", tls=tls, patience=0.1) as calling:
+                try:
+                    return calling.status().node
+                except NoAgent as error:
+                    return f"{error.message} {error.hint}"
+
+        assert words(authority.ca, own) == "tested"
+        assert "its certificate has another name give the name that it has: --tls-server-name" in words(
+            authority.ca, own, ""
+        )
+        assert "is --tls-ca the authority that signed it?" in words(strangers.ca, own)
+        refused = words(authority.ca, strangers.issue("slurm", file="other"))
+        assert "does it accept your certificate?" in refused or "the connection broke" in refused
+        mixed = Pem(cert=own.cert, key=strangers.issue("slurm", file="mixed").key)
+        assert "do they belong together" in words(authority.ca, mixed)
 
 
 def test_without_tls_there_is_no_connection(agent: Agent) -> None:

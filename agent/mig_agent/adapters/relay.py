@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -46,10 +47,12 @@ class Relay:
         places: Places,
         users: Users,
         fates: Fates,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`listener` listens already and is ours from now on; `target` is the path of gRPC's socket.
 
-        `who` tells who has connected and may raise OSError. `fates` hears of each connection.
+        `who` tells who has connected and may raise OSError. `fates` hears of each connection. `before` is awaited
+        before a connection is passed on.
         """
         self._listener = listener
         self._listener.setblocking(False)
@@ -58,6 +61,7 @@ class Relay:
         self._places = places
         self._users = users
         self._fates = fates
+        self._before = before
         self._loop = asyncio.get_running_loop()
         self._links: set[Link] = set()
         self._surplus: set[Link] = set()
@@ -84,6 +88,11 @@ class Relay:
             self._listener.close()
             if self._pause is not None:
                 self._pause.cancel()
+
+    def drop(self) -> None:
+        """Ends all connections that are open now, at once, as the network might; new ones are taken."""
+        for link in tuple(self._links):
+            link.close()
 
     async def close(self, seconds: float) -> None:
         """Ends all connections, after what gRPC has said last has reached its readers, or after so long."""
@@ -120,16 +129,21 @@ class Relay:
         if refusal:
             self._turn_away(client, peer, refusal)
         elif peer.uid is not None and not self._users.is_fresh(peer.uid):
-            task = self._loop.create_task(self._learn_and_link(client, peer, peer.uid), name=f"name of {peer.uid}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            # The first connection of a user, or the first in a while.
+            self._link_after(partial(self._users.learn, peer.uid), client, peer)
+        elif self._before is not None:
+            self._link_after(self._before, client, peer)
         else:
             self._link(client, peer)
 
-    async def _learn_and_link(self, client: socket.socket, peer: Peer, uid: int) -> None:
-        """The first connection of a user, or the first in a while."""
+    def _link_after(self, first: Callable[[], Awaitable[None]], client: socket.socket, peer: Peer) -> None:
+        task = self._loop.create_task(self._wait_and_link(first, client, peer), name=f"a connection of {peer}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _wait_and_link(self, first: Callable[[], Awaitable[None]], client: socket.socket, peer: Peer) -> None:
         try:
-            await self._users.learn(uid)
+            await first()
         except BaseException:
             self._forget(client, peer)
             raise

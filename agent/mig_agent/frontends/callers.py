@@ -53,7 +53,8 @@ class Roles:
             raise refuse(
                 Reason.NOT_PERMITTED,
                 f"cannot serve the certificate of {name or 'nobody'}: it has no role here",
-                "the administrator can give it one with tls_users, tls_schedulers or tls_admins",
+                "the administrator can give it one with tls_users, tls_schedulers (the chart's scheduler.names) or "
+                "tls_admins",
             )
         return Caller(name=name, admin=admin, scheduler=scheduler)
 

@@ -51,6 +51,7 @@ type report struct {
 	Device          string   `json:"device"`
 	Visible         string   `json:"visible"`
 	HolderInStatus  string   `json:"holder_in_status"`
+	PromisedTo      string   `json:"promised_to"`
 	Renewed         float64  `json:"renewed_for_seconds"`
 	Events          []string `json:"events"`
 	TooLarge        refusal  `json:"too_large"`
@@ -62,13 +63,19 @@ func main() {
 	ca := flag.String("tls-ca", "", "over TCP: who may sign the agent's certificate (PEM)")
 	cert := flag.String("tls-cert", "", "over TCP: the own certificate (PEM)")
 	key := flag.String("tls-key", "", "over TCP: its key (PEM)")
+	serverName := flag.String("tls-server-name", "", "over TCP: the name in the agent's certificate, where it is not the address's host")
 	memory := flag.String("memory", "4G", "how much to ask for")
+	podName := flag.String("pod", "", "for which pod, as NAMESPACE/NAME/UID")
 	limit := flag.Duration("limit", 90*time.Second, "for everything")
 	flag.Parse()
 
 	ctx, cancel := context.WithTimeout(context.Background(), *limit)
 	defer cancel()
-	told, err := run(ctx, *address, *ca, *cert, *key, *memory)
+	pod, err := podOf(*podName)
+	var told *report
+	if err == nil {
+		told, err = run(ctx, connecting{*address, *ca, *cert, *key, *serverName}, asking{*memory, pod})
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "cannot go on:", err)
 		os.Exit(1)
@@ -79,33 +86,60 @@ func main() {
 	}
 }
 
+// connecting says where the agent is, and who is to be trusted there.
+type connecting struct {
+	address, ca, cert, key, serverName string
+}
+
 // dial opens a connection: plain over a Unix socket, mutual TLS over TCP.
-func dial(address, ca, cert, key string) (*grpc.ClientConn, error) {
-	if strings.HasPrefix(address, "unix:") {
-		return grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+func (to connecting) dial() (*grpc.ClientConn, error) {
+	if strings.HasPrefix(to.address, "unix:") {
+		return grpc.NewClient(to.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	}
-	own, err := tls.LoadX509KeyPair(cert, key)
-	if err != nil {
+	if _, err := tls.LoadX509KeyPair(to.cert, to.key); err != nil {
 		return nil, err
 	}
-	signer, err := os.ReadFile(ca)
+	signer, err := os.ReadFile(to.ca)
 	if err != nil {
 		return nil, err
 	}
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(signer) {
-		return nil, fmt.Errorf("there is no certificate in %s", ca)
+		return nil, fmt.Errorf("there is no certificate in %s", to.ca)
 	}
 	secured := credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{own},
-		RootCAs:      roots,
-		MinVersion:   tls.VersionTLS13,
+		// Read at each connection: certificates are renewed while a scheduler runs.
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			own, err := tls.LoadX509KeyPair(to.cert, to.key)
+			return &own, err
+		},
+		RootCAs:    roots,
+		ServerName: to.serverName,
+		MinVersion: tls.VersionTLS13,
 	})
-	return grpc.NewClient("dns:///"+address, grpc.WithTransportCredentials(secured), grpc.WithNoProxy())
+	return grpc.NewClient("dns:///"+to.address, grpc.WithTransportCredentials(secured), grpc.WithNoProxy())
 }
 
-func run(ctx context.Context, address, ca, cert, key, memory string) (*report, error) {
-	connection, err := dial(address, ca, cert, key)
+// asking says what is wanted.
+type asking struct {
+	memory string
+	pod    *api.Pod
+}
+
+// podOf reads NAMESPACE/NAME/UID; nil for an empty text.
+func podOf(text string) (*api.Pod, error) {
+	if text == "" {
+		return nil, nil
+	}
+	parts := strings.Split(text, "/")
+	if len(parts) != 3 {
+		return nil, fmt.Errorf("a pod is NAMESPACE/NAME/UID, and not %q", text)
+	}
+	return &api.Pod{Namespace: parts[0], Name: parts[1], Uid: parts[2]}, nil
+}
+
+func run(ctx context.Context, to connecting, ask asking) (*report, error) {
+	connection, err := to.dial()
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +148,7 @@ func run(ctx context.Context, address, ca, cert, key, memory string) (*report, e
 	told := &report{}
 
 	// How would it be served, and how good would that be?
-	request := wanting(memory)
+	request := ask.request()
 	plans, err := agent.Plan(ctx, &api.PlanRequest{Requests: []*api.Request{request}})
 	if err != nil {
 		return nil, fmt.Errorf("plan: %w", err)
@@ -153,12 +187,12 @@ func run(ctx context.Context, address, ca, cert, key, memory string) (*report, e
 	told.Again = again.Lease.Id
 
 	// Another request by the same plan comes too late, and one for too much never has its turn.
-	late := wanting(memory)
+	late := ask.request()
 	late.IfRevision = request.IfRevision
 	if told.Outdated, err = refused(ctx, agent, late); err != nil {
 		return nil, err
 	}
-	if told.TooLarge, err = refused(ctx, agent, wanting("900G")); err != nil {
+	if told.TooLarge, err = refused(ctx, agent, asking{"900G", ask.pod}.request()); err != nil {
 		return nil, err
 	}
 
@@ -169,6 +203,9 @@ func run(ctx context.Context, address, ca, cert, key, memory string) (*report, e
 	for _, each := range node.Leases {
 		if each.Id == lease.Id {
 			told.HolderInStatus = each.Holder.Name
+			if each.Pod != nil && !each.Arrived {
+				told.PromisedTo = each.Pod.Namespace + "/" + each.Pod.Name
+			}
 		}
 	}
 
@@ -198,12 +235,16 @@ func run(ctx context.Context, address, ca, cert, key, memory string) (*report, e
 	}
 }
 
-// wanting is a request for one device with so much memory.
-func wanting(memory string) *api.Request {
+// request is one for one device with so much memory; for a pod, it is the pod that holds it.
+func (ask asking) request() *api.Request {
+	holder := &api.Holder{Name: "go"}
+	if ask.pod != nil {
+		holder = &api.Holder{Pod: ask.pod}
+	}
 	return &api.Request{
-		Wants:     []*api.Want{{What: &api.Want_Memory{Memory: memory}}},
+		Wants:     []*api.Want{{What: &api.Want_Memory{Memory: ask.memory}}},
 		RequestId: fmt.Sprintf("go-%d-%d", os.Getpid(), time.Now().UnixNano()),
-		Holder:    &api.Holder{Name: "go"},
+		Holder:    holder,
 	}
 }
 

@@ -7,7 +7,7 @@ in its source), so whatever cannot be understood is passed over; nothing that en
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,10 +38,28 @@ class DeviceCheckpoint:
             return ()
         return tuple(_entries(content))
 
+    def registered(self) -> Mapping[str, frozenset[str]]:
+        """The resources that device plugins serve, or served up to five minutes ago, with their healthy devices.
+
+        Those of a plugin that has gone are without any until the kubelet forgets them. None where there is no file, or
+        one that cannot be understood. Blocking, and quick.
+        """
+        try:
+            content = json.loads(self._path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        found = _data(content).get("RegisteredDevices")
+        resources = found.items() if isinstance(found, dict) else ()
+        return {name: frozenset(_ids(devices)) for name, devices in resources}
+
+
+def _data(content: object) -> Mapping[str, object]:
+    data = content.get("Data") if isinstance(content, dict) else None
+    return data if isinstance(data, dict) else {}
+
 
 def _entries(content: object) -> Iterator[CheckpointEntry]:
-    data = content.get("Data") if isinstance(content, dict) else None
-    entries = data.get("PodDeviceEntries") if isinstance(data, dict) else None
+    entries = _data(content).get("PodDeviceEntries")
     for each in entries if isinstance(entries, list) else ():
         if not isinstance(each, dict):
             continue

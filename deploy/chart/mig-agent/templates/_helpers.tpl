@@ -50,10 +50,34 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
+{{- /* How the node shows what it can give. */ -}}
+{{- define "mig-agent.advertise" -}}
+{{- default .Values.advertise .Values.settings.advertise }}
+{{- end }}
+
+{{- define "mig-agent.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "mig-agent.fullname" .)) .Values.scheduler.tlsSecret }}
+{{- end }}
+
+{{- define "mig-agent.tlsFolder" -}}
+/etc/mig-agent-tls
+{{- end }}
+
 {{- /* The configuration file. What `settings` says wins. */ -}}
 {{- define "mig-agent.settings" -}}
 {{- if eq .Values.resources.profilePrefix .Values.resources.memoryPrefix }}
 {{- fail "cannot install: nobody could tell profiles from amounts of memory; give resources.profilePrefix and resources.memoryPrefix different values" }}
+{{- end }}
+{{- if .Values.scheduler.enabled }}
+{{- if not .Values.scheduler.names }}
+{{- fail "cannot install: nobody could use the schedulers' port; give scheduler.names the names in their certificates" }}
+{{- end }}
+{{- if hasKey .Values.settings "listen" }}
+{{- fail "cannot install: scheduler.enabled says where the agents listen, and so does settings.listen; leave out one of them" }}
+{{- end }}
+{{- if and .Values.metrics.enabled (eq (int .Values.scheduler.port) (int .Values.metrics.port)) }}
+{{- fail (printf "cannot install: schedulers and metrics cannot share the port %d; give scheduler.port or metrics.port another" (int .Values.metrics.port)) }}
+{{- end }}
 {{- end }}
 {{- $metrics := ternary (printf "0.0.0.0:%d" (int .Values.metrics.port)) "off" .Values.metrics.enabled }}
 {{- $chart := dict
@@ -70,6 +94,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
       "feature_labels" .Values.featureLabels
       "metrics" $metrics }}
 {{- with .Values.nodeLabel }}{{ $_ := set $chart "node_label" . }}{{ end }}
+{{- with .Values.advertise }}{{ $_ := set $chart "advertise" . }}{{ end }}
+{{- if .Values.scheduler.enabled }}
+{{- /* The address on which it listens for them is the pod's own: see the DaemonSet. */}}
+{{- $folder := include "mig-agent.tlsFolder" . }}
+{{- $_ := set $chart "tls_cert" (printf "%s/tls.crt" $folder) }}
+{{- $_ := set $chart "tls_key" (printf "%s/tls.key" $folder) }}
+{{- $_ := set $chart "tls_client_ca" (printf "%s/ca.crt" $folder) }}
+{{- $_ := set $chart "tls_schedulers" .Values.scheduler.names }}
+{{- /* An authority signs for many: its word alone is not enough. */}}
+{{- $_ := set $chart "tls_users" list }}
+{{- end }}
 {{- with .Values.resources.wholeGpu }}{{ $_ := set $chart "whole_gpu_resource" . }}{{ end }}
 {{- with .Values.simulate }}{{ $_ := set $chart "simulate" . }}{{ end }}
 {{- range $name, $value := merge (deepCopy .Values.settings) $chart }}
