@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from mig_agent.client import Client
 from mig_agent.config.settings import Settings
@@ -30,10 +31,15 @@ from support.cluster.space import Space
 GPUS = "h100-80gb:1"
 SLICE = f"{PROFILE}1g.10gb"
 WHOLE = f"{PROFILE}7g.80gb"
-_LONGEST_SECONDS = 3600.0
-_PATIENCE_SECONDS = 60.0
+_WATCH_SECONDS = 3
+"""How long one watch lasts, and so for how long after the end the last one is waited for."""
+_PATIENCE_SECONDS = 120.0
 _KUBELETS_PERIOD_SECONDS = 12.0
 """It writes the node's status at least every ten."""
+
+
+class CannotMeasureError(Exception):
+    """What was to be measured did not happen; the message starts with "cannot"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,7 @@ class Heard:
             self._changed.notify_all()
 
     def first(self, since: float, wanted: Callable[[str, Json], bool], what: str) -> float:
-        """The first moment after `since` at which it was so."""
+        """The first moment after `since` at which it was so. Raises CannotMeasureError."""
         with self._changed:
             found: list[float] = []
 
@@ -79,7 +85,7 @@ class Heard:
                 return bool(found)
 
             if not self._changed.wait_for(happened, _PATIENCE_SECONDS):
-                raise SystemExit(f"cannot measure: it did not happen that {what}")
+                raise CannotMeasureError(f"cannot measure: it did not happen that {what}")
             return found[0]
 
     def lasting(self, since: float, until: float, wanted: Callable[[Json], bool]) -> float:
@@ -94,19 +100,33 @@ class Heard:
 
 
 class Bench:
-    """Measures on one cluster with an agent."""
+    """Measures on one cluster with an agent, in a `with` statement."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
         self._pods, self._nodes = Heard(), Heard()
         self._number = 0
-        for path, heard in ((f"{space.path}/pods", self._pods), ("/api/v1/nodes", self._nodes)):
-            threading.Thread(target=self._follow, args=(path, heard), daemon=True).start()
+        self._ended = threading.Event()
+        followed = ((f"{space.path}/pods", self._pods), ("/api/v1/nodes", self._nodes))
+        self._threads = [threading.Thread(target=self._follow, args=each) for each in followed]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
 
     def _follow(self, path: str, heard: Heard) -> None:
-        version = self._space.cluster.api.get(path)["metadata"]["resourceVersion"]
-        for kind, found in self._space.cluster.api.watch(path, seconds=_LONGEST_SECONDS, resourceVersion=version):
-            heard.tell(kind, found)
+        api = self._space.cluster.api
+        version = api.get(path)["metadata"]["resourceVersion"]
+        while not self._ended.is_set():
+            for kind, found in api.watch(path, seconds=_WATCH_SECONDS, resourceVersion=version):
+                version = found["metadata"]["resourceVersion"]
+                heard.tell(kind, found)
 
     @contextmanager
     def pod(self, limits: Mapping[str, int] | None = None) -> Iterator[tuple[str, float]]:
@@ -214,7 +234,11 @@ def main(arguments: Sequence[str]) -> int:
         with Client(installed.address(cluster)) as agent:
             space = Space(cluster, agent, "bench")
             space.open()
-            timings = list(measure(Bench(space), chosen.rounds))
+            with Bench(space) as bench:
+                timings = list(measure(bench, chosen.rounds))
+    except CannotMeasureError as error:
+        print(error, file=sys.stderr)
+        return 1
     finally:
         cluster.stop()
     print(json.dumps([asdict(each) for each in timings], indent=2) if chosen.output == "json" else table(timings))

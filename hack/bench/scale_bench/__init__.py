@@ -1,0 +1,1 @@
+"""The scale benchmark: one scheduler over many agents."""

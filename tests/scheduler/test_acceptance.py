@@ -1,0 +1,55 @@
+"""What the reference scheduler serves of a trace, beside what the planner alone would with all GPUs in one node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.agent import eventually
+from support.placing import PATIENCE_SECONDS, Placing, placing
+from support.rounds import Asked, served_by_the_planner, trace
+
+MODELS = ("a100-40gb", "h100-80gb", "h100-80gb")
+
+
+@pytest.fixture
+def there() -> Iterator[Placing]:
+    with placing(one=f"{MODELS[0]}:1", two=f"{MODELS[1]}:1", three=f"{MODELS[2]}:1") as made:
+        yield made
+
+
+def end(there: Placing, name: str) -> None:
+    """The pod goes, and its lease."""
+    ((node, lease),) = there.leases_of(name)
+    with there.client(node) as client:
+        client.release(lease.id)
+    del there.api.pods[name]
+
+
+def test_nothing_is_lost_by_asking_node_by_node(there: Placing) -> None:
+    """Scores are comparable between nodes and models: the best node's best place is the best of all."""
+    rounds = trace(90, 9, seed=3)
+    there.start()
+    served: dict[str, bool] = {}
+    held: dict[str, Asked] = {}
+    for number, arrivals in enumerate(rounds):
+        for name in [name for name, asked in held.items() if asked.ends <= number]:
+            end(there, name)
+            del held[name]
+        for asked in arrivals:
+            there.pod(asked.name, **{f"memory_{asked.memory}": 1})
+
+            def settled(name: str = asked.name) -> bool:
+                return bool(there.api.node_of(name) or there.api.why(name))
+
+            eventually(settled, f"{asked.name} is placed or told why not", PATIENCE_SECONDS)
+            served[asked.name] = bool(there.api.node_of(asked.name))
+            if served[asked.name]:
+                held[asked.name] = asked
+            else:
+                del there.api.pods[asked.name]
+                there.until_looked()  # or it is placed in the last moment, when the next round has made room
+    there.check()
+    assert not all(served.values())
+    assert served == served_by_the_planner(rounds, MODELS)
