@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/e2e: the agent as pods see it, on a real one-node Kubernetes that is made for the run and taken away after it.
+# Runs tests/e2e: the agent as pods see it, on real clusters that are made for the run and taken away after it.
 # Needs root and a machine on which namespaces, mounts and cgroups can be made. What is missing is installed (Debian's packages)
 # and built (Kubernetes, containerd, helm, the agent's image) first, once: minutes; see tests/e2e/modules/build.sh for the cache.
 # Usage: hack/e2e.sh [PYTEST ARGUMENTS]      for instance: hack/e2e.sh -k collide
@@ -21,6 +21,7 @@ PYTHONPATH=tests .venv/bin/python -m support.cluster prepare
 report=$(mktemp -d)
 trap 'rm -rf "$report"' EXIT
 failed=0
-.venv/bin/python -m pytest -q --durations 10 --junit-xml "$report/tests.xml" tests/e2e "$@" </dev/null || failed=$?
+# Two processes with a cluster each (tests/e2e/conftest.py): both wait most of the time.
+.venv/bin/python -m pytest -q -n 2 --dist loadscope --durations 10 --junit-xml "$report/tests.xml" tests/e2e "$@" </dev/null || failed=$?
 .venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
 exit "$failed"

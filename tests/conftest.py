@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.figures import figure, pytest_terminal_summary
+from support.figures import figure, pytest_terminal_summary, table
+from support.webserver import WebServer, web_server
 
-__all__ = ["figure", "pytest_terminal_summary"]
+__all__ = ["figure", "pytest_terminal_summary", "table"]
 
 # A shell that runs this in the background has it ignore Ctrl-C, and whatever the tests start would inherit that.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
@@ -47,3 +48,10 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in tuple(os.environ):
         if variable.startswith("MIG_AGENT_") or variable == "CUDA_VISIBLE_DEVICES":
             monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def web() -> Iterator[WebServer]:
+    """A web server that answers as the test tells it to."""
+    with web_server() as running:
+        yield running

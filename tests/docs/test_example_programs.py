@@ -15,6 +15,8 @@ from support.agent import Agent
 from support.documents import ROOT, blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+CERTIFICATES = EXAMPLES / "kubernetes/certificates.yaml"
+"""Of cert-manager's kinds; the others are of Kubernetes' own."""
 
 
 def run(person: dict[str, str], *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -57,7 +59,7 @@ def test_kubernetes() -> None:
     memory = {f"{settings.memory_resource_prefix}{amount}" for amount in settings.memory_resources}
     page = {body for body, _ in blocks(ROOT / "docs/kubernetes.md", "yaml")}
     shown = 0
-    for path in sorted((EXAMPLES / "kubernetes").iterdir()):
+    for path in sorted({*(EXAMPLES / "kubernetes").iterdir()} - {CERTIFICATES}):
         text = path.read_text()
         assert text.startswith("# "), "what it shows, in words"
         names = re.findall(r"^ +((?:nvidia\.com|mig-agent\.io)/\S+): \d+$", text, re.MULTILINE)
@@ -66,6 +68,42 @@ def test_kubernetes() -> None:
         assert yaml.safe_load(text)["metadata"]["name"] == path.stem
         shown += text.partition("\n")[2] in page
     assert shown
+
+
+def test_scheduler() -> None:
+    """Its programs run in tests/scheduler, and all of it on a cluster in tests/e2e. Both routes ask for the same."""
+    folder = EXAMPLES / "scheduler"
+    found = {path.stem: list(yaml.safe_load_all(path.read_text())) for path in sorted(folder.glob("*.yaml"))}
+    assert all(path.read_text().startswith("# ") for path in folder.glob("*.yaml")), "what it shows, in words"
+    containers = {name: found[name][0]["spec"]["containers"][0] for name in ("pod", "environment")}
+    assert containers["pod"]["resources"] == containers["environment"]["resources"]
+    (annotation,) = (each["valueFrom"]["fieldRef"]["fieldPath"] for each in containers["environment"]["env"])
+    assert annotation == "metadata.annotations['mig-agent.io/visible-devices']"
+    (deployment,) = (each for each in found["deployment"] if each["kind"] == "Deployment")
+    programs = {path.name for path in folder.glob("*.py")}
+    assert Path(deployment["spec"]["template"]["spec"]["containers"][0]["command"][-1]).name in programs
+
+
+def test_certificates() -> None:
+    """Cert-manager is not there to ask; that they fit the chart, the example's scheduler and each other can be seen."""
+    objects = [each for each in yaml.safe_load_all(CERTIFICATES.read_text()) if each]
+    assert {each["apiVersion"] for each in objects} == {"cert-manager.io/v1"}
+    assert {each["metadata"]["namespace"] for each in objects} == {"mig-agent"}
+    issuers = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "Issuer"}
+    made = {each["spec"]["secretName"]: each["spec"] for each in objects if each["kind"] == "Certificate"}
+    assert all(each["issuerRef"] == {"name": each["issuerRef"]["name"], "kind": "Issuer"} for each in made.values())
+    assert {each["issuerRef"]["name"] for each in made.values()} == set(issuers)
+    (authority,) = (name for name, each in made.items() if each.get("isCA"))
+    assert issuers["mig-agent"]["ca"]["secretName"] == authority
+
+    agents, scheduler = made["mig-agent-tls"], made["mig-scheduler-tls"]
+    helpers = (ROOT / "deploy/chart/mig-agent/templates/_helpers.tpl").read_text()
+    assert 'printf "%s-tls" (include "mig-agent.fullname" .)' in helpers
+    assert (agents["dnsNames"], agents["usages"]) == (["mig-agent.mig-agent.svc"], ["server auth"])
+    assert (scheduler["commonName"], scheduler["usages"]) == ("mig-agent-scheduler", ["client auth"])
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    assert f"'scheduler.names={{{scheduler['commonName']}}}'" in page
+    assert "secretName: mig-scheduler-tls" in (EXAMPLES / "scheduler/deployment.yaml").read_text()
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

@@ -1,13 +1,15 @@
-"""One real cluster for all tests of this folder, and a namespace for each."""
+"""Real clusters for the tests of this folder, one of one node and one of two, and a namespace for each test."""
 
 from __future__ import annotations
 
 import itertools
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # nothing of its types
 
 from mig_agent.client import Client
 from support.cluster import cluster as clusters
@@ -17,16 +19,43 @@ from support.cluster.space import Space
 
 GPUS = "h100-80gb:1,a30:1"
 """Two models, so that what one offers and the other does not can be told apart: 1g.10gb is the H100's alone."""
+GPUS_OF_TWO = {"n1": "a100-40gb:1", "n2": "h100-80gb:1"}
 VALUES = {"settings": {"start_deadline": "8s"}}
 """A pod that has to wait asks again sooner than it would, which is all that is different."""
+TWO_NODES = {"test_scheduler.py", "test_two_nodes.py"}
+"""Files whose tests use the cluster of two nodes."""
 _HERE = Path(__file__).parent
 _numbers = itertools.count(1)
 
 
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Shares files out to processes, each with a cluster of one node; that of two nodes is made by one alone."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "two nodes" if file.rpartition("/")[2] in TWO_NODES else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """For `-n 2 --dist loadscope`."""
+    if config.getvalue("dist") != "loadscope":
+        return None
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test of a run waits for the cluster and, if it is to be built, for the agent's image."""
+    """What takes longest comes first, so that no process waits for the other at the end.
+
+    And the first test of a run waits for the cluster and, if it is to be built, for the agent's image.
+    """
+    items.sort(key=lambda item: item.path.name not in TWO_NODES)
     for item in items:
-        if item.path.is_relative_to(_HERE) and item.get_closest_marker("timeout") is None:
+        if not item.path.is_relative_to(_HERE):
+            continue
+        if "two_nodes" in getattr(item, "fixturenames", ()) and item.path.name not in TWO_NODES:
+            raise pytest.UsageError(f"cannot run {item.nodeid}: {__file__} does not say that it uses two nodes")
+        if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(900))
 
 
@@ -59,8 +88,46 @@ def agent(cluster: Cluster) -> Iterator[Client]:
 @pytest.fixture
 def space(cluster: Cluster, agent: Client) -> Iterator[Space]:
     """A namespace of the test's own; the GPUs are empty before and after."""
-    cluster.node.check()
-    space = Space(cluster, agent, f"test-{next(_numbers)}")
+    with _opened(Space(cluster, agent, f"test-{next(_numbers)}")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[Cluster]:
+    """Another cluster, with an agent on each of its two nodes, n1 and n2, whose GPUs are unlike."""
+    folder = Path(tempfile.mkdtemp(prefix="mig-agent-e2e-"))
+    cluster = clusters.start(folder, programs.ensure(), nodes=2)
+    try:
+        for node in cluster.nodes:
+            installed.label(cluster, node=node.name)
+        installed.install(cluster, installed.load_image(cluster), gpus=GPUS_OF_TWO, values=VALUES)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def two_agents(two_nodes: Cluster) -> Iterator[dict[str, Client]]:
+    """Clients of the agents on them, by the name of the node."""
+    with ExitStack() as stack:
+        yield {
+            node.name: stack.enter_context(Client(installed.address(two_nodes, node.name), patience=60))
+            for node in two_nodes.nodes
+        }
+
+
+@pytest.fixture
+def wide_space(two_nodes: Cluster, two_agents: dict[str, Client]) -> Iterator[Space]:
+    """A namespace of the test's own over both nodes; the GPUs are empty before and after."""
+    first, *others = two_agents
+    agents = {name: two_agents[name] for name in others}
+    with _opened(Space(two_nodes, two_agents[first], f"test-{next(_numbers)}", agents)) as opened:
+        yield opened
+
+
+@contextmanager
+def _opened(space: Space) -> Iterator[Space]:
+    space.cluster.check()
     space.open()
     try:
         yield space

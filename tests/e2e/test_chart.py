@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mig_agent.config import load
+from mig_agent.config import TcpAddress, load
 from support.cluster import installed, programs
 from support.cluster.space import Space
 
@@ -37,6 +37,17 @@ VALUES: Mapping[str, list[str]] = {
         "settings.strict_fifo=true",
         "settings.gpus={0,1}",
     ],
+    "for schedulers": ["scheduler.enabled=true", "scheduler.names={kai,slurm}"],
+    "for schedulers, narrowly": [
+        "scheduler.enabled=true",
+        "scheduler.names={kai}",
+        "scheduler.port=7500",
+        "scheduler.tlsSecret=gpu-agents",
+        "scheduler.clientCaConfigMap=authorities",
+        "scheduler.from[0].namespaceSelector.matchLabels.team=platform",
+        "networkPolicy.enabled=true",
+        "metrics.enabled=false",
+    ],
     "everything off": [
         "metrics.enabled=false",
         "admissionPolicy.enabled=false",
@@ -61,6 +72,7 @@ VALUES: Mapping[str, list[str]] = {
     ],
 }
 Render = Callable[..., list[dict[str, Any]]]
+POD_ADDRESS = "10.88.0.2"
 
 
 @pytest.fixture(scope="session")
@@ -141,12 +153,31 @@ def test_without_an_image_it_says_what_is_missing(helm: str) -> None:
         "resources.memory={0g}",
         "settings.nonsense=1",
         "settings.idle_limit=-5",
+        "scheduler.port=0",
+        "scheduler.secret=x",
+        "scheduler.tlsSecret=Not A Name",
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(helm: str, wrong: str) -> None:
     done = run(helm, "template", "mig-agent", str(CHART), *flags((wrong,)))
     assert done.returncode != 0
     assert "schema" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ([], "give scheduler.names the names in their certificates"),
+        (["scheduler.names={kai}", "settings.listen=unix:///x.sock"], "and so does settings.listen"),
+        (["scheduler.names={kai}", "networkPolicy.enabled=true"], "give scheduler.from whom it is open to"),
+        (["scheduler.names={kai}", "scheduler.port=9400"], "give scheduler.port or metrics.port another"),
+    ],
+)
+def test_a_port_for_schedulers_that_nobody_could_use_is_refused(helm: str, wrong: list[str], words: str) -> None:
+    done = run(helm, "template", "mig-agent", str(CHART), *flags(("scheduler.enabled=true", *wrong)))
+    assert done.returncode != 0
+    assert "cannot install: " in done.stderr
+    assert words in done.stderr
 
 
 def test_profiles_and_amounts_have_names_of_their_own(helm: str) -> None:
@@ -185,6 +216,10 @@ def test_the_least_rights(render: Render) -> None:
         "events": ["create", "patch"],
     }
     role = the(render("featureLabels=off"), "ClusterRole")
+    assert "patch" in role["rules"][0]["verbs"], (
+        "labels that it wrote before are taken back, and the policy allows no more"
+    )
+    role = the(render("featureLabels=off", "admissionPolicy.enabled=false"), "ClusterRole")
     assert role["rules"][0]["verbs"] == ["get", "list", "watch"]
 
 
@@ -260,7 +295,8 @@ def test_the_agent_takes_its_settings(
     monkeypatch.setenv("MIG_AGENT_NODE", "n1")
     for variable in container["env"]:
         if "value" in variable:
-            monkeypatch.setenv(variable["name"], variable["value"])
+            # As the kubelet expands it.
+            monkeypatch.setenv(variable["name"], variable["value"].replace("$(POD_IP)", POD_ADDRESS))
     path = tmp_path / "mig-agent.yaml"
     path.write_text(the(objects, "ConfigMap")["data"]["mig-agent.yaml"])
     settings = load(path)
@@ -274,8 +310,18 @@ def test_the_agent_takes_its_settings(
     assert (
         str(settings.listen[0]) == {each["name"]: each.get("value") for each in container["env"]}["MIG_AGENT_ADDRESS"]
     )
+    remote = [each for each in settings.listen if isinstance(each, TcpAddress)]
+    assert [each.host for each in remote] == [f"[{POD_ADDRESS}]"] * len(remote)
     ports = [each["containerPort"] for each in container.get("ports", [])]
-    assert ports == ([settings.metrics.port] if settings.metrics else [])
+    assert ports == [each.port for each in (settings.metrics, *remote) if each]
+    for file in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if remote else ():
+        assert file is not None
+        (volume,) = (each["projected"] for each in pod["volumes"] if each["name"] == "tls")
+        items = [
+            item for source in volume["sources"] for item in (source.get("secret") or source["configMap"])["items"]
+        ]
+        assert str(file.parent) == mounts["tls"]
+        assert file.name in {item["path"] for item in items}
 
 
 def test_what_is_set_arrives(render: Render, tmp_path: Path) -> None:
@@ -291,6 +337,33 @@ def test_what_is_set_arrives(render: Render, tmp_path: Path) -> None:
     assert settings.memory_resources == ("10g", "20g")
     path.write_text(the(render(*VALUES["simulated"]), "ConfigMap")["data"]["mig-agent.yaml"])
     assert load(path).simulate == "a100-40gb:1,h100-80gb:2:off"
+
+
+def test_schedulers_and_nobody_else_may_call(render: Render, tmp_path: Path) -> None:
+    """The authority may have signed for everybody in the cluster."""
+    path = tmp_path / "mig-agent.yaml"
+    path.write_text(the(render(*VALUES["for schedulers"]), "ConfigMap")["data"]["mig-agent.yaml"])
+    settings = load(path)
+    assert (settings.tls_schedulers, settings.tls_users, settings.tls_admins) == (("kai", "slurm"), (), ())
+    objects = render(*VALUES["for schedulers"])
+    (service,) = (each for each in of_kind(objects, "Service") if not each["metadata"]["name"].endswith("-metrics"))
+    assert service["spec"]["clusterIP"] == "None"
+    assert [each["name"] for each in service["spec"]["ports"]] == ["grpc"]
+
+
+def test_the_port_for_schedulers_is_open_to_whom_it_should_be(render: Render) -> None:
+    policy = the(render(*VALUES["for schedulers, narrowly"]), "NetworkPolicy")
+    (way_in,) = policy["spec"]["ingress"]
+    assert way_in == {
+        "ports": [{"port": 7500, "protocol": "TCP"}],
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "platform"}}}],
+    }
+
+
+def test_an_agent_without_schedulers_listens_on_no_port(render: Render) -> None:
+    container = the(render("metrics.enabled=false"), "DaemonSet")["spec"]["template"]["spec"]["containers"][0]
+    assert "ports" not in container
+    assert not {"MIG_AGENT_LISTEN", "POD_IP"} & {each["name"] for each in container["env"]}
 
 
 def test_other_settings_are_other_pods(render: Render) -> None:

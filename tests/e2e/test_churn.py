@@ -79,8 +79,8 @@ def test_churn(space: Space) -> None:
         lambda pods: len(pods) == sum(LAST.values()) and all(map(is_running, pods.values())), "all that fits runs"
     )
     check(space)
-    assert len(space.leases()) == sum(LAST.values())
-    assert not space.status().queue
+    space.until(lambda _: len(space.leases()) == sum(LAST.values()), "no pod of before has a lease")
+    space.until(lambda _: not space.status().queue, "nobody waits")
     for name in KINDS:
         scale(space, name, 0)
     space.until(lambda pods: not pods and not space.leases(), "all are gone, and their leases too")

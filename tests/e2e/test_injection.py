@@ -38,3 +38,20 @@ def test_a_pod_runs_and_gives_back(by_environment: Space) -> None:
     assert space.environment("b")["NVIDIA_VISIBLE_DEVICES"] == given, "the idle instance serves again"
     space.delete("b")
     space.until(lambda _: not space.status().leases, "its lease has ended, too")
+
+
+def test_what_ended_while_the_agent_was_away_is_given_back(by_environment: Space) -> None:
+    """Nobody can say which pod had it; but the kubelet lists all that are bound to the node, and none has it."""
+    space = by_environment
+    space.pod("a", {SLICE: 1})
+    space.pod("stays", {SLICE: 1})
+    space.until_running("a", "stays")
+    installed.label_away(space.cluster)
+    try:
+        space.cluster.api.delete(f"{space.path}/pods/a")
+        space.until(lambda pods: "a" not in pods, "it is gone")
+    finally:
+        installed.label_back(space.cluster)
+    space.until(lambda _: len(space.status().leases) == 1, "its lease has ended, and no other")
+    given = space.environment("stays")["NVIDIA_VISIBLE_DEVICES"]
+    assert [device.uuid for lease in space.status().leases for device in lease.devices] == [given]

@@ -9,6 +9,7 @@ import pytest
 from support.cluster.pods import (
     MEMORY,
     PROFILE,
+    TELL,
     container,
     is_running,
     is_unschedulable,
@@ -26,7 +27,7 @@ WHOLE = {WHOLE_GPU: 1}
 
 
 def test_a_pod_gets_a_mig_device(space: Space) -> None:
-    script = "ls /dev/nvidia-caps | wc -l; env; sleep 1000000"
+    script = f"ls /dev/nvidia-caps | wc -l; {TELL}; sleep 1000000"
     space.create(pod("a", [container(limits=ONE, script=script)]))
     space.until_running("a")
     (device,) = space.lease("a").devices
@@ -100,7 +101,7 @@ def test_two_devices_of_one_resource(space: Space) -> None:
 
 
 def test_an_init_container_hands_its_device_on(space: Space) -> None:
-    first = container("first", ONE, script="env")
+    first = container("first", ONE, script=TELL)
     space.create(pod("a", [container(limits=ONE)], initContainers=[first]))
     space.until_running("a")
     assert space.visible("a", "first") == space.visible("a")
@@ -110,7 +111,7 @@ def test_an_init_container_hands_its_device_on(space: Space) -> None:
 
 def test_init_containers_and_sidecars_have_their_own(space: Space) -> None:
     """One that only an init container asks for, one of a sidecar's, one of the main container's: one lease."""
-    only_first = container("first", {f"{MEMORY}20g": 1}, script="env")
+    only_first = container("first", {f"{MEMORY}20g": 1}, script=TELL)
     sidecar = container("sidecar", {f"{PROFILE}1g.6gb": 1}, restartPolicy="Always")
     space.create(pod("a", [container(limits=ONE)], initContainers=[only_first, sidecar]))
     space.until_running("a")
@@ -135,8 +136,8 @@ def test_a_pod_of_the_same_name_is_another_pod(space: Space) -> None:
         uid, lease = space.pods()["set-0"]["metadata"]["uid"], space.lease("set-0").id
         space.cluster.api.delete(f"{space.path}/pods/set-0")
         space.until(partial(is_anew, "set-0", uid), "the next one runs")
-        assert space.lease("set-0").id != lease
         space.until(lambda _: len(space.status().leases) == 1, "the lease of the one before has ended")
+        assert space.lease("set-0").id != lease
     space.cluster.api.delete(f"{apps}/set")
 
 
@@ -149,7 +150,7 @@ def test_what_can_never_be_served_is_told_and_stands_in_nobodys_way(space: Space
 
 
 def test_a_container_that_starts_again_keeps_its_device(space: Space) -> None:
-    script = "[ -e /kept/been ] || { touch /kept/been; env; exit 1; }; env; sleep 1000000"
+    script = f"[ -e /kept/been ] || {{ touch /kept/been; {TELL}; exit 1; }}; {TELL}; sleep 1000000"
     again = container(limits=ONE, script=script, volumeMounts=[{"name": "kept", "mountPath": "/kept"}])
     space.create(pod("a", [again], restartPolicy="Always", volumes=[{"name": "kept", "emptyDir": {}}]))
     space.until(lambda pods: restarts(pods["a"]) == 1 and is_running(pods["a"]), "it runs for the second time")
@@ -158,11 +159,12 @@ def test_a_container_that_starts_again_keeps_its_device(space: Space) -> None:
 
 
 def test_a_pod_that_ends_gives_its_device_back(space: Space) -> None:
-    space.create(pod("a", [container(limits=ONE, script="env")]))
+    space.create(pod("a", [container(limits=ONE, script=TELL)]))
     space.until(lambda pods: phase(pods["a"]) == "Succeeded", "it ends")
+    (given,) = space.visible("a")
     space.until(lambda _: not space.leases(), "its lease ends though the pod is still shown")
     assert space.instances() == ["1g.10gb"], "idle, not destroyed"
-    assert space.running("b", ONE)[0].uuid == space.visible("a")[0]
+    assert space.running("b", ONE)[0].uuid == given
 
 
 def test_a_pod_that_is_terminating_still_owns_its_device(space: Space) -> None:

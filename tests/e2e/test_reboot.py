@@ -72,7 +72,7 @@ def test_pods_come_back_after_a_reboot(space: Space) -> None:
     assert len(space.leases()) == 2
     space.until(lambda _: kubelets.healthy(space.cluster)[A30] == 4, "the kubelet has all devices again", may_fail=True)
     # The numbers of a GPU that forgot its MIG mode are 0, and it says what to do.
-    assert space.allocatable(f"{PROFILE}7g.80gb") == 0
+    space.until(lambda _: space.allocatable(f"{PROFILE}7g.80gb") == 0, "it shows no H100", may_fail=True)
     space.agent.set_mig_mode(0, enable=True)
     space.until(lambda _: space.allocatable(f"{PROFILE}7g.80gb") == 1, "the H100 is there again", may_fail=True)
 

@@ -82,7 +82,7 @@ DENIED: dict[str, tuple[str, str, Json, str]] = {
         OWN,
         MERGE,
         {"metadata": {"annotations": {"a": "b"}}},
-        "only its own annotation",
+        "only its own annotations",
     ),
     "labels by way of the status": (
         f"{OWN}/status",
@@ -120,10 +120,7 @@ DENIED: dict[str, tuple[str, str, Json, str]] = {
 @pytest.fixture(scope="module")
 def as_agent(cluster: Cluster) -> Api:
     """The API server as the agent's pod meets it."""
-    path = f"/api/v1/namespaces/{installed.NAMESPACE}/serviceaccounts/mig-agent/token"
-    bound = {"apiVersion": "v1", "kind": "Pod", "name": installed.agent_pod(cluster)}
-    request = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
-    return cluster.api.using(cluster.api.create(path, request)["status"]["token"])
+    return installed.as_agent(cluster)
 
 
 @pytest.fixture(scope="module")

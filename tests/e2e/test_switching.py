@@ -80,9 +80,9 @@ def test_a_cordoned_gpu_is_a_condition_of_the_node(space: Space) -> None:
             lambda _: "smells of smoke" in condition(space.node(), "MigGpuProblem").get("message", ""),
             "the node shows it",
         )
-        assert condition(space.node(), "MigGpuProblem")["status"] == "True"
+        assert condition(space.node(), "MigGpuProblem").get("status") == "True"
         space.until_allocatable(f"{PROFILE}7g.80gb", 0)
     finally:
         space.agent.uncordon(gpu.index)
-    space.until(lambda _: condition(space.node(), "MigGpuProblem")["status"] == "False", "it is taken back")
+    space.until(lambda _: condition(space.node(), "MigGpuProblem").get("status") == "False", "it is taken back")
     space.until_allocatable(f"{PROFILE}7g.80gb", 1)

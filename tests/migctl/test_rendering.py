@@ -13,9 +13,11 @@ from mig_agent.client.answers import (
     Device,
     Gpu,
     Instance,
+    KubeletDevice,
     LeaseInfo,
     MigMode,
     Placement,
+    Pod,
     Status,
     Usage,
     Waiting,
@@ -124,6 +126,62 @@ def test_on_a_terminal_long_names_are_cut_to_fit_and_nothing_else_is() -> None:
     assert "pod a-long-namespace" in page
     assert "alice (unused)" in page
     assert "x" * 100 in status.render(node, width=80, color=False, unicode=True), "nothing is cut in a pipe"
+
+
+OF_POD = replace(
+    LEASE,
+    holder="pod default/train-7f2c",
+    devices=(DEVICE, DEVICE),
+    pod=Pod(namespace="default", name="train-7f2c"),
+    arrived=True,
+    kubelet_devices=tuple(KubeletDevice(resource="nvidia.com/mig-1g.10gb", id=f"mig-agent-{each}") for each in (3, 4)),
+    unused=False,
+)
+
+
+def test_a_lease_whose_pod_has_not_come_says_so() -> None:
+    on_its_way = replace(OF_POD, arrived=False, kubelet_devices=())
+    page = status.render(replace(NODE, leases=(on_its_way,)), width=120, color=False, unicode=True)
+    assert "pod default/train-7f2c (on its way)" in page
+    assert "on its way" not in status.render(replace(NODE, leases=(OF_POD,)), width=120, color=False, unicode=True)
+
+
+def test_the_map_names_a_pod_by_its_name_alone() -> None:
+    held = replace(LEASED, holder="pod default/train-7f2c")
+    node = replace(NODE, gpus=(replace(GPU, instances=(held,)),), leases=(OF_POD,))
+    page = status.render(node, width=80, color=False, unicode=True)
+    box = next(line for line in page.splitlines() if line.startswith("│") and "train" in line)
+    assert box.split("│")[1].rstrip() == "train-7…", "cut at its end, where there is no room for it"
+    wide = replace(held, placement=Placement(0, 4))
+    node = replace(node, gpus=(replace(GPU, instances=(wide,)),))
+    page = status.render(node, width=80, color=False, unicode=True)
+    assert "│train-7f2c " in page
+    assert "pod default/train-7f2c" in page, "the table has all of it"
+
+
+def test_a_lost_device_of_a_lease_is_named_as_far_as_it_is_known() -> None:
+    gone = replace(DEVICE, uuid="", profile="", placement=None)
+    node = replace(NODE, leases=(replace(OF_POD, devices=(DEVICE, gone)),))
+    page = status.render(node, width=200, color=False, unicode=True)
+    assert "GPU 0 1g.10gb, lost (nvidia.com/mig-1g.10gb mig-agent-4)" in page
+    on_lost_gpu = replace(DEVICE, uuid="", gpu_index=1)
+    node = replace(NODE, leases=(replace(OF_POD, devices=(on_lost_gpu, DEVICE)),))
+    page = status.render(node, width=200, color=False, unicode=True)
+    assert "lost (GPU 1 1g.10gb, nvidia.com/mig-1g.10gb mig-agent-3), GPU 0 1g.10gb" in page
+    node = replace(NODE, leases=(replace(LEASE, devices=(gone,)),))
+    assert re.search(r"alice \(unused\) +lost ", status.render(node, width=80, color=False, unicode=True))
+
+
+def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None:
+    answer = shapes.lease_info(OF_POD)
+    assert isinstance(answer, dict)
+    assert answer["kubelet_devices"] == [
+        {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-3"},
+        {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-4"},
+    ]
+    other = shapes.lease_info(LEASE)
+    assert isinstance(other, dict)
+    assert "kubelet_devices" not in other
 
 
 def test_status_without_unicode_is_ascii() -> None:

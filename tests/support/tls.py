@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -17,11 +18,13 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0
 """What a client of HTTP/2 says first, with empty SETTINGS (RFC 9113, 3.4)."""
 
 
-def serving(folder: Path, authority: Authority, *flags: str) -> Agent:
-    """An agent, not started yet, that listens on a Unix socket and on TCP."""
-    server = authority.issue("server")
+def serving(
+    folder: Path, authority: Authority, *flags: str, host: str = "127.0.0.1", also: Sequence[str] = ()
+) -> Agent:
+    """An agent, not started yet, that listens on a Unix socket and on TCP; `also` are names in its certificate."""
+    server = authority.issue("server", also=also)
     tls = ["--tls-cert", str(server.cert), "--tls-key", str(server.key), "--tls-client-ca", str(authority.ca)]
-    return Agent(folder, flags=[*tls, *flags], listen=[f"unix://{folder}/agent.sock", "127.0.0.1:0"])
+    return Agent(folder, flags=[*tls, *flags], listen=[f"unix://{folder}/agent.sock", f"{host}:0"])
 
 
 def port_of(agent: Agent) -> int:

@@ -1,4 +1,4 @@
-"""A real one-node Kubernetes: start it, use it, stop it."""
+"""A real Kubernetes of one node or more: start it, use it, stop it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,26 @@ class Cluster:
     """One that stands. `keeper` is None for one that somebody else started."""
 
     layout: Layout
-    node: Node
+    nodes: tuple[Node, ...]
     api: Api
     keeper: subprocess.Popen[str] | None = None
+
+    @property
+    def node(self) -> Node:
+        """The first, which has the control plane."""
+        return self.nodes[0]
+
+    def node_named(self, name: str) -> Node:
+        """ClusterError where there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ClusterError(f"cannot find a node {name}: there are {', '.join(each.name for each in self.nodes)}")
+
+    def check(self) -> None:
+        """ClusterError, with the end of its log, for a part of any node that has ended."""
+        for node in self.nodes:
+            node.check()
 
     def stop(self) -> None:
         """Returns when nothing is left of it."""
@@ -46,11 +63,11 @@ class Cluster:
             return False
 
     def log(self, part: str) -> str:
-        """The end of what a part has written."""
+        """The end of what a part of the first node has written."""
         return tail(self.layout.log(part))
 
 
-def start(folder: Path, programs: Programs, *, detached: bool = False) -> Cluster:
+def start(folder: Path, programs: Programs, *, nodes: int = 1, detached: bool = False) -> Cluster:
     """A new cluster in an empty or new folder; ClusterError, with the end of the log at fault, when there is none.
 
     It lives as long as this process, unless it is detached: then until `stop_in`.
@@ -66,6 +83,7 @@ def start(folder: Path, programs: Programs, *, detached: bool = False) -> Cluste
                 "support.cluster.keeper",
                 str(folder),
                 ":".join(map(str, programs.folders)),
+                str(nodes),
                 *flags,
             ],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
@@ -77,7 +95,12 @@ def start(folder: Path, programs: Programs, *, detached: bool = False) -> Cluste
             start_new_session=True,  # Ctrl-C is for this process: the keeper sees it end
         )
         assert keeper.stdout is not None
-        words = keeper.stdout.read().strip()
+        try:
+            words = keeper.stdout.read().strip()
+        except BaseException:  # Ctrl-C, say: it does not come up behind whoever asked for it
+            keeper.terminate()
+            keeper.wait()
+            raise
         keeper.stdout.close()
         if words or not layout.ready.exists():
             if keeper.stdin is not None:
@@ -85,7 +108,7 @@ def start(folder: Path, programs: Programs, *, detached: bool = False) -> Cluste
             keeper.wait()
             log.seek(0)
             raise ClusterError(words or f"cannot make a cluster: its keeper ended: {log.read().decode()}")
-    return Cluster(layout, Node(layout, programs), Api.of(layout.api, layout.kubeconfig), None if detached else keeper)
+    return _standing(layout, programs, None if detached else keeper)
 
 
 def attach(folder: Path, programs: Programs) -> Cluster:
@@ -93,6 +116,11 @@ def attach(folder: Path, programs: Programs) -> Cluster:
     layout = Layout(folder)
     if not layout.ready.exists():
         raise ClusterError(f"cannot find a cluster in {folder}; start one with `hack/cluster.sh up`")
-    node = Node(layout, programs)
-    node.states()
-    return Cluster(layout, node, Api.of(layout.api, layout.kubeconfig))
+    cluster = _standing(layout, programs)
+    cluster.node.states()
+    return cluster
+
+
+def _standing(layout: Layout, programs: Programs, keeper: subprocess.Popen[str] | None = None) -> Cluster:
+    nodes = tuple(Node(layout.of(name), programs) for name in layout.ready.read_text().split())
+    return Cluster(layout, nodes, Api.of(layout.api, layout.kubeconfig), keeper)

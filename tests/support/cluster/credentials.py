@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.certificates import Authority, Pem
-from support.cluster.layout import NODE, NODE_ADDRESS, SERVICE_ADDRESS, Layout
+from support.cluster.layout import NODE_ADDRESS, SERVICE_ADDRESS, Layout
 
 ADMIN = "admin"
-NODE_USER = f"system:node:{NODE}"
 CONTROLLER_MANAGER = "system:kube-controller-manager"
 SCHEDULER = "system:kube-scheduler"
-_GROUPS = {ADMIN: "system:masters", NODE_USER: "system:nodes", CONTROLLER_MANAGER: "", SCHEDULER: ""}
+_GROUPS = {ADMIN: "system:masters", CONTROLLER_MANAGER: "", SCHEDULER: ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,20 @@ class Credentials:
     tokens: dict[str, str]
 
 
-def make(layout: Layout) -> Credentials:
+def node_user(node: str) -> str:
+    """As whom a node's kubelet calls."""
+    return f"system:node:{node}"
+
+
+def make(layout: Layout, nodes: Sequence[str]) -> Credentials:
     """Written into the layout's `pki` folder, which only root can read."""
     layout.pki.mkdir(mode=0o700)
     authority = Authority(layout.pki, "cluster")
-    tokens = {user: secrets.token_hex(16) for user in _GROUPS}
+    groups = _GROUPS | {node_user(node): "system:nodes" for node in nodes}
+    tokens = {user: secrets.token_hex(16) for user in groups}
     token_file = layout.pki / "tokens.csv"
     token_file.write_text(
-        "".join(f'{tokens[user]},{user},{user},"{group}"\n' for user, group in _GROUPS.items()), encoding="ascii"
+        "".join(f'{tokens[user]},{user},{user},"{group}"\n' for user, group in groups.items()), encoding="ascii"
     )
     return Credentials(
         authority=authority.ca,

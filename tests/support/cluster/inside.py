@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.cluster.layout import API_PORT, NODE, NODE_ADDRESS, PRIVATE, SERVICE_ADDRESS, Layout
+from support.cluster.layout import API_PORT, NODE, PRIVATE, SERVICE_ADDRESS, Layout
 from support.cluster.relay import carrying_to
 
 _KERNEL_DEFAULTS = {
@@ -47,31 +47,35 @@ def make_world(layout: Layout) -> None:
     if not Path("/var/run").is_symlink():
         _run("mount", "--bind", str(layout.private("/run")), "/var/run")
     # In memory: what the cluster knows is worth no disk's patience, and where there is plenty, so are its images.
-    for folder in ("etcd", "containerd") if _available_bytes() > _PLENTY_BYTES else ("etcd",):
+    in_memory = ["etcd"] if layout.node == NODE else []
+    if _available_bytes() > _PLENTY_BYTES:
+        in_memory.append("containerd")
+    for folder in in_memory:
         kept = Path("/var/lib") / folder
         kept.mkdir(exist_ok=True)
         _run("mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", str(kept))
     for name, value in _KERNEL_DEFAULTS.items():
         known = Path("/proc/sys") / name
         if known.exists():
-            shown = layout.folder / "sysctl" / name
+            shown = layout.own / "sysctl" / name
             shown.parent.mkdir(parents=True, exist_ok=True)
             shown.write_text(value + "\n")
             _run("mount", "--bind", str(shown), str(known))
     # Pods may ask that mounts reach them; the group of peers is this namespace's own.
     _run("mount", "--make-rshared", "/")
-    _run("hostname", NODE)
-    for command in (
-        "link set lo up",
-        f"address add {SERVICE_ADDRESS}/32 dev lo",
-        # The API server does not start on a machine without a default route.
-        "link add eth0 type veth peer name far0",
-        f"address add {NODE_ADDRESS}/24 dev eth0",
-        "link set eth0 up",
-        "link set far0 up",
-        f"route add default dev eth0 src {NODE_ADDRESS}",
-    ):
-        _run("ip", *command.split())
+    _run("hostname", layout.node)
+    _run("ip", "link", "set", "lo", "up")
+    if layout.node == NODE:  # the others get theirs when they are joined to this one
+        for command in (
+            f"address add {SERVICE_ADDRESS}/32 dev lo",
+            # The API server does not start on a machine without a default route.
+            "link add eth0 type veth peer name far0",
+            f"address add {layout.address}/24 dev eth0",
+            "link set eth0 up",
+            "link set far0 up",
+            f"route add default dev eth0 src {layout.address}",
+        ):
+            _run("ip", *command.split())
 
 
 def _available_bytes() -> int:
@@ -84,6 +88,10 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SystemExit(f"cannot make the node's world: {' '.join(command)}: {done.stderr.strip()}")
+
+
+class _RefusedError(Exception):
+    """An order that makes no sense now, in words."""
 
 
 class First:
@@ -101,8 +109,9 @@ class First:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         gone = asyncio.Event()
         loop.add_reader(sys.stdin.fileno(), gone.set)
-        far = carrying_to(lambda: asyncio.open_connection("127.0.0.1", API_PORT))
-        await asyncio.start_unix_server(far, self._layout.api)
+        if self._layout.node == NODE:
+            far = carrying_to(lambda: asyncio.open_connection("127.0.0.1", API_PORT))
+            await asyncio.start_unix_server(far, self._layout.api)
         await asyncio.start_unix_server(self._ordered, self._layout.control)
         await gone.wait()
 
@@ -121,8 +130,10 @@ class First:
             try:
                 self._obey(order)
                 answer: dict[str, Any] = {"parts": self._state()}
+            except _RefusedError as error:
+                answer = {"error": str(error)}
             except (OSError, KeyError) as error:
-                answer = {"error": f"{order}: {error!r}"}
+                answer = {"error": f"cannot obey {order}: {error!r}"}
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
 
@@ -133,6 +144,9 @@ class First:
             os.kill(self._pids[order["name"]], order["signal"])
 
     def _start(self, name: str, argv: list[str] | None) -> None:
+        pid = self._pids.get(name)
+        if pid is not None and pid not in self._exits:
+            raise _RefusedError(f"cannot start {name} on {self._layout.node}: it runs already, as process {pid} there")
         self._argv[name] = argv or self._argv[name]
         log = self._layout.log(name)
         log.parent.mkdir(exist_ok=True)
@@ -150,7 +164,7 @@ class First:
 
 
 if __name__ == "__main__":
-    here = Layout(Path(sys.argv[1]))
+    here = Layout(Path(sys.argv[1]), sys.argv[2])
     make_world(here)
     asyncio.run(First(here).run())
     os._exit(0)  # with it, the kernel ends all the others

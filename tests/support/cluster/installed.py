@@ -5,41 +5,58 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mig_agent.adapters.crashpoints import VARIABLE
 from support.agent import eventually
-from support.cluster import agent_image
-from support.cluster.api import Json
+from support.cluster import agent_image, unlike
+from support.cluster.api import Api, Json
 from support.cluster.cluster import Cluster
 from support.cluster.failures import ClusterError
 from support.cluster.layout import NODE
+from support.cluster.node import Node
 from support.cluster.programs import ROOT
 
 RELEASE = "mig-agent"
 NAMESPACE = "mig-agent"
-SELECTOR = "app.kubernetes.io/name=mig-agent"
+_OWN_LABEL = ("app.kubernetes.io/name", "mig-agent")
+SELECTOR = "=".join(_OWN_LABEL)
 LABEL = "mig-agent.io/managed"
 CHART = ROOT / "deploy/chart/mig-agent"
 GPUS = "a100-40gb:1,h100-80gb:1"
 PATIENCE_SECONDS = 120.0
-_TIMEOUT = "180s"
+_TIMEOUT = "300s"
 
 
 def load_image(cluster: Cluster) -> str:
-    """Builds the image where it is not in the cache, and gives it to the node. Returns its name."""
+    """Builds the image where it is not in the cache, and gives it to all nodes. Returns its name."""
     name, archive = agent_image.build()
-    cluster.node.run("ctr", "images", "import", "--local", "--discard-unpacked-layers", str(archive))
+
+    def take(node: Node) -> None:
+        node.run("ctr", "images", "import", "--local", "--discard-unpacked-layers", str(archive))
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(take, cluster.nodes))
     return name
 
 
-def label(cluster: Cluster, value: str | None = "true") -> None:
+def label(cluster: Cluster, value: str | None = "true", node: str = NODE) -> None:
     """Has the agent serve the node, or, with `false`, not; None takes the label away."""
-    cluster.api.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {LABEL: value}}})
+    cluster.api.merge(f"/api/v1/nodes/{node}", {"metadata": {"labels": {LABEL: value}}})
 
 
-def install(cluster: Cluster, image: str, *, gpus: str = GPUS, values: Mapping[str, object] | None = None) -> None:
-    """By helm, over what is there; returns when the agent's pod is ready. ClusterError with the words of both."""
+def install(
+    cluster: Cluster, image: str, *, gpus: str | Mapping[str, str] = GPUS, values: Mapping[str, object] | None = None
+) -> None:
+    """By helm, over what is there; returns when the agents' pods are ready. ClusterError with the words of both.
+
+    `gpus` are those of every node, or by the name of the node.
+    """
+    if not isinstance(gpus, str):
+        _make_namespace(cluster)
+        unlike.give(cluster.api, gpus, namespace=NAMESPACE, label=_OWN_LABEL)
+        gpus = next(iter(gpus.values()))
     repository, _, tag = image.rpartition(":")
     chosen = {
         "image": {"repository": repository, "tag": tag, "pullPolicy": "Never"},
@@ -48,6 +65,15 @@ def install(cluster: Cluster, image: str, *, gpus: str = GPUS, values: Mapping[s
     }
     _values(cluster).write_text(json.dumps(chosen))
     install_again(cluster)
+
+
+def _make_namespace(cluster: Cluster) -> None:
+    """Which helm does itself where nothing is to be in it before."""
+    path = f"/api/v1/namespaces/{NAMESPACE}"
+    if cluster.api.find(path) is None:
+        cluster.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    account = f"{path}/serviceaccounts/default"
+    eventually(lambda: cluster.api.find(account), "the namespace has an account", PATIENCE_SECONDS)
 
 
 def install_again(cluster: Cluster, **values: object) -> None:
@@ -97,35 +123,49 @@ def environment(cluster: Cluster, own: Path) -> dict[str, str]:
     }
 
 
-def address(cluster: Cluster) -> str:
+def address(cluster: Cluster, node: str = NODE) -> str:
     """Where the agent can be called from outside the node."""
-    return f"unix://{cluster.layout.private('/run')}/mig-agent/mig-agent.sock"
+    return f"unix://{cluster.layout.of(node).private('/run')}/mig-agent/mig-agent.sock"
 
 
-def agent_pod(cluster: Cluster) -> str:
-    """The name of the agent's pod; "" where there is none."""
-    pods = cluster.api.items(f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=SELECTOR)
+def agent_pod(cluster: Cluster, node: str = NODE) -> str:
+    """The name of the agent's pod on a node; "" where there is none."""
+    pods = cluster.api.items(
+        f"/api/v1/namespaces/{NAMESPACE}/pods", labelSelector=SELECTOR, fieldSelector=f"spec.nodeName={node}"
+    )
     return next((pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"]), "")
 
 
-def kill_agent(cluster: Cluster) -> None:
+def as_agent(cluster: Cluster) -> Api:
+    """The API server as the agent's pod meets it."""
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/mig-agent/token"
+    bound = {"apiVersion": "v1", "kind": "Pod", "name": agent_pod(cluster)}
+    request = {"spec": {"boundObjectRef": bound, "expirationSeconds": 3600}}
+    return cluster.api.using(cluster.api.create(path, request)["status"]["token"])
+
+
+def kill_agent(cluster: Cluster, node: str = NODE) -> None:
     """SIGKILL; returns when the kubelet has started it again and it is ready."""
-    name = agent_pod(cluster)
+    name = agent_pod(cluster, node)
+    until_agent_ready(cluster, node)
     before = _agents_container(cluster, name)
-    cluster.node.run("ctr", "tasks", "kill", "--signal", "SIGKILL", before["containerID"].removeprefix("containerd://"))
+    killed = cluster.node_named(node)
+    killed.run("ctr", "tasks", "kill", "--signal", "SIGKILL", before["containerID"].removeprefix("containerd://"))
     eventually(
-        lambda: (again := _agents_container(cluster, name))["ready"] and again["containerID"] != before["containerID"],
+        lambda: (
+            (again := _agents_container(cluster, name)).get("ready") and again["containerID"] != before["containerID"]
+        ),
         "the agent is back",
         PATIENCE_SECONDS,
     )
 
 
-def replace_agent(cluster: Cluster) -> None:
+def replace_agent(cluster: Cluster, node: str = NODE) -> None:
     """The pod is deleted; returns when its DaemonSet has made another, which is ready."""
-    before = agent_pod(cluster)
+    before = agent_pod(cluster, node)
     cluster.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{before}")
-    eventually(lambda: agent_pod(cluster) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
-    until_agent_ready(cluster)
+    eventually(lambda: agent_pod(cluster, node) not in {"", before}, "another pod of the agent", PATIENCE_SECONDS)
+    until_agent_ready(cluster, node)
 
 
 def crash_at(cluster: Cluster, place: str) -> None:
@@ -179,9 +219,9 @@ def label_back(cluster: Cluster) -> None:
     until_agent_ready(cluster)
 
 
-def until_agent_ready(cluster: Cluster) -> None:
+def until_agent_ready(cluster: Cluster, node: str = NODE) -> None:
     eventually(
-        lambda: (name := agent_pod(cluster)) and _agents_container(cluster, name).get("ready"),
+        lambda: (name := agent_pod(cluster, node)) and _agents_container(cluster, name).get("ready"),
         "the agent is ready",
         PATIENCE_SECONDS,
     )
@@ -189,15 +229,14 @@ def until_agent_ready(cluster: Cluster) -> None:
 
 def _agents_container(cluster: Cluster, name: str) -> Json:
     """Its status; empty while there is none."""
-    found: list[Json] = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")["status"].get(
-        "containerStatuses", [{}]
-    )
+    pod = cluster.api.find(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}") or {"status": {}}
+    found: list[Json] = pod["status"].get("containerStatuses", [{}])
     return found[0]
 
 
-def agent_log(cluster: Cluster, lines: int = 40) -> str:
+def agent_log(cluster: Cluster, lines: int = 40, node: str = NODE) -> str:
     """The end of what the agent has written."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{agent_pod(cluster)}/log"
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{agent_pod(cluster, node)}/log"
     text: str = cluster.api.call("GET", path, tailLines=str(lines))
     return text
 

@@ -1,8 +1,9 @@
 """Brings a cluster up, keeps it, and takes it away again, whatever ends it.
 
-Runs outside the node's namespaces as `python -m support.cluster.keeper FOLDER PROGRAMS [--detached]`, PROGRAMS being
-folders as in PATH. It says on stdout, before closing it, either nothing (the cluster works) or why it does not. It ends
-on SIGTERM, when the node ends, and, unless detached, when its standard input does: with whoever holds the other end.
+Runs outside the nodes' namespaces as `python -m support.cluster.keeper FOLDER PROGRAMS NODES [--detached]`, with
+folders as in PATH and the number of nodes. It says on stdout, before closing it, either nothing (the cluster works) or
+why it does not. It ends on SIGTERM, when a node ends, and, unless detached, when its standard input does: with whoever
+holds the other end.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO
 
-from support.cluster import cgroups, credentials, images
+from support.cluster import cgroups, credentials, images, network
 from support.cluster.api import Api, ApiError
 from support.cluster.failures import ClusterError, tail
-from support.cluster.layout import API_PORT, NODE, Layout
+from support.cluster.layout import MOST_NODES, Layout, node_names
 from support.cluster.node import Node
-from support.cluster.parts import parts
+from support.cluster.parts import SERVER, control_plane, of_node
 from support.cluster.programs import ROOT, Programs
 from support.cluster.relay import carrying_to
 
@@ -38,16 +40,16 @@ _LONGEST_SOCKET_PATH = 107
 class Keeper:
     """One cluster, from nothing to nothing."""
 
-    def __init__(self, layout: Layout, programs: Programs) -> None:
+    def __init__(self, layout: Layout, programs: Programs, nodes: int = 1) -> None:
         self._layout = layout
-        self._node = Node(layout, programs)
+        self._nodes = [Node(layout.of(name), programs) for name in node_names(nodes)]
         self._lock: IO[bytes] | None = None
-        self._unshare: subprocess.Popen[bytes] | None = None
+        self._begun: list[tuple[Node, subprocess.Popen[bytes]]] = []
 
     def claim(self) -> None:
         """The folder is this keeper's from now on; what a keeper that was killed left in it goes."""
         folder = self._layout.folder
-        if len(str(self._layout.control)) > _LONGEST_SOCKET_PATH:
+        if max(len(str(node.layout.control)) for node in self._nodes) > _LONGEST_SOCKET_PATH:
             raise ClusterError(f"cannot make a cluster in {folder}: the path is too long for sockets in it")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = self._layout.lock.open("ab")
@@ -64,67 +66,78 @@ class Keeper:
 
     def up(self) -> None:
         """Returns when pods can be made. ClusterError otherwise."""
-        layout = self._layout
-        cgroups.make(layout.cgroup)
-        made = credentials.make(layout)
-        self._begin()
+        layout, nodes, first = self._layout, self._nodes, self._nodes[0]
+        made = credentials.make(layout, [node.name for node in nodes])
+        for node in nodes:
+            self._begin(node)
+        network.join(nodes)
         images.pack(layout.folder / "images.tar")
-        every = parts(layout, self._node.programs, made)
-        credentials.write_kubeconfig(layout.inner_kubeconfig, made, credentials.ADMIN, f"https://127.0.0.1:{API_PORT}")
+        central = control_plane(layout, first.programs, made)
+        each = {node.name: of_node(node.layout, node.programs, made) for node in nodes}
+        credentials.write_kubeconfig(layout.inner_kubeconfig, made, credentials.ADMIN, SERVER)
         server = f"https://127.0.0.1:{self._relay()}"
         credentials.write_kubeconfig(layout.kubeconfig, made, credentials.ADMIN, server)
         api = Api.of(layout.api, layout.kubeconfig)
-        for name in ("containerd", "etcd", "kube-apiserver"):
-            self._node.start(name, every[name].argv)
-        self._wait("kube-apiserver", lambda: api.call("GET", "/readyz") == "ok")
-        for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
-            self._node.start(name, every[name].argv)
-        self._wait("containerd", lambda: bool(self._node.run("ctr", "version")))
-        self._node.run("ctr", "images", "import", str(layout.folder / "images.tar"))
-        self._wait("kubelet", lambda: _is_ready(api))
-        self._wait("kube-controller-manager", lambda: _has_account(api))
-        layout.ready.touch()
+        for node in nodes:
+            node.start("containerd", each[node.name]["containerd"].argv)
+        for name in ("etcd", "kube-apiserver"):
+            first.start(name, central[name].argv)
+        self._wait(first, "kube-apiserver", lambda: api.call("GET", "/readyz") == "ok")
+        for name in ("kube-controller-manager", "kube-scheduler"):
+            first.start(name, central[name].argv)
+        for node in nodes:
+            node.start("kubelet", each[node.name]["kubelet"].argv)
+        for node in nodes:
+            self._wait(node, "containerd", partial(node.run, "ctr", "version"))
+            node.run("ctr", "images", "import", str(layout.folder / "images.tar"))
+        for node in nodes:
+            self._wait(node, "kubelet", partial(_is_ready, api, node.name))
+        self._wait(first, "kube-controller-manager", lambda: _has_account(api))
+        # By renaming: whoever finds it finds all of it.
+        aside = layout.ready.with_suffix(".part")
+        aside.write_text(" ".join(each))
+        aside.rename(layout.ready)
 
     def keep(self, *, detached: bool) -> None:
         """Returns when it is time to go."""
-        assert self._unshare is not None
-        ended = os.pidfd_open(self._unshare.pid)
-        select.select([ended] if detached else [ended, sys.stdin], [], [])
+        ended = [os.pidfd_open(process.pid) for _, process in self._begun]
+        select.select(ended if detached else [*ended, sys.stdin], [], [])
 
     def down(self) -> None:
         """Leaves nothing, and says on stderr (the keeper's log) what could not be removed."""
         if self._lock is None:
             return
-        if self._unshare is not None:
-            if self._unshare.stdin is not None:
-                self._unshare.stdin.close()
-            self._unshare.kill()  # its child dies with it, and with that one all the others
-            self._unshare.wait()
-            _await_end(self._layout.pid)
+        for node, process in self._begun:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.kill()  # its child dies with it, and with that one all the others
+            process.wait()
+            _await_end(node.layout.pid)
         self._clear()
         self._layout.folder.rmdir()
         self._lock.close()
 
-    def _begin(self) -> None:
+    def _begin(self, node: Node) -> None:
         """The namespaces and their first process."""
-        layout = self._layout
+        layout = node.layout
+        cgroups.make(layout.cgroup)
         namespaces = ("--pid", "--mount", "--net", "--uts", "--ipc", "--mount-proc", "--fork", "--kill-child")
-        layout.log("node").parent.mkdir()
+        layout.log("node").parent.mkdir(parents=True)
         with layout.log("node").open("ab") as out:
-            self._unshare = subprocess.Popen(
-                ["unshare", *namespaces, sys.executable, "-m", "support.cluster.inside", str(layout.folder)],
+            process = subprocess.Popen(
+                ["unshare", *namespaces, sys.executable, "-m", "support.cluster.inside", str(layout.folder), node.name],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env=self._node.environment({"PYTHONPATH": str(ROOT / "tests"), "HOME": "/var/lib"}),
+                env=node.environment({"PYTHONPATH": str(ROOT / "tests"), "HOME": "/var/lib"}),
             )
-        pid = self._unshare.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        self._wait("node", lambda: children.read_text().strip() != "")
+        self._begun.append((node, process))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        self._wait(node, "node", lambda: children.read_text().strip() != "")
         layout.pid.write_text(children.read_text())
-        self._wait("node", layout.control.exists)
+        self._wait(node, "node", layout.control.exists)
 
-    def _wait(self, part: str, done: Callable[[], bool]) -> None:
+    def _wait(self, node: Node, part: str, done: Callable[[], object]) -> None:
         """For a part to do its work, while no part ends."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
@@ -134,13 +147,14 @@ class Keeper:
                     return
             except (OSError, ApiError, ClusterError) as error:
                 last = error
-            if self._unshare is not None and self._unshare.poll() is not None:
-                raise ClusterError(f"cannot make the node; {tail(self._layout.log('node'))}")
-            if self._layout.control.exists():
-                self._node.check()
+            for begun, process in self._begun:
+                if process.poll() is not None:
+                    raise ClusterError(f"cannot make {begun.name}; {tail(begun.layout.log('node'))}")
+                if begun.layout.control.exists():
+                    begun.check()
             if time.monotonic() > deadline:
-                words = f"{part} does not come up ({last})" if last else f"{part} does not come up"
-                raise ClusterError(f"cannot make a cluster: {words}; {tail(self._layout.log(part))}")
+                words = f"{part} of {node.name} does not come up" + (f" ({last})" if last else "")
+                raise ClusterError(f"cannot make a cluster: {words}; {tail(node.layout.log(part))}")
             time.sleep(_PAUSE_SECONDS)
 
     def _relay(self) -> int:
@@ -160,8 +174,10 @@ class Keeper:
         return port[0]
 
     def _clear(self, keep: Path | None = None) -> None:
-        for left in cgroups.remove(self._layout.cgroup):
-            print(f"cannot remove {left}", file=sys.stderr)
+        # A keeper that was killed may have had more nodes than this one.
+        for name in node_names(MOST_NODES):
+            for left in cgroups.remove(self._layout.of(name).cgroup):
+                print(f"cannot remove {left}", file=sys.stderr)
         for path in self._layout.folder.iterdir():
             if path == keep:
                 continue
@@ -181,8 +197,8 @@ def _await_end(pid_file: Path) -> None:
     os.close(ended)
 
 
-def _is_ready(api: Api) -> bool:
-    conditions = api.get(f"/api/v1/nodes/{NODE}").get("status", {}).get("conditions", [])
+def _is_ready(api: Api, node: str) -> bool:
+    conditions = api.get(f"/api/v1/nodes/{node}").get("status", {}).get("conditions", [])
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
@@ -190,9 +206,9 @@ def _has_account(api: Api) -> bool:
     return api.find("/api/v1/namespaces/default/serviceaccounts/default") is not None
 
 
-def main(folder: Path, path: str, *, detached: bool) -> int:
+def main(folder: Path, path: str, nodes: int, *, detached: bool) -> int:
     """Exit code 1 when the cluster did not come up."""
-    keeper = Keeper(Layout(folder), Programs(tuple(Path(part) for part in path.split(":"))))
+    keeper = Keeper(Layout(folder), Programs(tuple(Path(part) for part in path.split(":"))), nodes)
     signal.signal(signal.SIGTERM, _end)
     try:
         keeper.claim()
@@ -215,4 +231,4 @@ def _end(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], detached="--detached" in sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), detached="--detached" in sys.argv[4:]))

@@ -1,4 +1,4 @@
-"""What the node's kubelet says of its devices, asked as the agent asks it."""
+"""What a node's kubelet says of its devices, asked as the agent asks it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import grpc
 
 from mig_agent.pb.kubelet.podresources.v1 import podresources_pb2 as pb
 from support.cluster.cluster import Cluster
+from support.cluster.layout import NODE
 
 _METHOD = "/v1.PodResourcesLister/GetAllocatableResources"
 _TIMEOUT_SECONDS = 10.0
 
 
-def healthy(cluster: Cluster) -> Counter[str]:
+def healthy(cluster: Cluster, node: str = NODE) -> Counter[str]:
     """How many devices of each resource a pod could be admitted with; nothing while the kubelet does not answer."""
-    socket = cluster.layout.private("/var/lib") / "kubelet/pod-resources/kubelet.sock"
+    socket = cluster.layout.of(node).private("/var/lib") / "kubelet/pod-resources/kubelet.sock"
     with grpc.insecure_channel(f"unix://{socket}", options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
         call = channel.unary_unary(
             _METHOD,

@@ -36,6 +36,11 @@ class Node:
     layout: Layout
     programs: Programs
 
+    @property
+    def name(self) -> str:
+        """As Kubernetes knows it."""
+        return self.layout.node
+
     def order(self, **order: object) -> dict[str, PartState]:
         """Told to the first process. Returns the state of all parts; ClusterError where it cannot be done."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -46,27 +51,29 @@ class Node:
                 with connection.makefile() as reader:
                     answer: dict[str, Any] = json.loads(reader.readline())
             except (OSError, ValueError) as error:
-                raise ClusterError(f"cannot reach the node of {self.layout.folder}: {error!r}") from error
+                raise ClusterError(f"cannot reach {self.name} of {self.layout.folder}: {error!r}") from error
         if "error" in answer:
-            raise ClusterError(f"cannot do that on the node: {answer['error']}")
+            raise ClusterError(answer["error"])
         return {name: PartState(**state) for name, state in answer["parts"].items()}
 
     def start(self, name: str, argv: Sequence[str] | None = None) -> None:
-        """A part of the cluster; without a command line: as the last time."""
+        """A part of the cluster; without a command line: as the last time. ClusterError where it runs already."""
         self.order(do="start", name=name, argv=list(argv) if argv else None)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a part a signal; silent when it has ended."""
+        """Sends a part a signal; silent when it has ended. Returns when it has, for a signal that asks for that."""
         self.order(do="signal", name=name, signal=int(number))
+        if number not in {signal.SIGKILL, signal.SIGTERM}:
+            return
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while self.states()[name].exit is None:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"cannot end {name}: it still runs {_TIMEOUT_SECONDS:g} s after {number.name}")
+            time.sleep(_PAUSE_SECONDS)
 
     def restart(self, name: str) -> None:
         """Kills a part and starts it again."""
         self.kill(name)
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while self.states()[name].exit is None:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"cannot end {name}: it still runs {_TIMEOUT_SECONDS:g} s after SIGKILL")
-            time.sleep(_PAUSE_SECONDS)
         self.start(name)
 
     def states(self) -> dict[str, PartState]:
@@ -77,7 +84,7 @@ class Node:
         for name, state in self.states().items():
             if state.exit is not None:
                 log = tail(self.layout.log(name))
-                raise ClusterError(f"cannot keep the cluster up: {name} ended with {state.exit}; {log}")
+                raise ClusterError(f"cannot keep the cluster up: {name} of {self.name} ended with {state.exit}; {log}")
 
     def inside(self, *argv: str, cwd: Path | None = None) -> list[str]:
         """The command line that runs a program in the node's namespaces, as root."""
@@ -85,6 +92,13 @@ class Node:
         entered = ["nsenter", "--target", pid, "--mount", "--uts", "--net", "--pid", "--"]
         # Not nsenter's own --wd: that is opened before it enters.
         return [*entered, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd or Path.cwd()), *argv]
+
+    def on_network(self, *argv: str) -> list[str]:
+        """The command line that runs a program of the machine, with all of its files, in the node's network.
+
+        So does a program outside the cluster that can reach nodes and pods by their addresses.
+        """
+        return ["nsenter", "--target", self.layout.pid.read_text().strip(), "--net", "--", *argv]
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """For programs in the node's namespaces."""

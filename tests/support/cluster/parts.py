@@ -1,4 +1,4 @@
-"""The programs of a one-node cluster, with their command lines and configuration files."""
+"""The programs of a cluster, with their command lines and configuration files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.cluster.credentials import CONTROLLER_MANAGER, NODE_USER, SCHEDULER, Credentials, write_kubeconfig
+from support.cluster.credentials import CONTROLLER_MANAGER, SCHEDULER, Credentials, node_user, write_kubeconfig
 from support.cluster.layout import (
     API_PORT,
     CDI_FOLDER,
     CNI_CONFIG,
     CONTAINERD_SOCKET,
-    NODE,
     NODE_ADDRESS,
-    POD_RANGE,
     SERVICE_ADDRESS,
     SERVICE_RANGE,
     Layout,
@@ -22,6 +20,8 @@ from support.cluster.layout import (
 from support.cluster.programs import CNI, Programs
 
 _ETCD = "http://127.0.0.1:2379"
+SERVER = f"https://{SERVICE_ADDRESS}:{API_PORT}"
+"""The API server, for whoever is in a node's network."""
 PAUSE = "registry.k8s.io/pause:3.10"
 
 
@@ -33,17 +33,12 @@ class Part:
     argv: tuple[str, ...]
 
 
-def parts(layout: Layout, programs: Programs, credentials: Credentials) -> dict[str, Part]:
-    """By name. Their configuration files are written on the way."""
-    _write(layout, "containerd.toml", _containerd())
-    _write(layout, "kubelet.json", json.dumps(_kubelet(layout, credentials), indent=1))
-    _write_cni(layout)
-    for part, user in (("kubelet", NODE_USER), ("controller-manager", CONTROLLER_MANAGER), ("scheduler", SCHEDULER)):
-        server = f"https://{SERVICE_ADDRESS}:{API_PORT}"
-        write_kubeconfig(layout.pki / f"{part}.kubeconfig", credentials, user, server)
+def control_plane(layout: Layout, programs: Programs, credentials: Credentials) -> dict[str, Part]:
+    """Of the whole cluster, by name. Their configuration files are written on the way."""
+    for part, user in (("controller-manager", CONTROLLER_MANAGER), ("scheduler", SCHEDULER)):
+        write_kubeconfig(layout.pki / f"{part}.kubeconfig", credentials, user, SERVER)
     found = (
         Part("etcd", (programs["etcd"], *_etcd())),
-        Part("containerd", (programs["containerd"], "--config", str(layout.folder / "containerd.toml"))),
         Part("kube-apiserver", (programs["kube-apiserver"], *_apiserver(credentials))),
         Part("kube-controller-manager", (programs["kube-controller-manager"], *_manager(layout, credentials))),
         Part(
@@ -55,14 +50,26 @@ def parts(layout: Layout, programs: Programs, credentials: Credentials) -> dict[
                 "--bind-address=127.0.0.1",
             ),
         ),
+    )
+    return {part.name: part for part in found}
+
+
+def of_node(layout: Layout, programs: Programs, credentials: Credentials) -> dict[str, Part]:
+    """Of one node, by name; likewise."""
+    _write(layout, "containerd.toml", _containerd())
+    _write(layout, "kubelet.json", json.dumps(_kubelet(layout, credentials), indent=1))
+    _write_cni(layout)
+    write_kubeconfig(layout.own / "kubelet.kubeconfig", credentials, node_user(layout.node), SERVER)
+    found = (
+        Part("containerd", (programs["containerd"], "--config", str(layout.own / "containerd.toml"))),
         Part(
             "kubelet",
             (
                 programs["kubelet"],
-                f"--config={layout.folder / 'kubelet.json'}",
-                f"--kubeconfig={layout.pki / 'kubelet.kubeconfig'}",
-                f"--hostname-override={NODE}",
-                f"--node-ip={NODE_ADDRESS}",
+                f"--config={layout.own / 'kubelet.json'}",
+                f"--kubeconfig={layout.own / 'kubelet.kubeconfig'}",
+                f"--hostname-override={layout.node}",
+                f"--node-ip={layout.address}",
             ),
         ),
     )
@@ -70,7 +77,7 @@ def parts(layout: Layout, programs: Programs, credentials: Credentials) -> dict[
 
 
 def _write(layout: Layout, name: str, text: str) -> None:
-    (layout.folder / name).write_text(text, encoding="utf-8")
+    (layout.own / name).write_text(text, encoding="utf-8")
 
 
 def _etcd() -> tuple[str, ...]:
@@ -199,8 +206,8 @@ def _write_cni(layout: Layout) -> None:
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": True,
-        "ipMasq": False,  # pods reach the node and each other, nothing beyond
-        "ipam": {"type": "host-local", "subnet": POD_RANGE, "routes": [{"dst": "0.0.0.0/0"}]},
+        "ipMasq": False,  # pods reach the nodes and each other, nothing beyond
+        "ipam": {"type": "host-local", "subnet": layout.pod_range, "routes": [{"dst": "0.0.0.0/0"}]},
     }
     config = {"cniVersion": "0.4.0", "name": "pods", "plugins": [bridge]}
     folder = layout.private("/var/lib") / Path(CNI_CONFIG).name

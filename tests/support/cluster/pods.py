@@ -10,7 +10,10 @@ from support.cluster.images import BUSYBOX
 
 PROFILE = "nvidia.com/mig-"
 MEMORY = "mig-agent.io/memory-"
-_STAY = 'trap "exit 0" TERM; env; sleep 1000000 & wait'
+ALL_TOLD = "-- that is all"
+TELL = f"env; echo '{ALL_TOLD}'"
+"""A container's own view, with a last line: a log may be read before it is whole."""
+_STAY = f'trap "exit 0" TERM; {TELL}; sleep 1000000 & wait'
 """Tells what it sees, stays, and goes at once when it is told to."""
 
 
