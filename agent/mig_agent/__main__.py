@@ -96,17 +96,28 @@ def demo(*, fast: bool) -> None:
 
 
 @program.command()
-@click.option("--daemon-set", required=True, metavar="NAME", help="The DaemonSet that runs the agents.")
-@click.option("--namespace", required=True, metavar="NAME", help="Where it is.")
+@click.option("--daemon-set", metavar="NAME", help="The DaemonSet that runs the agents.")
+@click.option("--namespace", metavar="NAME", help="Where it is.")
+@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs any more to do it.")
 @click.option("--timeout", default="2m", show_default=True, metavar="DURATION", help="How long to wait for its pods.")
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Without it: the service account of the pod."
 )
-def leave(daemon_set: str, namespace: str, timeout: str, kubeconfig: Path | None) -> None:
+def leave(
+    daemon_set: str | None, namespace: str | None, node: str | None, timeout: str, kubeconfig: Path | None
+) -> None:
     """Uninstall from a Kubernetes cluster: delete the DaemonSet and wait until its agents have left their nodes clean.
 
-    The Helm chart runs this before it deletes anything else. Leases of pods that run, and their instances, stay.
+    The Helm chart runs this before it deletes anything else. Leases of pods that run, and their instances, stay. With
+    --node only labels, numbers and the condition of one node are taken back, after an agent that could not.
     """
+    if node is not None and daemon_set is None and namespace is None:
+        from mig_agent.daemon.uninstall import clean  # noqa: PLC0415 -- `--help` must not wait for it
+
+        sys.exit(clean(node, kubeconfig))
+    if node is not None or daemon_set is None or namespace is None:
+        _tell("cannot tell what to leave", "give --daemon-set and --namespace, or --node alone")
+        sys.exit(_USAGE)
     try:
         seconds = parse_duration(timeout)
     except UsageError as error:
