@@ -100,9 +100,7 @@ class History:
     async def step(self, name: str, number: int, other: int) -> None:
         self.told.clear()
         self.cut_short = name in {"kill", "go_away"}
-        self.counted_beside = frozenset({EventKind.STEP_FAILED})
-        if name == "acquire_at_once":
-            self.counted_beside |= {EventKind.INSTANCE_DESTROYED}
+        self.counted_beside = frozenset({EventKind.INSTANCE_DESTROYED}) if name == "acquire_at_once" else frozenset()
         before = self.node.simulator.machine()
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)
         await action(number, other)
@@ -323,15 +321,16 @@ class History:
 
     def check_destroyed(self, *, reclaimed: bool) -> None:
         """What was destroyed had to go: its slices (or, for attribute profiles, its engines) were needed."""
-        wanted = [event for event in self.told if event.kind in {EventKind.INSTANCE_CREATED, EventKind.STEP_FAILED}]
+        wanted = [event for event in self.told if event.kind is EventKind.INSTANCE_CREATED]
+        # Where one device of a request fails, or all is cut short here, the others leave no trace of what they needed.
+        cut_short = self.cut_short or any(event.kind is EventKind.STEP_FAILED for event in self.told)
         for event in self.told:
             if event.kind is not EventKind.INSTANCE_DESTROYED:
                 continue
             assert event.data["reason"] in {"needed", "half-made"} or (
                 reclaimed and event.data["reason"] == "reclaimed"
             )
-            # A request that was cut short here leaves no trace of what it needed.
-            if event.data["reason"] == "needed" and wanted and not self.cut_short:
+            if event.data["reason"] == "needed" and wanted and not cut_short:
                 overlaps = any(each.gpu == event.gpu and _slices(each) & _slices(event) for each in wanted)
                 assert overlaps or self.engines_were_short(event)
 
