@@ -12,7 +12,7 @@ from support.cluster import installed
 from support.cluster.pods import MEMORY, PROFILE, deployment, is_running
 from support.cluster.space import Space
 
-SECONDS = float(os.environ.get("CHURN_SECONDS", "150"))
+SECONDS = float(os.environ.get("CHURN_SECONDS", "180"))
 _PAUSE_SECONDS = 0.4
 KINDS = {
     "one": {f"{PROFILE}1g.10gb": 1},
