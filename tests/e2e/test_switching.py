@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,7 +34,7 @@ def resume(space: Space) -> None:
     assert not space.agent.resume().paused
 
 
-def operator(space: Space, value: str) -> None:
+def operator(space: Space, value: str | None) -> None:
     space.cluster.api.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {OPERATORS: value}}})
 
 
@@ -44,6 +44,13 @@ def operator_pauses(space: Space) -> None:
 
 def operator_resumes(space: Space) -> None:
     operator(space, "true")
+
+
+@pytest.fixture
+def space(space: Space) -> Iterator[Space]:
+    """The next test finds a node that no operator knows."""
+    yield space
+    operator(space, None)
 
 
 @pytest.mark.parametrize(

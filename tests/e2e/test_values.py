@@ -13,6 +13,7 @@ from support.cluster.space import Space
 
 SLICE = f"{PROFILE}1g.10gb"
 FEATURE = "nvidia.com/mig.capable"
+MINE = "nvidia.com/mine"
 ANNOTATION = "mig-agent.io/feature-labels"
 
 
@@ -20,24 +21,29 @@ ANNOTATION = "mig-agent.io/feature-labels"
 def afterwards(space: Space) -> Iterator[Space]:
     """The next test finds the agent as it was."""
     yield space
+    label(space, MINE, None)
     installed.install_again(space.cluster)
     installed.until_agent_ready(space.cluster)
     space.until_allocatable(SLICE, 7)
 
 
-def ours(space: Space) -> set[str]:
-    """Labels that the agent writes."""
-    return {name for name in space.node()["metadata"]["labels"] if name.startswith("nvidia.com/")}
+def label(space: Space, name: str, value: str | None) -> None:
+    space.cluster.api.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {name: value}}})
+
+
+def features(space: Space) -> set[str]:
+    """Labels that tell of GPUs, whoever wrote them; those that the GPU operator is told by are another thing."""
+    names = space.node()["metadata"]["labels"]
+    return {name for name in names if name.startswith("nvidia.com/") and not name.startswith("nvidia.com/gpu.deploy.")}
 
 
 def test_feature_labels_that_are_switched_off_go(afterwards: Space) -> None:
     space = afterwards
-    space.until(lambda _: FEATURE in ours(space), "the node is labelled")
-    space.cluster.api.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"nvidia.com/mine": "x"}}})
+    space.until(lambda _: FEATURE in features(space), "the node is labelled")
+    label(space, MINE, "x")
     installed.install_again(space.cluster, featureLabels="off")
-    space.until(lambda _: ours(space) == {"nvidia.com/mine"}, "its labels are gone, and nobody else's")
+    space.until(lambda _: features(space) == {MINE}, "its labels are gone, and nobody else's")
     space.until(lambda _: ANNOTATION not in space.node()["metadata"]["annotations"], "and what it noted of them")
-    space.cluster.api.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": {"nvidia.com/mine": None}}})
 
 
 def test_a_node_that_another_label_leaves_out_is_left_clean(afterwards: Space) -> None:
@@ -45,10 +51,10 @@ def test_a_node_that_another_label_leaves_out_is_left_clean(afterwards: Space) -
     (device,) = space.running("a", {SLICE: 1})
     space.running("b", {SLICE: 1})
     space.delete("b")
-    space.until(lambda _: FEATURE in ours(space), "the node is labelled")
+    space.until(lambda _: FEATURE in features(space), "the node is labelled")
     installed.install_again(space.cluster, nodeLabel="pool=mig")
     space.until(lambda _: not installed.agent_pod(space.cluster), "its agent is gone")
-    space.until(lambda _: not ours(space), "its labels are gone")
+    space.until(lambda _: not features(space), "its labels are gone")
     kinds = {condition["type"] for condition in space.node()["status"]["conditions"]}
     assert "MigGpuProblem" not in kinds
     space.until_allocatable(SLICE, 0)
