@@ -17,7 +17,7 @@ from mig_agent.frontends.deviceplugin.resources import Naming, in_kubernetes
 from mig_agent.frontends.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
 from mig_agent.frontends.node.features import NODE_FEATURE_DISCOVERY, OURS, TIMESTAMP, Changes, changes, feature_labels
 from mig_agent.frontends.node.notices import Notice, notice
-from mig_agent.frontends.node.showing import Shown, is_clean, nothing, shown
+from mig_agent.frontends.node.showing import Shown, nothing, shown
 from support.nodes import A100_40, H100, Has, Machine, node, nodes, whole
 
 FACTS = NodeFacts(name="n1", uid="u")
@@ -223,7 +223,8 @@ def test_without_the_nodes_label_nothing_is_shown_and_what_was_is_taken_back() -
     assert first is not None
     assert first.condition is not None
     there = after(replace(FACTS, conditions={CONDITION: first.condition}), first.changes)
-    assert not is_clean(there)
+    assert CONDITION in there.conditions
+    assert OURS in there.annotations
     off = show(node(Machine(H100)), there, label="mig")
     assert off == nothing(there)
     assert off is not None

@@ -37,7 +37,6 @@ _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64
 """They have places of their own: administrators get in whatever users do."""
 _INNER_FOLDER = "sockets"
-_INNER_TLS = "tls"
 """The socket in it behind which certificates are asked for."""
 _LAST_BYTES_SECONDS = 1.0
 _ROOT = 0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
-from mig_agent.adapters.kubeapi import PodFacts
+from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
 from mig_agent.core.model import Pod
+
+_SECONDS: Final = 3.0
+"""For an answer that a container's start waits for."""
 
 
 class Api(Protocol):
@@ -23,3 +27,12 @@ class Api(Protocol):
     async def tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
         """An event on a pod, or on the node."""
         ...
+
+
+async def pod_in_time(api: Api, namespace: str, name: str) -> PodFacts | None:
+    """A pod, for a container that starts. Raises KubeApiError, also where no answer comes in time."""
+    try:
+        async with asyncio.timeout(_SECONDS):
+            return await api.pod(namespace, name)
+    except TimeoutError as error:
+        raise KubeApiError("the API server does not answer in time") from error

@@ -12,14 +12,12 @@ from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.core.model import KubeletDevice, Lease, Pod
 from mig_agent.engine.manager import Manager
-from mig_agent.frontends.deviceplugin.api import Api
+from mig_agent.frontends.deviceplugin.api import Api, pod_in_time
 from mig_agent.frontends.deviceplugin.book import Book
 from mig_agent.frontends.deviceplugin.resources import Resource
 from mig_agent.frontends.deviceplugin.wording import wanted
 from mig_agent.frontends.promises import fitted, leases_for, slots_of
 
-_API_SECONDS: Final = 3.0
-"""For an answer of the API server that a container's start waits for."""
 _CHANGED: Final = frozenset({Reason.LEASE_ENDED, Reason.IN_USE})
 """The lease has ended, or another call has handed it over: what is there now decides."""
 
@@ -90,9 +88,9 @@ class Handing:
         words = "there is no API server"
         if self._api is not None:
             try:
-                facts = await asyncio.wait_for(self._api.pod(pod.namespace, pod.name), _API_SECONDS)
-            except (KubeApiError, TimeoutError) as error:
-                words = str(error) or "the API server does not answer in time"
+                facts = await pod_in_time(self._api, pod.namespace, pod.name)
+            except KubeApiError as error:
+                words = error.words
             else:
                 return frozenset() if facts is None else facts.uids
         raise refuse(

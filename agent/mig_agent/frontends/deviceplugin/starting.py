@@ -20,7 +20,7 @@ from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.deviceplugin import wording
-from mig_agent.frontends.deviceplugin.api import Api
+from mig_agent.frontends.deviceplugin.api import Api, pod_in_time
 from mig_agent.frontends.deviceplugin.book import Acquisition, Book
 from mig_agent.frontends.deviceplugin.claims import Claim, belongs_to, claim_of, holders, shared
 from mig_agent.frontends.deviceplugin.handing import Handing
@@ -31,8 +31,6 @@ KUBELET: Final = Caller(name="kubelet", scheduler=True)
 """Who asks for pods, in the record of who did what."""
 _MOST_TRIES = 5
 """Of finding that what was granted has gone again before the container had it."""
-_API_SECONDS = 3.0
-"""For an answer of the API server that a container's start waits for."""
 _LOOK_SECONDS = 3.0
 """Between two looks whether a pod that waits is being deleted."""
 _NAMES_ASKED = 200
@@ -142,12 +140,11 @@ class Starting:
             if self._api is None or any(device.resource in self._resources for device in each.devices):
                 continue
             try:
-                facts = await asyncio.wait_for(self._api.pod(each.namespace, each.name), _API_SECONDS)
-            except (KubeApiError, TimeoutError) as error:
-                words = str(error) or "the API server does not answer in time"
+                facts = await pod_in_time(self._api, each.namespace, each.name)
+            except KubeApiError as error:
                 raise refuse(
                     Reason.GPU_UNAVAILABLE,
-                    f"cannot tell which pod this is: {words}",
+                    f"cannot tell which pod this is: {error.words}",
                     "the kubelet tries again by itself",
                 ) from error
             if facts is not None and pod.uid in facts.uids:
@@ -261,9 +258,9 @@ class Starting:
         if self._api is None:
             return 0
         try:
-            facts = await asyncio.wait_for(self._api.pod(pod.namespace, pod.name), _API_SECONDS)
-        except (KubeApiError, TimeoutError) as error:
-            _LOG.warning("the priority of a pod is not known", pod=str(pod), error=str(error) or "no answer in time")
+            facts = await pod_in_time(self._api, pod.namespace, pod.name)
+        except KubeApiError as error:
+            _LOG.warning("the priority of a pod is not known", pod=str(pod), error=error.words)
             return 0
         return 0 if facts is None else facts.priority
 
@@ -294,8 +291,8 @@ class Starting:
         if self._api is None:
             return False
         try:
-            facts = await asyncio.wait_for(self._api.pod(pod.namespace, pod.name), _API_SECONDS)
-        except (KubeApiError, TimeoutError):
+            facts = await pod_in_time(self._api, pod.namespace, pod.name)
+        except KubeApiError:
             return False
         return facts is not None and facts.deleting and (not pod.uid or pod.uid in facts.uids)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.model import NodeView
 from mig_agent.frontends.deviceplugin.resources import Naming, in_kubernetes
-from mig_agent.frontends.node.conditions import CONDITION, condition_of
-from mig_agent.frontends.node.features import OURS, Changes, changes, feature_labels
+from mig_agent.frontends.node.conditions import condition_of
+from mig_agent.frontends.node.features import Changes, changes, feature_labels
 from mig_agent.frontends.node.switch import carries
 
 
@@ -47,8 +47,3 @@ def shown(
 def nothing(facts: NodeFacts) -> Shown:
     """What an agent shows that has nothing to do with the node."""
     return Shown(changes=changes({}, facts))
-
-
-def is_clean(facts: NodeFacts) -> bool:
-    """Whether nothing of an agent is on the node."""
-    return CONDITION not in facts.conditions and OURS not in facts.annotations
