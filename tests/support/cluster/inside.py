@@ -112,7 +112,10 @@ class First:
         if self._layout.node == NODE:
             far = carrying_to(lambda: asyncio.open_connection("127.0.0.1", API_PORT))
             await asyncio.start_unix_server(far, self._layout.api)
-        await asyncio.start_unix_server(self._ordered, self._layout.control)
+        # Under another name until it listens: between binding and listening it is there, and refuses whoever comes.
+        aside = self._layout.control.with_suffix(".part")
+        await asyncio.start_unix_server(self._ordered, aside)
+        aside.rename(self._layout.control)
         await gone.wait()
 
     def _reap(self) -> None:
