@@ -65,25 +65,35 @@ def version() -> None:
 @program.command()
 @click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
 @click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
-@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long.  [default: 5]")
-def health(address: str | None, *, live: bool, timeout: float) -> None:
-    """For probes: end with 0 if the agent on this machine serves, else say why not and end with 1."""
+@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long for an answer.  [default: 5]")
+@click.option(
+    "--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for it to become ready.  [default: 0]"
+)
+def health(address: str | None, *, live: bool, timeout: float, wait: float) -> None:
+    """For probes: end with 0 if the agent on this machine is ready, else say why not and end with 1.
+
+    It is ready when it serves; as a device plugin of Kubernetes, when the kubelet also knows what it offers.
+    """
     from mig_agent.client.addresses import resolve  # noqa: PLC0415 -- `--help` must not wait for gRPC
     from mig_agent.client.channels import Tls  # noqa: PLC0415 -- as above
     from mig_agent.client.errors import NoAgent  # noqa: PLC0415 -- as above
-    from mig_agent.client.health import is_serving  # noqa: PLC0415 -- as above
+    from mig_agent.client.health import Health, health_of  # noqa: PLC0415 -- as above
 
     try:
-        serving = is_serving(resolve(address), Tls.from_environment(), seconds=timeout)
+        found = health_of(resolve(address), Tls.from_environment(), seconds=timeout, patience=0.0 if live else wait)
     except UsageError as error:
         _tell(error.message, error.hint)
         sys.exit(_USAGE)
     except NoAgent as error:
         _tell(error.message, error.hint)
         sys.exit(1)
-    if not (serving or live):
+    if found is Health.READY or live:
+        return
+    if found is Health.SERVES:
+        _tell("the agent serves, but the kubelet does not know its resources yet", "see the agent's log")
+    else:
         _tell("the agent does not serve: it starts or stops", "")
-        sys.exit(1)
+    sys.exit(1)
 
 
 @program.command()

@@ -153,3 +153,30 @@ def test_an_open_file_of_a_real_process_is_found(tmp_path: Path) -> None:
     node.touch()
     with node.open():
         assert str(node) in set(Host()._open_files(os.getpid()))
+
+
+@pytest.mark.parametrize(
+    ("devices", "has"),
+    [
+        ({"0000:17:00.0": ("0x10de", "0x030200")}, True),
+        ({"0000:00:00.0": ("0x8086", "0x060000"), "0000:01:00.0": ("0x10de", "0x030000")}, True),
+        ({"0000:01:00.0": ("0x1a03", "0x030000"), "0000:05:00.0": ("0x10de", "0x068000")}, False),
+        ({}, False),
+        (None, False),
+    ],
+    ids=["no output", "with an output", "another's, and an NVSwitch", "nothing", "no PCI at all"],
+)
+def test_whether_there_is_a_gpu_of_nvidias(
+    tmp_path: Path, devices: dict[str, tuple[str, str]] | None, *, has: bool
+) -> None:
+    bus = tmp_path / "sys/bus" / ("usb" if devices is None else "pci/devices")
+    bus.mkdir(parents=True)
+    for name, (vendor, kind) in (devices or {}).items():
+        (bus / name).mkdir()
+        (bus / name / "vendor").write_text(f"{vendor}\n")
+        (bus / name / "class").write_text(f"{kind}\n")
+    assert Host(tmp_path).has_nvidia_gpu() is has
+
+
+def test_where_nobody_can_tell_there_may_be_a_gpu(tmp_path: Path) -> None:
+    assert Host(tmp_path).has_nvidia_gpu()

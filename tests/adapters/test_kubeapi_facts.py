@@ -22,7 +22,6 @@ from mig_agent.adapters.kubeapi.events import (
 )
 from mig_agent.adapters.kubeapi.facts import KubeApiError, NodeCondition, daemon_set_facts, node_facts, pod_facts
 from mig_agent.adapters.kubeapi.patches import owned_patch, pointer
-from mig_agent.adapters.kubeapi.requested import requested
 from mig_agent.adapters.kubeapi.watch import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -59,43 +58,9 @@ def test_a_pod_that_says_little_of_itself_is_read_all_the_same() -> None:
     assert (pod.priority, pod.deleting, pod.finished, pod.daemon_set) == (0, False, False, "")
 
 
-SIDECAR = "Always"
-
-
-def wanting(amount: int, restart: str = "", **more: str) -> dict[str, object]:
-    return {"resources": {"limits": {"a.b/c": str(amount), "cpu": "2", **more}}, "restartPolicy": restart or None}
-
-
-@pytest.mark.parametrize(
-    ("init", "containers", "overhead", "expected"),
-    [
-        ([], [1, 2], 0, 3),
-        ([4], [1, 2], 0, 4),
-        ([1, 2], [1], 0, 2),
-        ([(1, SIDECAR), 2], [1], 0, 3),
-        ([2, (1, SIDECAR)], [1], 0, 2),
-        ([(1, SIDECAR), (1, SIDECAR)], [1], 0, 3),
-        ([(2, SIDECAR), 3, (1, SIDECAR)], [1], 0, 5),
-        ([], [], 0, 0),
-        ([], [1], 2, 3),
-    ],
-)
-def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does(
-    init: list[int | tuple[int, str]], containers: list[int], overhead: int, expected: int
-) -> None:
-    spec = {
-        "initContainers": [wanting(*each) if isinstance(each, tuple) else wanting(each) for each in init] or None,
-        "containers": [wanting(each) for each in containers],
-        "overhead": {"a.b/c": str(overhead)} if overhead else None,
-    }
-    assert requested(spec) == ({"a.b/c": expected} if expected else {})
-
-
-def test_of_what_a_pod_asks_for_only_whole_numbers_of_extended_resources_are_read() -> None:
-    resources = {"requests": {"a.b/c": 1, "d.e/f": "0", "hugepages-2Mi": "4Mi"}, "limits": {"a.b/c": "1", "g/h": "1k"}}
-    spec = {"containers": [{"resources": resources}, {"resources": None}, {}]}
-    assert requested(spec) == {"a.b/c": 1}
-    facts = pod_facts({"metadata": {"namespace": "a", "name": "b", "uid": "c"}, "spec": spec})
+def test_what_a_pod_asks_for_is_read() -> None:
+    containers = [{"resources": {"requests": {"a.b/c": "1", "cpu": "2"}}}]
+    facts = pod_facts({"metadata": {"namespace": "a", "name": "b", "uid": "c"}, "spec": {"containers": containers}})
     assert facts.resources == {"a.b/c": 1}
 
 

@@ -57,10 +57,10 @@ from mig_agent.core.model import (
     Placement,
     Pod,
     Profile,
-    RequestId,
     Slot,
 )
 from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.requestkey import Asker, RequestId, RequestKey
 
 PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
@@ -163,6 +163,10 @@ def pods_lease(number: int, *generations: int) -> Lease:
     return replace(lease(number, *generations), holder=holder, kubelet_devices=devices)
 
 
+def key(request: str, asker: str = "name slurm") -> RequestKey:
+    return RequestKey(Asker(asker), RequestId(request))
+
+
 def event(number: int, gpu_index: int = 0) -> Event:
     return Event(
         kind=EventKind.LEASE_GRANTED,
@@ -238,9 +242,8 @@ def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
     assert [each.lease.id for each in found.leases] == ["lease-2"]
     assert found.cordons == {}
     reader = Ledger.open(tmp_path / LEDGER_FILE)
-    assert reader.find_request("request-1") is None
-    standing = reader.find_request("request-2")
-    assert standing is not None
+    assert reader.find_request(key("request-1")) == ()
+    (standing,) = reader.find_request(key("request-2"))
     assert standing.lease == lease(2, 2)
     reader.close()
 
@@ -252,7 +255,7 @@ def test_of_very_many_that_ended_the_oldest_are_forgotten(tmp_path: Path) -> Non
     for number in (3, 1, 5, 2):
         writer.write(EndLease(LeaseId(f"lease-{number}"), 50.0 + number, "released"))
     writer.write(ForgetLeases(0.0, most=4))
-    assert writer.ledger.find_request("request-1") is not None
+    assert writer.ledger.find_request(key("request-1"))
     writer.write(ForgetLeases(0.0, most=2))
     writer.ledger.close()
     assert [each.lease.id for each in contents(tmp_path).leases] == ["lease-4", "lease-6", "lease-3", "lease-5"]
@@ -398,8 +401,7 @@ def test_only_the_latest_ended_leases_are_read_at_start(tmp_path: Path, monkeypa
     reader = Ledger.open(tmp_path / LEDGER_FILE)
     assert [each.lease.id for each in reader.contents.leases] == ["lease-5", "lease-6", "lease-7"]
     assert reader.contents.more_ended
-    old = reader.find_request("request-1")
-    assert old is not None
+    (old,) = reader.find_request(key("request-1"))
     assert (old.lease.id, old.end_reason) == ("lease-1", "released")
     reader.close()
 
@@ -457,8 +459,7 @@ def test_a_pods_lease_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(PutLease(pods_lease(1, 3, 4), "d"), PutLease(lease(2, 5), "d"))
     assert [each.lease for each in contents(tmp_path).leases] == [pods_lease(1, 3, 4), lease(2, 5)]
-    found = writer.ledger.find_request("request-1")
-    assert found is not None
+    (found,) = writer.ledger.find_request(key("request-1"))
     assert found.lease == pods_lease(1, 3, 4)
     writer.ledger.close()
 
@@ -606,6 +607,53 @@ def test_the_version_that_knows_patch_2_goes_on_with_leases_whose_pods_have_come
     again = contents(tmp_path)
     assert [each.lease.arrived for each in again.leases] == [True, False]
     assert again.leases[0].lease == came
+
+
+def asked_by(number: int, asker: str) -> Lease:
+    """All under one request id."""
+    return replace(lease(number, number), request_id=RequestId("7f2c-1"), asker=Asker(asker))
+
+
+def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> None:
+    writer = Writer(tmp_path)
+    slurm, kai, alice = asked_by(1, "name slurm"), asked_by(2, "name kai"), asked_by(3, "uid 1000")
+    for each in (slurm, kai, alice):
+        writer.write(PutLease(each, "d"))
+    writer.write(EndLease(kai.id, 50.0, "released"))
+    for each in (slurm, kai, alice):
+        (found,) = writer.ledger.find_request(each.request_key)
+        assert (found.lease, found.ended_at) == (each, 50.0 if each is kai else None)
+    assert writer.ledger.find_request(key("7f2c-1", "name bob")) == ()
+    writer.ledger.close()
+    assert [each.lease for each in contents(tmp_path).leases] == [slurm, alice, kai]
+
+
+def test_the_version_that_knows_patch_3_goes_on_with_ids_of_many_callers(tmp_path: Path) -> None:
+    """An id of one caller is in the table as it was before. Whose the ids are that it takes itself is not recorded."""
+    writer = Writer(tmp_path)
+    slurm, kai = asked_by(1, "name slurm"), asked_by(2, "name kai")
+    writer.write(PutLease(slurm, "d"), PutLease(kai, "d"))
+    writer.ledger.close()
+    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
+        check_version(old, "here", PATCHES[:3])
+        prepare(old, "here", PATCHES[:3])
+        rows = [row[:2] for row in old.execute(READING_OF_PATCH_2)]
+        assert rows == [("lease-1", "7f2c-1"), ("lease-2", "7f2c-1\tname kai")]
+        assert old.execute("SELECT id FROM lease WHERE request_id = ?", ("7f2c-1",)).fetchall() == [("lease-1",)]
+        old.execute(
+            WRITING_OF_PATCH_1,
+            ("lease-3", "7f2c-2", "d", "", "slurm", None, None, 13.0, None, None, None, False, "[[3, false]]"),
+        )
+    old.close()
+    reader = Ledger.open(tmp_path / LEDGER_FILE)
+    assert [each.lease.request_key for each in reader.contents.leases] == [
+        slurm.request_key,
+        kai.request_key,
+        key("7f2c-2", ""),
+    ]
+    (found,) = reader.find_request(key("7f2c-2"))
+    assert found.lease.id == "lease-3"
+    reader.close()
 
 
 def test_devices_are_handed_over_and_a_uid_is_learnt(tmp_path: Path) -> None:

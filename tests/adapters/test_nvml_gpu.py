@@ -28,7 +28,6 @@ def test_every_gpu_is_described(driver: Driver) -> None:
         assert gpu.model
         assert gpu.memory_mib > 0
         assert driver.observe_gpu(gpu.uuid).uuid == gpu.uuid
-        assert driver.pci_bus_id(gpu.uuid).count(":") == 2
     assert driver.version
 
 
@@ -42,7 +41,6 @@ def test_what_the_driver_lists_of_profiles_makes_sense(driver: Driver) -> None:
             assert profile.name.startswith(f"{profile.compute_slices}g.")
             assert 0 < profile.memory_mib <= gpu.memory_mib
             assert {place.size for place in profile.placements} == {profile.memory_slices}
-        assert driver.mode_changes_without_reset(gpu.uuid) in {True, False, None}
 
 
 def test_usage_of_a_gpu_without_mig_mode(driver: Driver) -> None:
@@ -59,7 +57,7 @@ def test_looking_for_an_instance_where_mig_mode_is_off(driver: Driver) -> None:
     for gpu in driver.observe().gpus:
         if not gpu.mode.current:
             with pytest.raises(DriverError) as refused:
-                driver.observe_instance(gpu.uuid, 1)
+                driver.verify(gpu.uuid, 1, 0, f"MIG-{gpu.uuid}")
             kinds = {DriverErrorKind.NOT_SUPPORTED, DriverErrorKind.NOT_FOUND, DriverErrorKind.INVALID_ARGUMENT}
             assert refused.value.kind in kinds
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.client.addresses import DEFAULT_ADDRESS, Address, diagnose, parse_address, resolve
+from mig_agent.client.addresses import DEFAULT_ADDRESS, Address, addresses_by_node, diagnose, parse_address, resolve
 from mig_agent.client.channels import Tls, open_channel
 from mig_agent.core.errors import UsageError
 from support.agent import short_folder
@@ -111,3 +111,29 @@ def test_tls_takes_all_of_its_files(folder: Path) -> None:
         open_channel(parse_address("node-1:7400"), missing)
     given = {"MIG_AGENT_TLS_CA": "a", "MIG_AGENT_TLS_CERT": "b", "MIG_AGENT_TLS_KEY": "c"}
     assert Tls.from_environment(given) == Tls(ca=Path("a"), cert=Path("b"), key=Path("c"))
+
+
+def test_agents_are_found_by_node_in_endpoint_slices() -> None:
+    def piece(*endpoints: dict[str, object], port: int = 7400, name: str = "grpc") -> dict[str, object]:
+        return {"ports": [{"name": name, "port": port}], "endpoints": list(endpoints)}
+
+    def at(node: str, address: str, **conditions: bool) -> dict[str, object]:
+        return {"nodeName": node, "addresses": [address], "conditions": conditions}
+
+    found = addresses_by_node(
+        [
+            piece(at("n1", "10.88.0.3", ready=True), at("n2", "10.88.0.4", ready=False), at("n3", "10.88.0.5")),
+            piece(at("n4", "fd00::4", ready=True), port=7401),
+            piece(at("n5", "10.88.0.6", ready=True), name="metrics"),
+            {"ports": None, "endpoints": None},
+            piece({"addresses": ["10.88.0.7"]}),
+        ]
+    )
+    assert found == {"n1": "10.88.0.3:7400", "n3": "10.88.0.5:7400", "n4": "[fd00::4]:7401"}
+    assert parse_address(found["n4"]).target == "dns:///[fd00::4]:7401"
+
+
+def test_certificates_in_a_secret_that_is_mounted() -> None:
+    tls = Tls.in_folder("/tls", server_name="mig-agent.mig-agent.svc")
+    assert (tls.ca, tls.cert, tls.key) == (Path("/tls/ca.crt"), Path("/tls/tls.crt"), Path("/tls/tls.key"))
+    assert tls.server_name == "mig-agent.mig-agent.svc"

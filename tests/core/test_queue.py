@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from mig_agent.core.emptied import fewest_gpus, fits_when_empty
 from mig_agent.core.keeping import Waiting, in_turn, reservation, share, sparing
-from mig_agent.core.model import GpuState, NodeView, Request, RequestId, Want
+from mig_agent.core.model import GpuState, NodeView, Request, Want
 from mig_agent.core.plan import Plan
 from mig_agent.core.planner import plan
 from mig_agent.core.policy import Policy
 from mig_agent.core.queue import NOBODY, Paused, Queue, next_to_start, search
+from mig_agent.core.requestkey import Asker, RequestId, RequestKey
 from support.nodes import (
     A30,
     A100_40,
@@ -37,6 +38,10 @@ POLICY = Policy()
 
 def named(name: str, *wants: Want, priority: int = 0, gpus: Sequence[str] = ()) -> Request:
     return replace(request(*wants, priority=priority, gpus=gpus), request_id=RequestId(name))
+
+
+def key(name: str) -> RequestKey:
+    return RequestKey(Asker(""), RequestId(name))
 
 
 def queue_of(*requests: tuple[float, Request]) -> Queue:
@@ -65,26 +70,26 @@ FULL = node(Machine(H100, [Has("7g.80gb", 0, "leased", "alice")]))
 def test_first_come_is_first() -> None:
     queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)), (2, named("c", ONE)))
     assert names(queue) == ["a", "b", "c"]
-    assert [queue.position(RequestId(name)) for name in "abc"] == [1, 2, 3]
+    assert [queue.position(key(name)) for name in "abc"] == [1, 2, 3]
     assert len(queue) == 3
 
 
 def test_priority_goes_before() -> None:
     queue = queue_of((0, named("a", ONE)), (1, named("b", ONE, priority=5)), (2, named("c", ONE, priority=5)))
     assert names(queue) == ["b", "c", "a"]
-    assert queue.position(RequestId("a")) == 3
+    assert queue.position(key("a")) == 3
 
 
 def test_who_leaves_is_gone() -> None:
     queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)))
-    assert queue.get(RequestId("a")) is not None
-    left = queue.remove(RequestId("a"))
+    assert queue.get(key("a")) is not None
+    left = queue.remove(key("a"))
     assert left is not None
     assert left.since == 0
-    assert queue.remove(RequestId("a")) is None
-    assert queue.get(RequestId("a")) is None
-    assert queue.position(RequestId("a")) is None
-    assert queue.position(RequestId("b")) == 1
+    assert queue.remove(key("a")) is None
+    assert queue.get(key("a")) is None
+    assert queue.position(key("a")) is None
+    assert queue.position(key("b")) == 1
 
 
 def test_nobody_waits_twice_under_one_id() -> None:
@@ -140,7 +145,7 @@ def test_a_stream_of_small_ones_never_starves_a_large_one() -> None:
             view = EMPTY  # the last small one ended, and nothing was put in its place
             continue
         waiting, _ = found
-        queue.remove(waiting.request.request_id)
+        queue.remove(waiting.request.key)
         order.append(waiting.request.request_id)
         if waiting.request.request_id == "large":
             break
@@ -284,7 +289,7 @@ def test_in_pieces_it_finds_the_same(view: NodeView, wants: list[Want]) -> None:
 def test_of_those_that_fit_the_larger_goes_first() -> None:
     queue = queue_of((0, named("small", ONE)), (1, named("half", profile("4g.40gb"))), (2, named("other", ONE)))
     assert started(EMPTY, queue, 3) == "half"
-    queue.remove(RequestId("half"))
+    queue.remove(key("half"))
     assert started(EMPTY, queue, 3) == "small"
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from support.agent import Agent, environment, eventually, short_folder
+from support import nobodys
+from support.agent import GENEROUS_SECONDS, Agent, environment, eventually, health, short_folder
+
+NOT_SERVING = 2
+SERVING = 1
+SERVICE = "migagent.v1.PartitionManager"
 
 
 @pytest.fixture
@@ -19,9 +24,13 @@ def folder() -> Iterator[Path]:
         yield path
 
 
+def command(address: str, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "mig_agent", "health", "--address", address, *flags]
+
+
 def probe(folder: Path, address: str, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mig_agent", "health", "--address", address, *flags],
+        command(address, *flags),
         env=environment(folder),
         capture_output=True,
         text=True,
@@ -69,6 +78,36 @@ def test_an_agent_that_still_starts(folder: Path) -> None:
         done = probe(folder, agent.address, "--timeout", "60")
         assert done.returncode == 1
         assert "does not serve" in done.stderr
+
+
+def test_a_device_plugin_that_the_kubelet_does_not_know_yet(folder: Path) -> None:
+    """It answers whoever calls, but a pod that were bound to the node now would be rejected there."""
+    agent = Agent(folder, flags=nobodys.flags(folder))
+    agent.launch()
+    try:
+        eventually(lambda: health(agent.address, SERVICE) == SERVING, "it serves")
+        assert probe(folder, agent.address, "--live", "--timeout", "60").returncode == 0
+        done = probe(folder, agent.address, "--timeout", "60", "--wait", "0.3")
+        assert done.returncode == 1
+        assert "the kubelet does not know its resources yet" in done.stderr
+        assert agent.ask("request", "--gpu-memory", "4G")["lease"]
+    finally:
+        agent.kill()
+
+
+def test_it_waits_for_an_agent_that_still_starts(folder: Path) -> None:
+    with Agent(folder) as agent:
+        agent.stop()
+        agent.simulator.hang("nvmlDeviceGetCount_v2")
+        agent.launch()
+        eventually(lambda: health(agent.address) == NOT_SERVING, "it listens")
+        waiting = subprocess.Popen(command(agent.address, "--timeout", "60", "--wait", "60"), env=environment(folder))
+        try:
+            agent.simulator.clear()
+            assert waiting.wait(GENEROUS_SECONDS) == 0
+        finally:
+            waiting.kill()
+            waiting.wait()
 
 
 def test_an_address_that_is_none(folder: Path) -> None:

@@ -132,7 +132,7 @@ async def test_what_came_too_late_is_given_back(at: Plugged) -> None:
     """The lease was being recorded when the kubelet was told that it takes too long; no list ever shows its device."""
     await allocating(at).allocate([devices(0)])
     (lease,) = at.node.leases.values()
-    at.book.abandoned.add(lease.request_id)
+    at.book.abandoned.add(lease.request_key)
     await at.following.look()
     assert not at.node.leases
     assert not at.book.abandoned

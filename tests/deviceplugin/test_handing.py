@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.frontends.deviceplugin.starting import KUBELET
+from mig_agent.simulator import Code
 from support.engine import CREATE, killed
 from support.plugged import MIDDLE, SMALL, Plugged, devices, plugged
 
@@ -346,6 +348,45 @@ async def test_a_lost_instance_is_made_anew(tmp_path: Path) -> None:
         await at.start(*devices(0))
         assert granted.lease.id not in standing(at)
         assert list(standing(at).values()) == [devices(0)]
+
+
+async def test_what_is_on_a_gpu_that_is_silent_since_the_start_ends_for_that_reason(tmp_path: Path) -> None:
+    """It would fit. Its pod is not kept waiting for a GPU that may never answer again."""
+    async with plugged(tmp_path, "h100-80gb:2") as at:
+        granted = await promise(at, gpus=("1",))
+        other = await promise(at, gpus=("1",), of=pod("other"))
+        at.node.simulator.fail("nvmlDeviceGetMigMode", Code.UNKNOWN, times=None, gpu=1)
+    async with plugged(tmp_path, "") as at:
+        assert list(at.node.manager.snapshot.missing) == [1]
+        assert set(standing(at)) == {granted.lease.id, other.lease.id}, "it stands, as any other"
+        assert at.node.manager.snapshot.silent == {granted.lease.id, other.lease.id}
+        await at.admit("train", *devices(0))
+        await at.start(*devices(0))
+        assert standing(at) == {other.lease.id: (), at.lease(devices(0)[0]).id: devices(0)}
+        (told,) = events(at)
+        assert told == (
+            f"lease {granted.lease.id} that was taken for it has ended, and it gets another device: "
+            "the GPU that it is on does not answer"
+        )
+        at.node.simulator.clear()
+        await at.node.look()
+        assert at.node.manager.snapshot.silent == frozenset()
+        await at.admit("other", *devices(1))
+        await at.start(*devices(1))
+        assert standing(at)[other.lease.id] == devices(1)
+        assert len(events(at)) == 1
+
+
+async def test_an_agent_that_is_paused_ends_nothing_that_it_cannot_see(tmp_path: Path) -> None:
+    async with plugged(tmp_path, "h100-80gb:2") as at:
+        granted = await promise(at, gpus=("1",))
+    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
+        connection.execute("UPDATE gpu SET text = 'of another version' WHERE uuid = ?", (granted.devices[0].gpu,))
+    connection.close()
+    async with plugged(tmp_path, "", paused=("the driver is replaced",), opened=False) as at:
+        assert at.node.manager.snapshot.silent == {granted.lease.id}
+        assert not await at.starting._handing.hand_over(pod(), devices(0))
+        assert standing(at) == {granted.lease.id: ()}
 
 
 async def test_after_a_crash_the_pod_has_what_was_handed_over(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,20 +14,12 @@ from mig_agent.adapters.kubelet import KubeletError, KubeletPaths
 from mig_agent.core.model import KubeletDevice
 from mig_agent.core.requests import profile_want
 from mig_agent.frontends.deviceplugin import registering as module
-from mig_agent.frontends.deviceplugin.allocating import Allocated
 from mig_agent.frontends.deviceplugin.registering import Offer, Registering
 from mig_agent.frontends.deviceplugin.resources import Resource
 from mig_agent.frontends.deviceplugin.service import ResourceService
+from support.registered import Decided
 
 NAMES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-7g.80gb")
-
-
-class Decided:
-    async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        return [Allocated() for _ in containers]
-
-    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
-        """Whatever is asked for may start."""
 
 
 @dataclass

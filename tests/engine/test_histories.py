@@ -99,7 +99,8 @@ class History:
 
     async def step(self, name: str, number: int, other: int) -> None:
         self.told.clear()
-        self.cut_short = name in {"kill", "go_away"}
+        # What had to wait while the agent was paused is planned anew, for what it finds then.
+        self.cut_short = name in {"kill", "go_away", "pause"}
         self.counted_beside = frozenset({EventKind.INSTANCE_DESTROYED}) if name == "acquire_at_once" else frozenset()
         before = self.node.simulator.machine()
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)

@@ -28,7 +28,7 @@ def of_pod(node: Node, *profiles: str, pod: str = "train-7f2c", uid: str = "6b8f
         for number, profile in enumerate(profiles)
     )
     holder = Holder(tenant="team-a", pod=Pod(namespace="team-a", name=pod, uid=uid))
-    return node.request(*profiles, holder=holder, kubelet_devices=devices, **fields)
+    return node.request(*profiles, holder=holder, kubelet_devices=devices, asker=KUBELET.asker, **fields)
 
 
 async def leased(node: Node, *profiles: str, **fields: Any) -> Granted:
@@ -139,21 +139,21 @@ async def test_a_request_is_counted_once_while_it_is_served(tmp_path: Path) -> N
         node.simulator.hang(CREATE)
         asked = node.start(leased(node, "1g.5gb", request_id="one"))
         await node.stuck()
-        assert node.manager.has_places(of_pod(node, request_id="one").request_id)
+        assert node.manager.has_places(of_pod(node, request_id="one").key)
         assert node.manager.creatable(ONE) == 6
         node.simulator.clear()
         granted = await asked
-        assert node.manager.has_places(granted.lease.request_id)
+        assert node.manager.has_places(granted.lease.request_key)
         full = await leased(node, "3g.20gb", request_id="full")
         waits = node.start(leased(node, "7g.40gb", request_id="waits", wait_seconds=math.inf))
         await node.until(lambda: node.manager.snapshot.queue)
-        assert not node.manager.has_places(of_pod(node, request_id="waits").request_id)
-        assert not node.manager.has_places(of_pod(node, request_id="unknown").request_id)
+        assert not node.manager.has_places(of_pod(node, request_id="waits").key)
+        assert not node.manager.has_places(of_pod(node, request_id="unknown").key)
         await node.manager.end_for_pod(full.lease.id, "over")
         await node.manager.end_for_pod(granted.lease.id, "over")
-        assert node.manager.has_places((await waits).lease.request_id)
+        assert node.manager.has_places((await waits).lease.request_key)
         await node.manager.end_for_pod((await waits).lease.id, "over")
-        assert not node.manager.has_places((await waits).lease.request_id)
+        assert not node.manager.has_places((await waits).lease.request_key)
 
 
 async def test_gpus_that_are_kept_for_somebody_are_not_counted(tmp_path: Path) -> None:

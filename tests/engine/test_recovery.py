@@ -201,6 +201,7 @@ async def test_a_mode_switched_by_others_is_noticed(tmp_path: Path) -> None:
         node.simulator.set_mig_mode(0, on=False)
         await node.look()
         assert node.gpu().state is GpuState.WHOLE
+        await node.quiet()
         assert EventKind.GPU_MODE_CHANGED in node.kinds()
         whole = await node.acquire(WHOLE)
         await node.release(whole)

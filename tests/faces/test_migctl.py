@@ -152,6 +152,13 @@ def test_release_with_a_token_and_with_none(agent: Agent, folder: Path) -> None:
     assert not agent.ask("status")["leases"]
 
 
+def test_release_by_force(agent: Agent) -> None:
+    """As root here: on the administrators' socket."""
+    lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+    assert agent.ask("release", "--force", lease) == {"released": [lease]}
+    assert not agent.ask("status")["leases"]
+
+
 def test_renew(agent: Agent) -> None:
     lease = agent.ask("request", "--gpu-memory", "4G", "--ttl", "10m")["lease"]
     later = agent.ask("renew", lease, "--ttl", "20h")["expires_at"]

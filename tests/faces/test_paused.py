@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support import nobodys
 from support.agent import SERVING, Agent, eventually, health, short_folder
 
 
@@ -44,6 +45,23 @@ def test_one_that_is_paused_starts_and_lives_on_with_no_driver_at_all(folder: Pa
         # Without the pause there is nothing to wait for.
         assert agent.launch().wait() == 1
         assert "cannot serve: there is no usable NVIDIA driver" in agent.log()
+
+
+@pytest.mark.skipif(has_driver(), reason="there is a driver on this machine")
+def test_a_node_of_kubernetes_with_no_gpu_is_served_as_it_is(folder: Path) -> None:
+    """Whether a DaemonSet goes there is not the agent's affair: it says so, offers nothing and lives on."""
+    with Agent(folder, "", flags=nobodys.flags(folder)) as agent:
+        status = agent.ask("status")
+        assert (status["gpus"], status["paused"]) == ([], ["this node has no NVIDIA GPU"])
+        refused = agent.ask("request", "--gpu-memory", "4G", code=3)["error"]
+        assert "this node has no NVIDIA GPU" in refused["message"]
+        assert agent.ask("pause")["let_go"]
+        assert agent.ask("resume")["let_go"]
+        assert agent.ask("status")["paused"] == ["this node has no NVIDIA GPU"]
+        assert health(agent.address) == SERVING, "there is nothing to wait for"
+        assert not list((folder / "kubelet/device-plugins").iterdir())
+        assert not list((folder / "cdi").glob("*"))
+        assert agent.stop() == 0
 
 
 @pytest.mark.parametrize("named", ["1", "uuid", "beginning"])

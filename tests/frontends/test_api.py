@@ -80,6 +80,24 @@ async def test_the_same_request_id_gives_the_same_answer(served: Service) -> Non
     assert detail_of(refused.value).reason == "request-id-reused"
 
 
+async def test_a_pods_lease_that_it_does_not_use_is_ended_by_an_administrators_force(tmp_path: Path) -> None:
+    async with service(tmp_path, follows_pods=True) as served:
+        pod = Pod(namespace="team-a", name="train", uid="7f2c")
+        holder = pb.Holder(pod=pb.Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid))
+        granted = await served.acquire(memory="4G", holder=holder)
+        await served.node.manager.arrived(LeaseId(granted.lease.id), pod)
+        for stub, force, reason in (
+            (served.users, True, "not-permitted"),
+            (served.admins, False, "in-use"),
+        ):
+            release = pb.ReleaseRequest(lease=granted.lease.id, token=granted.token, force=force)
+            with pytest.raises(grpc.RpcError) as refused:
+                await stub.Release(release, timeout=TIMEOUT)
+            assert detail_of(refused.value).reason == reason
+        await served.admins.Release(pb.ReleaseRequest(lease=granted.lease.id, force=True), timeout=TIMEOUT)
+        assert not served.node.leases
+
+
 async def test_without_a_request_id_every_call_is_another_request(served: Service) -> None:
     leases = {(await served.acquire(memory="4G")).lease.id for _ in range(3)}
     assert len(leases) == 3

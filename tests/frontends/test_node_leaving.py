@@ -62,8 +62,10 @@ def by_path(**answers: object) -> Callable[[Asked], Says]:
     return answer
 
 
-def followed(web: WebServer, patched: Callable[[], Says] = Says) -> Callable[[Asked], Says]:
-    """A node that carries the label and does not change, however it is patched."""
+def followed(
+    web: WebServer, patched: Callable[[], Says] = Says, there: dict[str, Any] | None = None
+) -> Callable[[Asked], Says]:
+    """A node (one that carries the label) that does not change, however it is patched."""
 
     def endless() -> Iterator[bytes]:
         web.over.wait(60)
@@ -74,7 +76,7 @@ def followed(web: WebServer, patched: Callable[[], Says] = Says) -> Callable[[As
             return patched()
         if "watch=true" in asked.path:
             return Says(pieces=endless())
-        return json_of({"metadata": {"resourceVersion": "5"}, "items": [node(mig="true")]})
+        return json_of({"metadata": {"resourceVersion": "5"}, "items": [there or node(mig="true")]})
 
     return answer
 
@@ -383,3 +385,18 @@ async def test_the_node_is_shown_whatever_goes_wrong(
             await until(lambda: any(asked.method == "PATCH" for asked in web.asked))
         finally:
             await shows.close()
+
+
+async def test_on_a_node_without_gpus_what_an_agent_before_showed_is_taken_back(web: WebServer, tmp_path: Path) -> None:
+    shown = node(**{"nvidia.com/mig.capable": "true", "mine": "x"})
+    shown["metadata"]["annotations"] = {"mig-agent.io/feature-labels": "nvidia.com/mig.capable"}
+    web.answer = followed(web, there=shown)
+    async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
+        shows = NodeFrontend(running.manager, api, NodeSettings(has_gpus=False))
+        shows.start()
+        try:
+            await until(lambda: any(asked.method == "PATCH" for asked in web.asked))
+        finally:
+            await shows.close()
+    patch = next(asked.body for asked in web.asked if asked.method == "PATCH")
+    assert patch["metadata"]["labels"] == {"nvidia.com/mig.capable": None}

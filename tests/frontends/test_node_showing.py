@@ -263,6 +263,13 @@ def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind)
         assert found.words == "GPU 2 was cordoned by root"
 
 
+def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
+    pod = Pod(namespace="team-a", name="train", uid="u-1")
+    words = "lease 7f of pod team-a/train ended: released by root by force, while its pod is on this node"
+    ended = Event(kind=EventKind.LEASE_ENDED, at=0.0, revision=1, words=words, data={"reason": "forced", **pod.facts()})
+    assert notice(ended) == Notice(reason="LeaseReleased", words=words, warning=True, about=pod)
+
+
 @pytest.mark.parametrize(
     ("kind", "reason", "told"),
     [

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from mig_agent.adapters.kubeapi import Following, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.core.model import Holder, KubeletDevice, Pod
 from mig_agent.frontends.nodestatus import frontend
 from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
+from mig_agent.frontends.nodestatus.metrics import NodeStatusMetrics
 from mig_agent.frontends.nodestatus.owning import OURS
 from support.engine import ADMIN, Node, engine
 
@@ -25,6 +27,7 @@ ONE, TWO, SEVEN, MEMORY = (
     "nvidia.com/mig-7g.40gb",
     "mig-agent.io/memory-5g",
 )
+POSSIBLE = "mig_agent_kubelet_devices_possible"
 
 
 @dataclass
@@ -161,6 +164,34 @@ async def test_a_pod_that_a_plugin_has_served_counts_as_before(tmp_path: Path) -
         device = KubeletDevice(resource=ONE, id="mig-agent-0")
         await at.node.acquire("1g.5gb", holder=Holder(pod=Pod(namespace="a", name="x")), kubelet_devices=(device,))
         await at.shows(one="7", memory="6", seven="0")
+
+
+async def test_metrics_have_the_names_that_those_of_a_device_plugin_have(tmp_path: Path) -> None:
+    async with world(tmp_path) as at:
+        registry = CollectorRegistry()
+        registry.register(NodeStatusMetrics(at.status))
+
+        def says(**expected: int) -> bool:
+            found = {
+                each: registry.get_sample_value(f"mig_agent_kubelet_devices_{each}", {"resource": ONE})
+                for each in expected
+            }
+            return found == expected
+
+        await at.node.until(lambda: says(possible=7, allocated=0, promised=0))
+        pod = Pod(namespace="a", name="x", uid="u-1")
+        at.asked[pod] = {ONE: 1}
+        granted = await at.node.acquire("1g.5gb", holder=Holder(pod=pod))
+        await at.node.acquire("2g.10gb")
+        await at.node.until(lambda: says(possible=5, allocated=0, promised=1))
+        await at.node.manager.arrived(granted.lease.id, pod)
+        await at.node.until(lambda: says(possible=5, allocated=1, promised=0))
+        served = KubeletDevice(resource=ONE, id="mig-agent-0")
+        await at.node.acquire("1g.5gb", holder=Holder(pod=Pod(namespace="a", name="y")), kubelet_devices=(served,))
+        await at.node.until(lambda: says(possible=5, allocated=2, promised=0))
+        at.register(one=["GPU-1"])
+        await at.node.until(lambda: registry.get_sample_value(POSSIBLE, {"resource": ONE}) is None)
+        assert registry.get_sample_value(POSSIBLE, {"resource": TWO}) is not None
 
 
 async def test_what_somebody_overwrites_is_written_again(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
-from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
+from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod
+from mig_agent.core.requestkey import RequestId
 from mig_agent.frontends.pods.judging import (
     ASK,
     NAMELESS_SECONDS,
@@ -133,7 +134,12 @@ def test_a_pod_that_is_known_by_its_uid_alone_is_found_and_missed_by_it() -> Non
     assert watched(nameless, None) == STAYS, "the watch could be behind"
     assert watched(nameless, None, TAKEN + NAMELESS_SECONDS) == Gone(words="its pod is gone")
     nobody = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="not known")))
-    assert watched(nobody, None, TAKEN + 2 * NAMELESS_SECONDS) == STAYS, "of it nothing can be said at all"
+    later = TAKEN + NAMELESS_SECONDS
+    assert watched(nobody, replace(HERE, resources={DEVICE.resource: 1}), later) == STAYS, "it could be the one"
+    assert watched(nobody, replace(OVER, resources={DEVICE.resource: 1}), later) == Gone(words="its pod is gone")
+    assert watched(nobody, HERE, TAKEN) == STAYS, "the watch could be behind"
+    assert watched(nobody, HERE, later) == Gone(words="its pod is gone"), "nobody asks for what it is"
+    assert watched(replace(nobody, kubelet_devices=()), None, later) == STAYS, "of it nothing can be said at all"
     assert found(Pod(namespace="", name="", uid=""), {("team-a", "train"): HERE}) is None
 
 

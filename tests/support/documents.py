@@ -2,7 +2,8 @@
 
 A block marked `console` holds commands (`$ ...`) and what they print; one marked `cluster` the same for a cluster with
 the agent on it. `...` in the output stands for any text in a line, and a line of nothing else for any lines. A command
-has to end with 0, or with what `exit=N` behind the mark says.
+has to end with 0, or with what `exit=N` behind the mark says. `<!-- first: PAGE#SECTION -->` has the commands of a
+section of another page run before those of this one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_FIRST = re.compile(r"^<!-- first: (?P<page>[\w.]+)#(?P<section>[\w-]+) -->$", re.MULTILINE)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -26,17 +29,36 @@ class Example:
     code: int
 
 
-def blocks(page: Path, language: str) -> Iterator[tuple[str, list[str]]]:
-    """The bodies of this language, each with the settings behind its mark."""
-    for block in BLOCK.finditer(page.read_text()):
+def anchor_of(heading: str) -> str:
+    """By which links name it."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def blocks(page: Path, language: str, section: str = "") -> Iterator[tuple[str, list[str]]]:
+    """The bodies of this language, each with the settings behind its mark; of one section, up to the next heading."""
+    text = page.read_text()
+    for block in BLOCK.finditer(text):
+        above = ["", *_HEADING.findall(BLOCK.sub("", text[: block.start()]))]
+        if section and anchor_of(above[-1]) != section:
+            continue
         found, *settings = block["info"].split() or [""]
         if found == language:
             yield block["body"], settings
 
 
-def examples_of(page: Path, language: str = "console") -> list[Example]:
+def needed_first(page: Path, language: str) -> list[Example]:
+    """The examples of other pages that a page goes on from."""
     found = []
-    for body, settings in blocks(page, language):
+    for each in _FIRST.finditer(page.read_text()):
+        there = examples_of(page.parent / each["page"], language, each["section"])
+        assert there, f"{page.name}: there is nothing to run in {each['page']}#{each['section']}"
+        found += there
+    return found
+
+
+def examples_of(page: Path, language: str = "console", section: str = "") -> list[Example]:
+    found = []
+    for body, settings in blocks(page, language, section):
         code = next((int(each.removeprefix("exit=")) for each in settings if each.startswith("exit=")), 0)
         for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
             # A command goes on after a backslash at the end of its line.

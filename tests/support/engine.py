@@ -18,7 +18,8 @@ from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event, EventKind
-from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
+from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, Want
+from mig_agent.core.requestkey import RequestId
 from mig_agent.core.requests import memory_want, profile_want
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
@@ -134,8 +135,13 @@ class Node:
         await self.until(lambda: any(call.begun for call in track._waiting))
 
     async def look(self) -> None:
-        """Compares ledger and hardware now."""
+        """Compares ledger and hardware now; what it tells may be heard a moment later (`quiet`)."""
         await self.manager._parts.observer.look()
+
+    async def nothing_out(self) -> None:
+        """Returns when no call of the driver is under way: the clock may be turned past their deadline now."""
+        lanes = self.manager._context.lanes
+        await self.until(lambda: not any(each._out for lane in lanes.values() for each in (lane._worker, lane._reader)))
 
     async def quiet_but(self, *waiting: asyncio.Task[Any]) -> None:
         """As `quiet`, while requests wait in the queue that these tasks asked for."""

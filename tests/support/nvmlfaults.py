@@ -29,10 +29,8 @@ LISTED: dict[str, tuple[Code, ...]] = {
     "nvmlDeviceGetName": _DEVICE,
     "nvmlDeviceGetUUID": (_I, _S, Code.INSUFFICIENT_SIZE),
     "nvmlDeviceGetMinorNumber": _DEVICE,
-    "nvmlDeviceGetPciInfo": (_I,),
     "nvmlDeviceGetMemoryInfo": (*_DEVICE, _P),
     "nvmlDeviceGetUtilizationRates": _DEVICE,
-    "nvmlDeviceGetFieldValues": (_I,),
     "nvmlDeviceGetComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
     "nvmlDeviceGetGraphicsRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
     "nvmlDeviceGetMPSComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
@@ -78,7 +76,7 @@ OF_NO_GPU = frozenset(
 
 # Where each call is made
 
-ON_ITS_FACE = frozenset({"nvmlDeviceGetFieldValues", "nvmlDeviceGetPciInfo", "nvmlEventSetFree", "nvmlShutdown"})
+ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown"})
 """The adapter offers them, and the engine does not make them, or only at the very end."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})

@@ -35,6 +35,7 @@ class Placing:
     folder: Path
     authority: Authority
     program: str = "scheduler.py"
+    """In the folder of the example."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -45,6 +46,8 @@ class Placing:
             "SCHEDULER_NAME": NAME,
             "SCHEDULER_ANSWER_SECONDS": "60",  # no node is left out because the machine is busy
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONPATH": str(EXAMPLE),  # for who stands elsewhere
+            "EXTENDER_PORT": "0",
         }
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(

@@ -25,6 +25,10 @@ _SHOWN_OF_COMMAND = 60
 _MODPROBE = "nvidia-modprobe"
 _MODPROBE_SECONDS = 10.0
 _NODE_MODE = 0o444
+_BUSES = "sys/bus"
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""What the PCI class of a GPU begins with, with an output or without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,22 @@ class Host:
         return (self.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
     # Processes
+
+    def has_nvidia_gpu(self) -> bool:
+        """Whether the PCI bus has a GPU of NVIDIA's, be its driver there or not; yes where nobody can tell."""
+        buses = self.root / _BUSES
+        if not buses.is_dir():
+            return True
+        try:
+            devices = list((buses / "pci/devices").iterdir())
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return any(
+            _text(each / "vendor").startswith(_NVIDIA) and _text(each / "class").startswith(_DISPLAY)
+            for each in devices
+        )
 
     def process(self, pid: int) -> ProcessInfo | None:
         """A process, or None where there is none with that pid (a zombie is none)."""
@@ -244,3 +264,10 @@ class Host:
         except (OSError, subprocess.TimeoutExpired):
             return False
         return done.returncode == 0
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

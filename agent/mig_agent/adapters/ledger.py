@@ -21,6 +21,7 @@ from mig_agent.adapters.ledger_contents import Contents, RecordedLease, find_req
 from mig_agent.adapters.ledger_schema import PATCHES, Patch, check_version, prepare
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event
+from mig_agent.core.requestkey import RequestKey
 
 LEDGER_FILE = "ledger.sqlite3"
 _PAGE_BYTES = 1024
@@ -116,15 +117,15 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 
-    def find_request(self, request_id: str) -> RecordedLease | None:
-        """The lease that a request led to, standing or ended. From one thread only; takes microseconds.
+    def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
+        """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
 
-        Raises LedgerError.
+        From one thread only; takes microseconds. Raises LedgerError.
         """
         try:
             if self._reader is None:
                 self._reader = _connect(self.path, "ro")
-            return find_request(self._reader, request_id)
+            return find_request(self._reader, request)
         except sqlite3.Error as error:
             self._close_reader()
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mig_agent.core.event import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
+from mig_agent.core.requestkey import RequestKey
 
 Statement = tuple[str, tuple[str | int | float | None, ...]]
 
@@ -24,7 +25,8 @@ MOST_ENDED = 1_000_000
 """Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
-    " pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " pid_started, hold, devices, asker) VALUES (?, CASE WHEN EXISTS (SELECT 1 FROM lease WHERE request_id = ?)"
+    " THEN ? ELSE ? END, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
@@ -48,6 +50,11 @@ _ADD_EVENT = (
 )
 
 _RECORDED_STATE = {InstanceState.CREATING: "creating", InstanceState.DESTROYING: "destroying"}
+
+
+def key_of_another(request: RequestKey) -> str:
+    """How a request is known in the ledger where another caller's has its id. No id has a tabulator in it."""
+    return f"{request.id}\t{request.asker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ class PutLease:
             (
                 lease.id,
                 lease.request_id,
+                key_of_another(lease.request_key),
+                lease.request_id,
                 self.digest,
                 holder.tenant,
                 holder.name,
@@ -121,6 +130,7 @@ class PutLease:
                 lease.hold,
                 # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
                 json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
+                lease.asker,
             ),
         )
         if holder.pod is not None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mig_agent.adapters.ledger_changes import key_of_another
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import (
     Generation,
@@ -21,9 +22,9 @@ from mig_agent.core.model import (
     Placement,
     Pod,
     Profile,
-    RequestId,
     Slot,
 )
+from mig_agent.core.requestkey import Asker, RequestId, RequestKey
 
 _STATE = {
     "creating": InstanceState.CREATING,
@@ -104,11 +105,11 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
-    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices, arrived"
+    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices, arrived, asker"
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
-_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ?"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id IN (?, ?)"  # noqa: S608 -- of constants
 _EVENTS = (
     "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
     " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
@@ -144,12 +145,13 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    pid, pid_started, hold, devices_text, ended, reason, namespace, pod_name, pod_uid, kubelet_devices, arrived = rest
+    pid, pid_started, hold, devices_text, ended, reason, *of_pod, arrived, asker = rest
+    namespace, pod_name, pod_uid, kubelet_devices = of_pod
     devices = json.loads(devices_text)
     pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
     lease = Lease(
         id=LeaseId(name),
-        request_id=RequestId(request),
+        request_id=RequestId(request.partition("\t")[0]),
         holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid, pod=pod),
         instances=tuple(Generation(generation) for generation, _ in devices),
         created_at=created,
@@ -161,14 +163,18 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
             KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
         ),
         arrived=bool(arrived),
+        asker=Asker(asker),
     )
     return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
 
 
-def find_request(connection: sqlite3.Connection, request_id: str) -> RecordedLease | None:
-    """The lease that a request led to, standing or ended. Raises sqlite3.Error."""
-    row = connection.execute(_BY_REQUEST, (request_id,)).fetchone()
-    return None if row is None else _lease(row)
+def find_request(connection: sqlite3.Connection, request: RequestKey) -> tuple[RecordedLease, ...]:
+    """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
+
+    Raises sqlite3.Error.
+    """
+    rows = connection.execute(_BY_REQUEST, (request.id, key_of_another(request))).fetchall()
+    return tuple(each for each in map(_lease, rows) if each.lease.asker in {"", request.asker})
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:

@@ -107,6 +107,15 @@ PATCHES = (
             "ALTER TABLE lease ADD COLUMN arrived INTEGER NOT NULL DEFAULT 0",
         ),
     ),
+    Patch(
+        number=4,
+        least_reader=1,
+        statements=(
+            # Whose the request id is; empty of what a version before has recorded. To that version an id is unique, and
+            # so the table has it: of two callers with the same id, that of the second has its caller behind it.
+            "ALTER TABLE lease ADD COLUMN asker TEXT NOT NULL DEFAULT ''",
+        ),
+    ),
 )
 
 

@@ -7,21 +7,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mig_agent.client.addresses import addresses_by_node
 from mig_agent.client.answers import Device, Grant, Plan, Pod, Status
 from mig_agent.client.channels import Tls
 from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.leases import Lease
 from mig_agent.core.errors import UsageError
+from mig_agent.core.podresources import devices_of, pod_resources
 
 if TYPE_CHECKING:
     from mig_agent.client.aio.client import AsyncClient
+    from mig_agent.client.aio.fleet import AsyncFleet, Promise
     from mig_agent.client.aio.leases import AsyncLease
 
 __all__ = [
     "AsyncClient",
+    "AsyncFleet",
     "AsyncLease",
     "Client",
     "ClientError",
@@ -31,21 +36,25 @@ __all__ = [
     "NoAgent",
     "Plan",
     "Pod",
+    "Promise",
     "Refused",
     "Status",
     "Tls",
     "UsageError",
+    "addresses_by_node",
+    "devices_of",
+    "pod_resources",
 ]
+_ASYNCHRONOUS = {
+    "AsyncClient": "mig_agent.client.aio.client",
+    "AsyncFleet": "mig_agent.client.aio.fleet",
+    "AsyncLease": "mig_agent.client.aio.leases",
+    "Promise": "mig_agent.client.aio.fleet",
+}
 
 
 def __getattr__(name: str) -> object:
-    """The asynchronous client, once somebody names it: `migctl` starts without it."""
-    if name == "AsyncClient":
-        from mig_agent.client.aio.client import AsyncClient  # noqa: PLC0415 -- see above
-
-        return AsyncClient
-    if name == "AsyncLease":
-        from mig_agent.client.aio.leases import AsyncLease  # noqa: PLC0415 -- see above
-
-        return AsyncLease
+    """What is asynchronous, once somebody names it: `migctl` starts without it."""
+    if name in _ASYNCHRONOUS:
+        return getattr(import_module(_ASYNCHRONOUS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mig_agent.client.errors import NoAgent
 from mig_agent.core.errors import UsageError
@@ -73,6 +74,22 @@ def parse_address(text: str) -> Address:
     return Address(host=match["host"], port=int(match["port"]))
 
 
+def addresses_by_node(endpoint_slices: Iterable[Mapping[str, Any]], port: str = "grpc") -> dict[str, str]:
+    """Where the agents listen that are ready, by node: from the EndpointSlices of their headless Service, as JSON.
+
+    `port` is its name in the Service; in the chart's it is `grpc`.
+    """
+    return {
+        endpoint["nodeName"]: f"{_bracketed(endpoint['addresses'][0])}:{each['port']}"
+        for piece in endpoint_slices
+        for each in piece.get("ports") or ()
+        if each.get("name") == port
+        for endpoint in piece.get("endpoints") or ()
+        # Nothing said counts as ready, as the API has it.
+        if endpoint.get("nodeName") and (endpoint.get("conditions") or {}).get("ready") is not False
+    }
+
+
 def diagnose(address: Address) -> NoAgent | None:
     """Why the socket of an address does not answer, in words; None when somebody does, or when it is no Unix socket."""
     if address.path is None:
@@ -116,6 +133,10 @@ def _unix(path: str, whole: str) -> Address:
             "use a shorter path, or a symbolic link to its folder",
         )
     return Address(Path(path))
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _owner(path: Path) -> str:

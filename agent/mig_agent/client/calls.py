@@ -43,11 +43,14 @@ class Call(Generic[Answer]):
         return getattr(stub, self.method)(self.request, timeout=self.seconds)
 
 
-def release(lease: str, token: str) -> Call[None]:
+def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
     """Ends a lease. Raises UsageError."""
     _check_lease(lease, token)
     return Call(
-        method="Release", request=pb.ReleaseRequest(lease=lease, token=token), read=_nothing, for_admin=not token
+        method="Release",
+        request=pb.ReleaseRequest(lease=lease, token=token, force=force),
+        read=_nothing,
+        for_admin=force or not token,
     )
 
 

@@ -50,6 +50,12 @@ class Tls:
         )
 
     @classmethod
+    def in_folder(cls, folder: str | Path, *, server_name: str = "") -> Tls:
+        """From a mounted Secret, with the names that cert-manager gives: `ca.crt`, `tls.crt` and `tls.key`."""
+        there = Path(folder)
+        return cls(ca=there / "ca.crt", cert=there / "tls.crt", key=there / "tls.key", server_name=server_name)
+
+    @classmethod
     def of(cls, *, ca: str, cert: str, key: str, server_name: str = "") -> Tls | None:
         """All three files, or none of them; empty texts count as not given. Raises UsageError."""
         given = {"ca": ca, "cert": cert, "key": key}

@@ -104,9 +104,12 @@ class Client:
 
         return Lease(self, connection.call_safely_repeated(lambda _stub: take()))
 
-    def release(self, lease: str, token: str = "") -> None:
-        """Ends a lease. Without a token: for the user of this machine who asked for it, and for administrators."""
-        self._ask(calls.release(lease, token))
+    def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
+        """Ends a lease. Without a token: for the user of this machine who asked for it, and for administrators.
+
+        With `force`, for administrators, also that of a pod that has come for it and does not use it.
+        """
+        self._ask(calls.release(lease, token, force=force))
 
     def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
         """Gives a lease a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from enum import Enum, auto
 from typing import Final
 
 import grpc
@@ -10,22 +12,45 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mig_agent.client.addresses import Address, diagnose
 from mig_agent.client.channels import Tls, open_channel
 from mig_agent.client.errors import NoAgent
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _SERVING: Final[int] = health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING")
+_ALL: Final = ""
+_SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["PartitionManager"].full_name
+_LOOK_SECONDS: Final = 0.2
 
 
-def is_serving(address: Address, tls: Tls | None = None, *, seconds: float) -> bool:
-    """False where it answers but does not serve (yet, or any more). Raises NoAgent where nothing answers in time.
+class Health(Enum):
+    """Of an agent that answers."""
 
-    An administrator is answered however many users are connected.
+    READY = auto()
+    SERVES = auto()
+    """It answers calls, but the node's kubelet does not know its resources (yet)."""
+    WAITS = auto()
+    """It starts or stops."""
+
+
+def health_of(address: Address, tls: Tls | None = None, *, seconds: float, patience: float = 0.0) -> Health:
+    """How it is; `seconds` are for one answer. It is asked again until it is ready or the patience (seconds) has ended.
+
+    Raises NoAgent where nothing answers in time. An administrator is answered however many users are connected.
     """
+    until = time.monotonic() + patience
     with open_channel(address.for_admin, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
+
+        def is_serving(name: str) -> bool:
+            request = health_pb2.HealthCheckRequest(service=name)
+            return bool(stub.Check(request, timeout=seconds).status == _SERVING)
+
         try:
-            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds)
+            while not is_serving(_ALL):
+                if time.monotonic() >= until:
+                    return Health.SERVES if is_serving(_SERVICE) else Health.WAITS
+                time.sleep(_LOOK_SECONDS)
         except grpc.RpcError as error:
             why = diagnose(address) or NoAgent(
                 f"cannot hear from the agent at {address} within {seconds:g} s", "look at its log; it may hang"
             )
             raise why from error
-    return bool(answer.status == _SERVING)
+    return Health.READY

@@ -13,10 +13,11 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NewType
 
+from mig_agent.core.requestkey import NOT_GIVEN, NOT_RECORDED, Asker, RequestId, RequestKey
+
 GpuUuid = NewType("GpuUuid", str)
 """A GPU's UUID as the driver spells it, `GPU-...`."""
 LeaseId = NewType("LeaseId", str)
-RequestId = NewType("RequestId", str)
 Generation = NewType("Generation", int)
 """Our own number of an instance, given once and never again: the identity that a MIG UUID is not."""
 
@@ -256,6 +257,12 @@ class Lease:
     """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
     arrived: bool = False
     """The pod that it was taken for has been seen on this node; it has no deadline any more."""
+    asker: Asker = NOT_RECORDED
+
+    @property
+    def request_key(self) -> RequestKey:
+        """The request that led to it."""
+        return RequestKey(self.asker, self.request_id)
 
     @property
     def of_pod(self) -> bool:
@@ -366,7 +373,7 @@ class Request:
     """What somebody asks for: one or more devices, all or nothing."""
 
     wants: tuple[Want, ...]
-    request_id: RequestId = RequestId("")
+    request_id: RequestId = NOT_GIVEN
     holder: Holder = field(default_factory=Holder)
     gpus: tuple[str, ...] = ()
     """Only these GPUs, each by index (`"1"`) or UUID; empty: any."""
@@ -380,3 +387,10 @@ class Request:
     """Refuse when the node has changed since this revision."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each want of a pod, the kubelet's device that it stands for; empty where no kubelet asks."""
+    asker: Asker = NOT_RECORDED
+    """Who calls, as the transport knows it."""
+
+    @property
+    def key(self) -> RequestKey:
+        """Which request it is."""
+        return RequestKey(self.asker, self.request_id)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 
 from mig_agent.core.finding import NOTHING_RESERVED, find
 from mig_agent.core.keeping import Known, Waiting, in_order, in_turn, reservation, sparing
-from mig_agent.core.model import NodeView, Request, RequestId
+from mig_agent.core.model import NodeView, Request
 from mig_agent.core.plan import Plan
 from mig_agent.core.policy import Policy
+from mig_agent.core.requestkey import RequestKey
 
 NOBODY: frozenset[int] = frozenset()
 
@@ -33,34 +34,34 @@ class Queue:
     """The waiting requests in order. Has no clock; the moments are handed in."""
 
     def __init__(self) -> None:
-        self._waiting: dict[RequestId, Waiting] = {}
+        self._waiting: dict[RequestKey, Waiting] = {}
         self._next = 0
 
     def add(self, request: Request, now: float) -> Waiting:
-        """Puts a request in its place. Raises ValueError for an id that waits already."""
-        if request.request_id in self._waiting:
+        """Puts a request in its place. Raises ValueError for one that waits already."""
+        if request.key in self._waiting:
             raise ValueError(f"cannot queue request {request.request_id} twice")
         waiting = Waiting(request=request, seq=self._next, since=now)
         self._next += 1
-        self._waiting[request.request_id] = waiting
+        self._waiting[request.key] = waiting
         return waiting
 
-    def remove(self, request_id: RequestId) -> Waiting | None:
+    def remove(self, request: RequestKey) -> Waiting | None:
         """Takes a request out; None when it does not wait."""
-        return self._waiting.pop(request_id, None)
+        return self._waiting.pop(request, None)
 
-    def get(self, request_id: RequestId) -> Waiting | None:
+    def get(self, request: RequestKey) -> Waiting | None:
         """A waiting request."""
-        return self._waiting.get(request_id)
+        return self._waiting.get(request)
 
     @property
     def waiting(self) -> tuple[Waiting, ...]:
         """All, the next first."""
         return in_order(self._waiting.values())
 
-    def position(self, request_id: RequestId) -> int | None:
+    def position(self, request: RequestKey) -> int | None:
         """1 for the first; None when it does not wait."""
-        mine = self._waiting.get(request_id)
+        mine = self._waiting.get(request)
         if mine is None:
             return None
         return 1 + sum(other.order < mine.order for other in self._waiting.values())

@@ -114,6 +114,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     stack.callback(ledger.close)
     starts_paused = bool(paused or ledger.contents.paused)
     hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)
+    if hardware.absent:
+        paused, starts_paused = (*paused, hardware.absent), True
     # Held as long as the process lives, whatever becomes of the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items())))
 
@@ -155,8 +157,10 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     )
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
-    if kubernetes is not None:
-        await kubernetes.start(manager, hardware, metrics.registry)
+    if kubernetes is None:
+        await servers.ready(True)
+    else:
+        await kubernetes.start(manager, hardware, metrics.registry, servers.ready)
     return Agent(
         settings=settings,
         servers=servers,
@@ -196,7 +200,7 @@ async def _in_time(
 
     def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
         hardware = open_hardware(settings, metrics.nvml_call, paused=paused)
-        if paused:
+        if paused or hardware.absent:
             return hardware, {}
         there = hardware.driver.uuids()
         return hardware, there if settings.gpus is None else selected_gpus(there, settings.gpus)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
@@ -12,6 +13,8 @@ from mig_agent.adapters.nvml.calls import OnCall
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind, MigAgentError
 from mig_agent.core.model import GpuUuid
+
+NO_GPU: Final = "this node has no NVIDIA GPU"
 
 
 class CannotServeError(MigAgentError):
@@ -30,12 +33,15 @@ class Hardware:
     driver: Driver
     host: Host
     lock_folder: Path
+    absent: str = ""
+    """Why there is nothing to serve on this node, and nothing to wait for; the driver is closed then."""
 
 
 def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = False) -> Hardware:
     """Opens the driver; blocking. Raises ConfigError, or CannotServeError where there is no driver.
 
-    With `paused` the driver is not touched, and may be missing: it is opened when the agent goes on.
+    With `paused` the driver is not touched, and may be missing: it is opened when the agent goes on. On a node of
+    Kubernetes it may be missing where there is no GPU: see `Hardware.absent`.
     """
     if settings.simulate:
         return _open_simulated(settings, on_call, paused=paused)
@@ -46,6 +52,11 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
     except DriverError as error:
         if error.kind not in {DriverErrorKind.LIBRARY, DriverErrorKind.OUTDATED}:
             raise
+        if settings.kubernetes and not Host().has_nvidia_gpu():
+            # A DaemonSet goes to such nodes, too, if it is told to: nothing is wrong there.
+            return Hardware(
+                driver=Driver.closed(on_call=on_call), host=Host(), lock_folder=settings.lock_dir, absent=NO_GPU
+            )
         raise CannotServeError(
             f"cannot serve: there is no usable NVIDIA driver ({error.detail or error})",
             "on a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir DIR",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
@@ -18,16 +19,18 @@ from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.driverlibraries import DriverLibraries
 from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError
-from mig_agent.adapters.kubelet import KubeletPaths
+from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.deviceplugin.metrics import PluginMetrics
 from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings
+from mig_agent.frontends.deviceplugin.readiness import Readiness
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
 from mig_agent.frontends.node.leaving import is_leaving, leave
 from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
+from mig_agent.frontends.nodestatus.metrics import NodeStatusMetrics
 from mig_agent.frontends.pods.follower import PodFollower
 
 _NAMESPACE = "POD_NAMESPACE"
@@ -73,8 +76,14 @@ class Kubernetes:
             settings=settings, api=api, node_settings=node_settings, paused=await first_pauses(api, node_settings)
         )
 
-    async def start(self, manager: Manager, hardware: Hardware, registry: CollectorRegistry) -> None:
-        """Serves pods."""
+    async def start(
+        self,
+        manager: Manager,
+        hardware: Hardware,
+        registry: CollectorRegistry,
+        tell_ready: Callable[[bool], Awaitable[None]],
+    ) -> None:
+        """Serves pods. `tell_ready` hears whether pods that are bound to the node now would be taken."""
         settings, api = self.settings, self.api
         advertise = advertised_by(settings)
         self._manager = manager
@@ -84,9 +93,11 @@ class Kubernetes:
             node=settings.node_name,
             arrival_seconds=settings.pod_arrival,
             alone=advertise != "device-plugin",
+            recorded=DeviceCheckpoint(KubeletPaths(settings.kubelet_dir)).read,
             now=SystemClock().now,
         )
-        self._node = NodeFrontend(manager, api, self.node_settings, self.paused)
+        node_settings = replace(self.node_settings, has_gpus=not hardware.absent)
+        self._node = NodeFrontend(manager, api, node_settings, self.paused)
         self._node.start()
         self._numbers = NodeStatus(
             manager,
@@ -102,16 +113,21 @@ class Kubernetes:
         )
         self._pods.on_change.append(self._numbers.refresh)
         self._numbers.start()
+        if advertise == "node-status":
+            registry.register(NodeStatusMetrics(self._numbers))
         self._pods.start()
         if advertise == "device-plugin":
             # What was shown without a plugin would be believed until the plugin is there.
             with contextlib.suppress(KubeApiError, TimeoutError):
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
-            await self._serve_kubelet(manager, hardware, registry, self._pods)
+            plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
+            plugin.registering.looked = Readiness(plugin.registering, tell_ready).look
+        else:
+            await tell_ready(True)
 
     async def _serve_kubelet(
         self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodFollower
-    ) -> None:
+    ) -> Plugin:
         settings, api = self.settings, self.api
         folder = None if settings.device_injection == "environment" else await self._cdi_folder(manager, hardware)
         plugin = Plugin(
@@ -134,6 +150,7 @@ class Kubernetes:
             self._followings.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
         await plugin.start()
         registry.register(PluginMetrics(plugin))
+        return plugin
 
     async def _cdi_folder(self, manager: Manager, hardware: Hardware) -> CdiFolder:
         settings, api = self.settings, self.api

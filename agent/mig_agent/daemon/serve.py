@@ -17,7 +17,7 @@ from mig_agent.adapters.filelock import LockedError
 from mig_agent.config import Settings
 from mig_agent.core.errors import DriverError, LedgerError, RefusedError, UsageError
 from mig_agent.daemon import logs
-from mig_agent.daemon.agent import start_agent
+from mig_agent.daemon.agent import Agent, start_agent
 from mig_agent.daemon.hardware import CannotServeError
 from mig_agent.daemon.notify import keep_alive, notify
 
@@ -26,6 +26,9 @@ FAILED = 1
 _BY_SIGNAL = 128
 _SAME_SIGNAL_SECONDS = 0.5
 """timeout(1), and a shell on Ctrl-C, signal both the process and its group: that is one wish, not two."""
+
+_GPUS_SECONDS = 30.0
+"""Between two looks for a GPU on a node that has none."""
 
 _log = structlog.get_logger(__name__)
 
@@ -102,6 +105,16 @@ class _Process:
         self._code = FAILED
         self._stop.set()
 
+    async def _look_for_gpus(self, agent: Agent) -> None:
+        """A node without a GPU is served as it is until it has one."""
+        while agent.hardware.absent:
+            await asyncio.sleep(_GPUS_SECONDS)
+            if agent.hardware.host.has_nvidia_gpu():
+                _log.error("stopping: there is a GPU now, and only a new container has its driver's library")
+                self._code = FAILED
+                self._stop.set()
+                return
+
     async def _serve(self, group: asyncio.TaskGroup) -> int:
         try:
             async with AsyncExitStack() as stack:
@@ -113,9 +126,11 @@ class _Process:
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
                 _collect_garbage_from_now_on()
                 watchdog = group.create_task(keep_alive(), name="watchdog")
+                looking = group.create_task(self._look_for_gpus(agent), name="look for GPUs")
                 await self._stop.wait()
                 notify("STOPPING=1")
                 watchdog.cancel()
+                looking.cancel()
                 await agent.stop()
         except (UsageError, LockedError, CannotServeError) as error:
             _log.error(error.message, hint=error.hint)

@@ -40,6 +40,8 @@ _INNER_FOLDER = "sockets"
 """The socket in it behind which certificates are asked for."""
 _LAST_BYTES_SECONDS = 1.0
 _ROOT = 0
+_ALL: Final = ""
+"""By this name health tells of the whole server."""
 _HEALTH: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.so_reuseport", 0),  # or a second agent would quietly share the port
@@ -155,7 +157,7 @@ class _Server:
 
     async def start(self) -> None:
         """Listens, not yet serving."""
-        await self.set_serving(serving=False)
+        await self.set_serving(SERVICE.full_name, _ALL, serving=False)
         await self.grpc.start()
         for relay in self.relays:
             relay.start()
@@ -175,10 +177,11 @@ class _Server:
             await relay.close(_LAST_BYTES_SECONDS)
         await asyncio.wait({stopping}, timeout=_LAST_BYTES_SECONDS)
 
-    async def set_serving(self, *, serving: bool) -> None:
+    async def set_serving(self, *names: str, serving: bool) -> None:
+        """What health says of these: the service, or, as "", all that the agent is there for."""
         kind = health_pb2.HealthCheckResponse.ServingStatus
         status = kind.Value("SERVING" if serving else "NOT_SERVING")
-        for name in ("", SERVICE.full_name):
+        for name in names:
             await self.health.set(name, status)
 
 
@@ -197,6 +200,7 @@ class Servers:
         """Where users connect; a TCP port that the kernel chose is filled in."""
         self.fates = Fates()
         """What becomes of each connection."""
+        self._closing = False
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
             folder = PrivateFolder.open(_inner_folder(settings))
@@ -222,10 +226,16 @@ class Servers:
             await server.start()
 
     async def open(self, users: Handlers, admins: Handlers) -> None:
-        """Serves."""
+        """Serves; health says so of the service alone until it is `ready`."""
         self._users.gate.handlers, self._admins.gate.handlers = users, admins
         for server in (self._users, self._admins):
-            await server.set_serving(serving=True)
+            await server.set_serving(SERVICE.full_name, serving=True)
+
+    async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- what is told
+        """Whether all that the agent is there for can be had, such as devices for pods."""
+        if not self._closing:
+            for server in (self._users, self._admins):
+                await server.set_serving(_ALL, serving=is_ready)
 
     def on_renewal(self, tell: Callable[[Renewal], None]) -> None:
         """Who hears that certificates were renewed, or could not be; until then the log."""
@@ -234,8 +244,9 @@ class Servers:
 
     async def say_not_serving(self) -> None:
         """So that probes and load balancers turn away before the sockets are gone."""
+        self._closing = True
         for server in (self._users, self._admins):
-            await server.set_serving(serving=False)
+            await server.set_serving(SERVICE.full_name, _ALL, serving=False)
 
     async def stop(self, grace_seconds: float) -> None:
         """Takes no new calls, and ends those that are open after the grace."""

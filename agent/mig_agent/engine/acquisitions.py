@@ -12,7 +12,8 @@ from mig_agent.adapters import processes
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
-from mig_agent.core.model import Lease, Pod, Request, RequestId, Slot
+from mig_agent.core.model import Lease, Pod, Request, Slot
+from mig_agent.core.requestkey import RequestId, RequestKey
 from mig_agent.engine.answers import Device, Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -64,7 +65,7 @@ class Acquisitions:
         self._memory = memory
         self._lifetimes = lifetimes
         self._room = room
-        self._jobs: dict[RequestId, _Job] = {}
+        self._jobs: dict[RequestKey, _Job] = {}
 
     async def acquire(
         self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None, *, hold: bool
@@ -75,12 +76,13 @@ class Acquisitions:
         digest = digest_of(request, caller, hold=hold)
         if not request.request_id:
             request = replace(request, request_id=RequestId(uuid.uuid4().hex))
-        known = self._memory.of_request(request.request_id)
+        request = replace(request, asker=caller.asker)
+        known = self._memory.of_request(request.key)
         if known is not None:
             # What is being recorded may be its end.
             await self._lifetimes.settled(known.lease.id)
-            return self._again(self._memory.of_request(request.request_id) or known, digest)
-        job = self._jobs.get(request.request_id)
+            return self._again(self._memory.of_request(request.key) or known, digest)
+        job = self._jobs.get(request.key)
         if job is None:
             self._context.gate.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
@@ -137,7 +139,7 @@ class Acquisitions:
                 "try again later",
             )
 
-    def has_places(self, request: RequestId) -> bool:
+    def has_places(self, request: RequestKey) -> bool:
         """Whether a plan for a request is being carried out, or was: what it takes counts as busy already."""
         job = self._jobs.get(request)
         if job is not None:
@@ -147,14 +149,14 @@ class Acquisitions:
 
     def for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
         """What is being made for pods that have not come: for whom, and where. The lease will stand in a moment."""
-        standing = {lease.request_id for lease in self._context.state.leases.values()} if self._jobs else set()
+        standing = {lease.request_key for lease in self._context.state.leases.values()} if self._jobs else set()
         return tuple(
             (request.holder.pod, job.slots)
             for request, job in ((each.order.request, each) for each in self._jobs.values() if each.served)
-            if request.holder.pod is not None and not request.kubelet_devices and request.request_id not in standing
+            if request.holder.pod is not None and not request.kubelet_devices and request.key not in standing
         )
 
-    async def over(self, request: RequestId) -> None:
+    async def over(self, request: RequestKey) -> None:
         """Returns when nobody works on the request, however it came out."""
         job = self._jobs.get(request)
         if job is not None and job.task is not None:
@@ -196,7 +198,7 @@ class Acquisitions:
                 raise RefusedError(_CANCELLED)
 
         order = Order(request=request, caller=caller, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on)
-        job = self._jobs[request.request_id] = _Job(order)
+        job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job
 
@@ -217,7 +219,7 @@ class Acquisitions:
             if not job.joined and not job.task.done():
                 job.abandoned = True
                 self._context.telemetry.acquired(0.0, _CANCELLED.reason.value)
-                self._room.leave(job.order.request.request_id, _CANCELLED)
+                self._room.leave(job.order.request.key, _CANCELLED)
 
     async def _serve(self, job: _Job) -> Lease | Refusal:
         order = job.order
@@ -250,7 +252,7 @@ class Acquisitions:
         except LedgerError as error:
             return ledger_refusal(error).refusal
         finally:
-            del self._jobs[order.request.request_id]
+            del self._jobs[order.request.key]
 
     def _refused(self, request: Request, caller: Caller, refusal: Refusal, seconds: float) -> None:
         context = self._context

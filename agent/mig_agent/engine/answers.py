@@ -6,18 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mig_agent.core.model import (
-    Generation,
-    GpuUuid,
-    Holder,
-    Lease,
-    LeaseId,
-    MigMode,
-    NodeView,
-    Placement,
-    RequestId,
-    Want,
-)
+from mig_agent.core.model import Generation, GpuUuid, Holder, Lease, LeaseId, MigMode, NodeView, Placement, Want
+from mig_agent.core.requestkey import RequestId, RequestKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +45,18 @@ class Granted:
 class Queued:
     """A request that waits."""
 
-    request_id: RequestId
+    request: RequestKey
     who: Holder
     priority: int
     position: int
     """1 for the first."""
     since: float
     wants: tuple[Want, ...]
+
+    @property
+    def request_id(self) -> RequestId:
+        """As who asks knows it."""
+        return self.request.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +78,8 @@ class Snapshot:
     """GPUs that have not answered since the start, by index, and why."""
     paused: tuple[str, ...] = ()
     """Why nothing is granted and the driver is left alone, in words, each reason once; empty while it serves."""
+    silent: frozenset[LeaseId] = frozenset()
+    """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

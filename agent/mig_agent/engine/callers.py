@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.model import Holder, Lease, LeaseId
+from mig_agent.core.requestkey import Asker
 
 
 class Role(StrEnum):
@@ -32,6 +33,8 @@ class Caller:
     pid: int | None = None
     admin: bool = False
     scheduler: bool = False
+    inside: bool = False
+    """A part of the agent itself, such as its device plugin: whatever it is called, no certificate is it."""
 
     @property
     def role(self) -> Role:
@@ -50,6 +53,15 @@ class Caller:
         """Its own; empty where nothing tells it from others."""
         return self.name or ("" if self.uid is None else f"uid {self.uid}")
 
+    @property
+    def asker(self) -> Asker:
+        """Whose its request ids are: the user's or the certificate's, over any connection and in any role."""
+        if self.inside:
+            return Asker(f"inside {self.name}")
+        if self.uid is not None:
+            return uid_asker(self.uid)
+        return Asker(f"name {self.name}" if self.name else "nobody")
+
     def may_see(self, holder: Holder) -> bool:
         """Whether it sees in full what this holder holds or asks for."""
         return self.acts_for_others or (self.uid is not None and self.uid == holder.uid)
@@ -66,6 +78,11 @@ class Caller:
         if self.uid is not None:
             return f"uid {self.uid}"
         return "an administrator" if self.admin else "somebody"
+
+
+def uid_asker(uid: int) -> Asker:
+    """A user of this machine, whatever they are called."""
+    return Asker(f"uid {uid}")
 
 
 def may_change(tokens: Tokens, lease: LeaseId, known: Lease | None, token: str, caller: Caller) -> bool:

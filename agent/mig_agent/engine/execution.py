@@ -291,6 +291,7 @@ class Execution:
             hold=order.hold,
             reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
             kubelet_devices=request.kubelet_devices,
+            asker=request.asker,
         )
         leased = [
             replace(

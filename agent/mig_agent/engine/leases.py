@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mig_agent.adapters.ledger_changes import ArriveLease
-from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
+from mig_agent.core.errors import DriverError, LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.core.quantities import shown
@@ -15,6 +15,7 @@ from mig_agent.engine.callers import Caller, may_change
 from mig_agent.engine.context import Context
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifetimes import EndReason, Lifetimes
+from mig_agent.engine.losses import silent
 from mig_agent.engine.memory import Memory
 
 
@@ -26,16 +27,26 @@ class Leases:
         self._memory = memory
         self._lifetimes = lifetimes
 
-    async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
+    async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
         """As `Manager.release`."""
+        if force and not caller.admin:
+            raise refuse(Reason.NOT_PERMITTED, f"cannot release lease {lease} by force: that is for administrators")
         await self._lifetimes.settled(lease)
-        known = self._known(lease, token, caller)
+        known = self._known(lease, token, caller, force=force)
+        if known is not None and self._is_its_pods(known):
+            await self._refuse_used(known)
+            # Meanwhile it may have been handed over to its pod, or have ended.
+            await self._lifetimes.settled(lease)
+            known = self._known(lease, token, caller, force=force)
         if known is None:
             return
         try:
             # Who has the token of a lease is its holder, whatever the transport knows.
             by = str(caller) if caller.name or caller.admin else "its holder"
-            await self._lifetimes.end(lease, EndReason.RELEASED, by=by, caller=caller)
+            reason = EndReason.RELEASED
+            if self._is_its_pods(known):
+                by, reason = f"{by} by force, while its pod is on this node", EndReason.FORCED
+            await self._lifetimes.end(lease, reason, by=by, caller=caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"release lease {lease}") from error
 
@@ -107,15 +118,41 @@ class Leases:
         # Whoever waits for it may go away; it is the pod's all the same.
         await asyncio.shield(written)
 
-    def _known(self, lease: LeaseId, token: str, caller: Caller) -> Lease | None:
-        """The lease, if the caller may change it; None for one that has ended."""
+    def _is_its_pods(self, lease: Lease) -> bool:
+        """Whether it ends with its pod, and this agent sees when that is."""
+        return lease.of_pod and self._context.settings.follows_pods
+
+    async def _refuse_used(self, lease: Lease) -> None:
+        """Raises RefusedError where something of it is in use, or that cannot be told."""
+        context, what = self._context, f"release lease {lease.id}"
+        if lease.id in silent(context.state):
+            raise _untold(what, "the GPU that it is on does not answer")
+        for instance in tuple(context.state.instances_of(lease.id)):
+            context.gate.refuse_when_paused(what)
+            try:
+                with context.gate.inside():
+                    users = await context.users(instance)
+            except DriverError as error:
+                raise _untold(what, str(error)) from error
+            if users:
+                raise refuse(
+                    Reason.IN_USE,
+                    f"cannot {what}: {context.place(instance)} is held by {', '.join(users)}",
+                    "end what uses it, or its pod",
+                )
+
+    def _known(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> Lease | None:
+        """The lease, if the caller may change it; None for one that has ended.
+
+        With `force` also a pod's, but for what the kubelet gave to the pod: its containers have that open.
+        """
         standing = self._context.state.leases.get(lease)
         tokens = self._context.tokens
         remembered = self._memory.of_lease(lease)
         if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
             if standing is None and remembered is None and not tokens.matches(lease, token):
                 raise _unknown(lease)
-            if standing is not None and standing.of_pod and self._context.settings.follows_pods:
+            if standing is not None and self._is_its_pods(standing) and (not force or standing.kubelet_devices):
                 raise _of_pod(standing)
             return standing
         if standing is None and remembered is None:
@@ -155,11 +192,21 @@ def _arrived(lease: Lease, pod: Pod, devices: Sequence[KubeletDevice] | None, wh
     return replace(lease, holder=holder, arrived=True, expires_at=None, kubelet_devices=given)
 
 
+def _untold(what: str, why: str) -> RefusedError:
+    return refuse(
+        Reason.GPU_UNAVAILABLE,
+        f"cannot {what}: cannot tell whether it is in use: {why}",
+        "end its pod, and it ends; or try again when the GPU answers",
+    )
+
+
 def _of_pod(lease: Lease) -> RefusedError:
     pod = lease.holder.pod
+    devices = ", ".join(str(each) for each in lease.kubelet_devices)
     return refuse(
         Reason.IN_USE,
-        f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node",
+        f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node"
+        + (f", as {devices}" if devices else ""),
         f"kubectl delete pod {pod.name} -n {pod.namespace}" if pod is not None and pod.name else "delete that pod",
     )
 

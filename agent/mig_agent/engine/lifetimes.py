@@ -49,6 +49,7 @@ class EndReason(StrEnum):
     UNDELIVERED = "undelivered"
     GPU_LOST = "gpu-lost"
     POD_ENDED = "pod-ended"
+    FORCED = "forced"
 
 
 WORDS = {

@@ -10,6 +10,7 @@ from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
 from mig_agent.engine.context import Context
 from mig_agent.engine.lifetimes import WORDS
+from mig_agent.engine.state import State
 
 
 def left_beside(context: Context, gpu: GpuUuid) -> frozenset[LeaseId]:
@@ -20,6 +21,14 @@ def left_beside(context: Context, gpu: GpuUuid) -> frozenset[LeaseId]:
         for lease in state.leases.values()
         if lease.of_pod and any(_is_left(context, lease.id, generation, gpu) for generation in lease.instances)
     )
+
+
+def silent(state: State) -> frozenset[LeaseId]:
+    """The leases that have something on a GPU that has not answered since the start, or is not managed now."""
+    gone = {generation for generation, gpu in state.unmanaged.items() if gpu not in state.gpus}
+    if not gone:
+        return frozenset()
+    return frozenset(lease.id for lease in state.leases.values() if not gone.isdisjoint(lease.instances))
 
 
 def _is_left(context: Context, lease: LeaseId, generation: Generation, but_on: GpuUuid) -> bool:

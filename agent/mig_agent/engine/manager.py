@@ -25,7 +25,6 @@ from mig_agent.core.model import (
     NodeView,
     Pod,
     Request,
-    RequestId,
     Slot,
     Want,
 )
@@ -33,12 +32,14 @@ from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.pace import Pace
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
+from mig_agent.core.requestkey import RequestKey
 from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Snapshot
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Telemetry
 from mig_agent.engine.denials import DENIED, Denials
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifetimes import StreamEnd
+from mig_agent.engine.losses import silent
 from mig_agent.engine.newcomers import Claim
 from mig_agent.engine.observer import unused
 from mig_agent.engine.parts import Parts
@@ -99,14 +100,15 @@ class Manager:
         try:
             return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
         except asyncio.CancelledError:
-            self._context.tasks.spawn(f"left-{request.request_id}", self._left(request.request_id))
+            left = RequestKey(caller.asker, request.request_id)
+            self._context.tasks.spawn(f"left-{left.id}", self._left(left))
             raise
 
-    async def _left(self, request: RequestId) -> None:
+    async def _left(self, request: RequestKey) -> None:
         """The client of a held lease went away before it had its answer: what was made for it does not stay long."""
         await self._parts.acquisitions.over(request)
         for lease in tuple(self._context.state.leases.values()):
-            if lease.request_id == request:
+            if lease.request_key == request:
                 self._parts.lifetimes.left(lease.id)
 
     def delivered(self, lease: LeaseId) -> None:
@@ -117,9 +119,13 @@ class Manager:
         """The stream of a held lease has ended: how, and its client's process, say how long the lease stays."""
         await self._parts.lifetimes.stream_ended(lease, how, client)
 
-    async def release(self, lease: LeaseId, token: str, caller: Caller) -> None:
-        """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token."""
-        await self._parts.leases.release(lease, token, caller)
+    async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
+        """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token.
+
+        With `force`, for administrators, also that of a pod that has come, where the kubelet gave it nothing for it and
+        no process is on its instances.
+        """
+        await self._parts.leases.release(lease, token, caller, force=force)
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """Another deadline from now on, or with None no deadline; the lease with it."""
@@ -152,7 +158,7 @@ class Manager:
         """Returns when nothing of a lease is on its way to the ledger: a renewal, that its pod has come, its end."""
         await self._parts.lifetimes.settled(lease)
 
-    async def over(self, request: RequestId) -> None:
+    async def over(self, request: RequestKey) -> None:
         """Returns when nobody works on a request any more, however it came out."""
         await self._parts.acquisitions.over(request)
 
@@ -227,7 +233,7 @@ class Manager:
             known = self._room = (view, key, room)
         return known[2].creatable(want)
 
-    def has_places(self, request: RequestId) -> bool:
+    def has_places(self, request: RequestKey) -> bool:
         """Whether a request has what it asks for, or a plan for it is being carried out.
 
         Then what it takes is counted as busy, and it is none of those on their way. False while it waits.
@@ -260,6 +266,7 @@ class Manager:
             unused=frozenset(each.lease for each in idle_leases if each.lease is not None),
             missing=dict(context.missing),
             paused=context.gate.paused,
+            silent=silent(context.state),
         )
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:

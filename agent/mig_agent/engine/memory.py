@@ -10,8 +10,9 @@ from dataclasses import replace
 from mig_agent.adapters.ledger import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.model import LeaseId, Request, RequestId
-from mig_agent.engine.callers import Caller
+from mig_agent.core.model import LeaseId, Request
+from mig_agent.core.requestkey import NOT_RECORDED, RequestKey
+from mig_agent.engine.callers import Caller, uid_asker
 from mig_agent.engine.journal import ledger_refusal
 
 
@@ -61,26 +62,34 @@ def _given(request: Request, caller: Caller) -> tuple[str, str]:
     return "" if tenant == caller.tenant else tenant, name
 
 
+def _request_of(recorded: RecordedLease) -> RequestKey:
+    """Of users of this machine that version has recorded who they are."""
+    lease = recorded.lease
+    if lease.asker == NOT_RECORDED and lease.holder.uid is not None:
+        return RequestKey(uid_asker(lease.holder.uid), lease.request_id)
+    return lease.request_key
+
+
 class Memory:
     """Standing leases by request, all of them; ended ones, the latest of them: the ledger knows the others."""
 
     def __init__(self, ledger: Ledger, leases: Iterable[RecordedLease], *, more_ended: bool) -> None:
         self._ledger = ledger
         self._more_ended = more_ended
-        self._standing: dict[RequestId, RecordedLease] = {}
-        self._request_of: dict[LeaseId, RequestId] = {}
-        self._ended: dict[RequestId, RecordedLease] = {}
+        self._standing: dict[RequestKey, RecordedLease] = {}
+        self._request_of: dict[LeaseId, RequestKey] = {}
+        self._ended: dict[RequestKey, RecordedLease] = {}
         for each in leases:
             if each.ended_at is None:
                 self.granted(each)
             else:
-                self._ended[each.lease.request_id] = each
-                self._request_of[each.lease.id] = each.lease.request_id
+                request = self._request_of[each.lease.id] = _request_of(each)
+                self._ended[request] = each
 
     def granted(self, lease: RecordedLease) -> None:
         """A new lease."""
-        self._standing[lease.lease.request_id] = lease
-        self._request_of[lease.lease.id] = lease.lease.request_id
+        request = self._request_of[lease.lease.id] = _request_of(lease)
+        self._standing[request] = lease
 
     def ended(self, lease: LeaseId, at: float, reason: str) -> None:
         """A lease that stands no more."""
@@ -104,21 +113,29 @@ class Memory:
             self._forget(request)
         return bool(old) or self._more_ended
 
-    def of_request(self, request: RequestId) -> RecordedLease | None:
-        """What a request led to. Raises RefusedError where the ledger cannot be asked."""
-        found = self._standing.get(request) or self._ended.get(request)
-        if found is None and self._more_ended:
-            try:
-                found = self._ledger.find_request(request)
-            except LedgerError as error:
-                raise ledger_refusal(error) from error
-        return found
+    def of_request(self, request: RequestKey) -> RecordedLease | None:
+        """What a request led to, or may have led to where who asked is not on record: its digest tells then.
+
+        Raises RefusedError where the ledger cannot be asked.
+        """
+        keys = (request, RequestKey(NOT_RECORDED, request.id))
+        for key in keys:
+            found = self._standing.get(key) or self._ended.get(key)
+            if found is not None:
+                return found
+        if not self._more_ended:
+            return None
+        try:
+            recorded = {_request_of(each): each for each in self._ledger.find_request(request)}
+        except LedgerError as error:
+            raise ledger_refusal(error) from error
+        return next((recorded[key] for key in keys if key in recorded), None)
 
     def of_lease(self, lease: LeaseId) -> RecordedLease | None:
         """What is remembered of a lease; None where it ended long ago or never was."""
         request = self._request_of.get(lease)
         return None if request is None else self._standing.get(request) or self._ended.get(request)
 
-    def _forget(self, request: RequestId) -> None:
+    def _forget(self, request: RequestKey) -> None:
         gone = self._ended.pop(request)
         self._request_of.pop(gone.lease.id, None)

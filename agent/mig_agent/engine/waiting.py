@@ -14,10 +14,11 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
 from mig_agent.core.explain import explanation
 from mig_agent.core.finding import NOTHING_RESERVED
-from mig_agent.core.model import GpuUuid, Request, RequestId, Slot
+from mig_agent.core.model import GpuUuid, Request, Slot
 from mig_agent.core.plan import Outcome, Plan
 from mig_agent.core.planner import plan
 from mig_agent.core.quantities import counted
+from mig_agent.core.requestkey import RequestKey
 from mig_agent.engine.answers import Queued
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor
@@ -54,7 +55,7 @@ class WaitingRoom:
         self._context = context
         self._executor = executor
         self._queue = queue.Queue()
-        self._stays: dict[RequestId, Stay] = {}
+        self._stays: dict[RequestKey, Stay] = {}
         self._pump_is_due = False
         self._known = keeping.Known()
         self._seen: frozenset[int] = queue.NOBODY
@@ -74,7 +75,7 @@ class WaitingRoom:
         """Everybody who waits, the next first."""
         return tuple(
             Queued(
-                request_id=each.request.request_id,
+                request=each.request.key,
                 who=each.request.holder,
                 priority=each.request.priority,
                 position=place,
@@ -128,7 +129,7 @@ class WaitingRoom:
             self._pump_is_due = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    def leave(self, request: RequestId, refusal: Refusal) -> None:
+    def leave(self, request: RequestKey, refusal: Refusal) -> None:
         """A request waits no more; harmless when it does not."""
         stay = self._stays.pop(request, None)
         if stay is None:
@@ -207,19 +208,19 @@ class WaitingRoom:
             )
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
-        self._stays[request.request_id] = stay
+        self._stays[request.key] = stay
         # What was freed a moment ago may be for somebody before it.
         self._pump(None if self._pump_is_due else waiting)
         if stay.started.done():
             return stay.started.result()
         if not patient:
             refusal = self._refusal_behind(waiting)
-            self.leave(request.request_id, refusal)
+            self.leave(request.key, refusal)
             stay.started.exception()  # seen
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
             stay.deadline = context.clock.call_later(request.wait_seconds, lambda: self._waited_too_long(stay))
-        stay.place = self._queue.position(request.request_id) or 1
+        stay.place = self._queue.position(request.key) or 1
         self._mention(EventKind.REQUEST_QUEUED, request, f"waits, at place {stay.place}")
         on_place(stay.place)
         return await stay.started
@@ -258,8 +259,8 @@ class WaitingRoom:
                 return
             self._look_anew()
             waiting, its_plan = found
-            self._queue.remove(waiting.request.request_id)
-            stay = self._stays.pop(waiting.request.request_id)
+            self._queue.remove(waiting.request.key)
+            stay = self._stays.pop(waiting.request.key)
             if stay.deadline is not None:
                 stay.deadline.cancel()
             stay.started.set_result(self._executor.begin(stay.order, its_plan))
@@ -320,7 +321,7 @@ class WaitingRoom:
             outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
         self.leave(
-            request.request_id,
+            request.key,
             Refusal(
                 reason=Reason.WAITED_TOO_LONG,
                 message=f"cannot serve {describe(request)} within {request.wait_seconds:g} s{why}",
@@ -337,7 +338,7 @@ class WaitingRoom:
     def _tell_places(self) -> None:
         self._telling = None
         for place, waiting in enumerate(self._queue.waiting, 1):
-            stay = self._stays[waiting.request.request_id]
+            stay = self._stays[waiting.request.key]
             if stay.place and stay.place != place:
                 stay.place = place
                 stay.on_place(place)

@@ -20,7 +20,7 @@ from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifetimes import StreamEnd
 from mig_agent.engine.manager import Manager
-from mig_agent.frontends import messages
+from mig_agent.frontends import messages, planmessages
 from mig_agent.frontends.callers import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.handlers import Context, abort
 from mig_agent.frontends.requests import held_request_from, request_from
@@ -119,9 +119,11 @@ class PartitionManagerServicer:
     async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Ends a lease."""
         caller = self._caller(context)
+        if message.force:
+            require_admin(caller, f"release lease {message.lease} by force")
         if not message.token and caller.uid is None:
             require_admin(caller, f"release lease {message.lease} without its token")
-        await self._manager.release(LeaseId(message.lease), message.token, caller)
+        await self._manager.release(LeaseId(message.lease), message.token, caller, force=message.force)
         return pb.ReleaseResponse()
 
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
@@ -148,7 +150,7 @@ class PartitionManagerServicer:
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
-            answer.outcomes.append(messages.outcome(outcome, view, pace))
+            answer.outcomes.append(planmessages.outcome(outcome, view, pace))
             explained.append(lines)
         room = MOST_ANSWER_BYTES - answer.ByteSize()
         if room < 0:
@@ -156,7 +158,7 @@ class PartitionManagerServicer:
                 f"cannot answer {len(requests)} plans at once: that is more than one message takes",
                 "send them in parts",
             )
-        messages.explain(answer.outcomes, explained, room)
+        planmessages.explain(answer.outcomes, explained, room)
         return answer
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
@@ -168,11 +170,13 @@ class PartitionManagerServicer:
         self._caller(context)  # a certificate without a role sees nothing
         after = message.after_revision if message.HasField("after_revision") else self._manager.snapshot.view.revision
         with closing(self._manager.subscribe(after)) as events:
+            # Before `stop` may cancel: the reader may have it before the write returns, and a write that is cancelled
+            # under way leaves the stream open.
+            await context.write(pb.WatchResponse(revision=after))
             try:
                 with self._long_stream() as stream:
                     # A reader that does not read keeps the next write waiting for ever.
                     events.on_overrun = stream.cancel
-                    await context.write(pb.WatchResponse(revision=after))
                     async for event in events:
                         await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
             except asyncio.CancelledError:

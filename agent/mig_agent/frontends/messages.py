@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpcerrors import detail_of, shortened
+from mig_agent.adapters.grpcerrors import shortened
 from mig_agent.adapters.processes import lives_since
-from mig_agent.core.errors import Refusal
 from mig_agent.core.event import Event
 from mig_agent.core.model import (
     Generation,
@@ -26,8 +25,6 @@ from mig_agent.core.model import (
     Slot,
 )
 from mig_agent.core.observed import InstanceUsage
-from mig_agent.core.pace import Pace, expected_seconds
-from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
 from mig_agent.core.standing import standing
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
@@ -35,7 +32,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
 """Of what a waiting request wants, in words."""
-_FRAME_BYTES = 8
+FRAME_BYTES = 8
 """Around a message within another, at most."""
 _INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
 _MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
@@ -125,6 +122,11 @@ def placement(each: Placement) -> pb.Placement:
     return pb.Placement(start=each.start, size=each.size)
 
 
+def place(slot: Slot) -> pb.Placement | None:
+    """Where an instance is on its GPU; None for a whole GPU."""
+    return None if slot.profile.is_whole_gpu else placement(slot.placement)
+
+
 def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
     """A GPU with its instances. `leases` tells who holds them."""
     return pb.Gpu(
@@ -153,7 +155,7 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
         generation=each.generation,
         profile=each.slot.profile.name,
         memory_mib=each.slot.profile.memory_mib,
-        placement=_placement_of(each.slot),
+        placement=place(each.slot),
         gpu_instance_id=each.gpu_instance_id,
         compute_instance_id=each.compute_instance_id,
         state=_INSTANCE_STATES[each.state],
@@ -206,28 +208,10 @@ def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
     """The last of the events, in as many bytes."""
     room = most_bytes
     for number, each in enumerate(reversed(events)):
-        room -= each.ByteSize() + _FRAME_BYTES
+        room -= each.ByteSize() + FRAME_BYTES
         if room < 0:
             return events[len(events) - number :]
     return events
-
-
-def outcome(each: Outcome, view: NodeView, pace: Pace) -> pb.PlanOutcome:
-    """What a dry run answers for one request, on a node that works at this pace."""
-    if isinstance(each, Refusal):
-        return pb.PlanOutcome(refusal=detail_of(each))
-    return pb.PlanOutcome(plan=_plan(each, view, pace))
-
-
-def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
-    """Adds to each outcome its explanation, as long as there is room for it."""
-    room = most_bytes
-    for each, lines in zip(outcomes, explained, strict=True):
-        text = pb.PlanOutcome(explanation=lines)
-        room -= text.ByteSize() + _FRAME_BYTES
-        if room < 0:
-            return
-        each.MergeFrom(text)
 
 
 def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusResponse:
@@ -300,58 +284,11 @@ def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused
         gpu_index=view.by_uuid[each.slot.gpu].index,
         profile=each.slot.profile.name,
         memory_mib=each.slot.profile.memory_mib,
-        placement=_placement_of(each.slot),
+        placement=place(each.slot),
         gpu_instance_id=each.gpu_instance_id,
         compute_instance_id=each.compute_instance_id,
         reused=reused,
         generation=generation,
-    )
-
-
-def _placement_of(slot: Slot) -> pb.Placement | None:
-    return None if slot.profile.is_whole_gpu else placement(slot.placement)
-
-
-def _plan(each: Plan, view: NodeView, pace: Pace) -> pb.PlannedRequest:
-    return pb.PlannedRequest(
-        devices=[_planned_device(one, view) for one in each.devices],
-        steps=[_step(one, view) for one in each.steps],
-        score=each.score,
-        notes=each.notes,
-        expected_seconds=expected_seconds(each, pace),
-        wasted_mib=each.wasted_mib,
-        capacity_lost=each.capacity_lost,
-        creation_cost=each.creation_cost,
-    )
-
-
-def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
-    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
-    return pb.PlannedDevice(
-        gpu=each.gpu,
-        gpu_index=view.by_uuid[each.gpu].index,
-        profile=each.slot.profile.name,
-        memory_mib=each.slot.profile.memory_mib,
-        placement=_placement_of(each.slot),
-        reused=reused is not None,
-        uuid=reused.uuid if reused else "",
-    )
-
-
-def _step(each: Step, view: NodeView) -> pb.Step:
-    if isinstance(each, CreateInstance):
-        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
-    else:
-        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
-        slot, uuid = each.instance.slot, each.instance.uuid
-    return pb.Step(
-        kind=kind,
-        gpu=slot.gpu,
-        gpu_index=view.by_uuid[slot.gpu].index,
-        profile=slot.profile.name,
-        placement=_placement_of(slot),
-        uuid=uuid,
-        words=each.describe(),
     )
 
 

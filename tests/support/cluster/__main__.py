@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mig_agent.simulator import SimulatorError
 from mig_agent.simulator.state import parse_gpus
-from support.cluster import agent_image, installed, programs
+from support.cluster import agent_image, installed, kubescheduler, programs
 from support.cluster.cluster import Cluster, attach, start
 from support.cluster.failures import ClusterError, tail
 from support.cluster.keeper import Keeper
@@ -34,6 +34,7 @@ kubectl ARGUMENTS      kubectl as its administrator
 exec COMMAND ...       run a program in the node's namespaces, in this folder (its /run and /var/lib are the node's)
 net COMMAND ...        run a program of this machine in the node's network: it reaches all nodes and pods
 helm ARGUMENTS         helm as its administrator
+kube-schedulers        give the nodes the images that examples/kube-scheduler names: there is no registry
 logs [PART]            what a part has written: etcd, kube-apiserver, kube-scheduler, kubelet, containerd, ...
 stop PART, kill PART, start PART    for instance the kubelet
 status                 the parts and their processes, and where things are
@@ -45,6 +46,7 @@ _COMMANDS = (
     "down",
     "kubectl",
     "helm",
+    "kube-schedulers",
     "exec",
     "net",
     "logs",
@@ -89,6 +91,7 @@ def _do(command: str, folder: Path, node: str, rest: list[str]) -> int:
     found = programs.ensure()
     if command == "prepare":
         agent_image.build()
+        kubescheduler.build()
     elif command == "down":
         _down(Layout(folder), found)
     else:
@@ -133,8 +136,11 @@ def _gpus(told: Sequence[str], nodes: int) -> str | dict[str, str]:
 
 
 def _use(cluster: Cluster, command: str, name: str, rest: list[str]) -> int:
-    if command == "agent":
-        _install(cluster, _gpus(rest, len(cluster.nodes)))
+    if command in {"agent", "kube-schedulers"}:
+        if command == "agent":
+            _install(cluster, _gpus(rest, len(cluster.nodes)))
+        else:
+            kubescheduler.load_images(cluster)
         return 0
     if command in {"kubectl", "helm"}:
         return _run([cluster.node.programs[command], *rest], KUBECONFIG=str(cluster.layout.kubeconfig))

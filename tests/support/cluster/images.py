@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from support.cluster.parts import PAUSE
@@ -45,22 +46,40 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int) -> None:
 
 def pack(archive: Path) -> None:
     """Writes a docker-archive with busybox and the pause image, for `ctr images import`."""
-    layer = _layer()
-    digest = hashlib.sha256(layer).hexdigest()
-    manifest = []
+    # A sandbox only has to stay until it is killed.
+    images = {BUSYBOX: ["sh"], PAUSE: ["/bin/sleep", "2147483647"]}
     with tarfile.open(archive, "w") as tar:
-        _add(tar, f"{digest}/layer.tar", layer, 0o644)
-        # A sandbox only has to stay until it is killed.
-        for name, command in ((BUSYBOX, ["sh"]), (PAUSE, ["/bin/sleep", "2147483647"])):
-            config = json.dumps(
-                {
-                    "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
-                    "os": "linux",
-                    "config": {"Cmd": command, "Env": ["PATH=/bin"]},
-                    "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-                }
-            ).encode()
-            file = f"{hashlib.sha256(config).hexdigest()}.json"
-            _add(tar, file, config, 0o644)
-            manifest.append({"Config": file, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]})
+        manifest = _layered(tar, _layer(), images, "/bin")
         _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+
+
+def pack_programs(archive: Path, programs: Mapping[str, Path]) -> None:
+    """Writes a docker-archive with images, by name, of one program each and nothing else."""
+    with tarfile.open(archive, "w") as tar:
+        manifest = []
+        for name, program in programs.items():
+            out = io.BytesIO()
+            with tarfile.open(fileobj=out, mode="w") as layer:
+                _add(layer, f"usr/local/bin/{program.name}", program.read_bytes(), 0o755)
+            manifest += _layered(tar, out.getvalue(), {name: []}, "/usr/local/bin")
+        _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+
+
+def _layered(tar: tarfile.TarFile, layer: bytes, images: Mapping[str, list[str]], path: str) -> list[dict[str, object]]:
+    """Adds images of the same layer, each with its command; returns what the manifest says of them."""
+    digest = hashlib.sha256(layer).hexdigest()
+    _add(tar, f"{digest}/layer.tar", layer, 0o644)
+    manifest: list[dict[str, object]] = []
+    for name, command in images.items():
+        config = json.dumps(
+            {
+                "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+                "os": "linux",
+                "config": {"Cmd": command, "Env": [f"PATH={path}"]},
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            }
+        ).encode()
+        file = f"{hashlib.sha256(config).hexdigest()}.json"
+        _add(tar, file, config, 0o644)
+        manifest.append({"Config": file, "RepoTags": [name], "Layers": [f"{digest}/layer.tar"]})
+    return manifest

@@ -23,28 +23,34 @@ _NAMESPACE = f"/api/v1/namespaces/{installed.NAMESPACE}"
 PATIENCE_SECONDS = 120.0
 
 
-@contextmanager
-def installed_on(cluster: Cluster, folder: Path, program: str = "scheduler.py") -> Iterator[None]:
-    """Runs, and the agents listen for it; all of it is taken back at the end."""
+def listening(cluster: Cluster, folder: Path) -> None:
+    """Has the agents listen for schedulers; the certificate of these is in the Secret that their examples mount."""
     trust = trusted.switch_on(cluster, folder, NAME)
     secret = trusted.secret_of(trust.client, trust.authority.ca.read_text(), f"{_OWN}-tls")
     cluster.api.create(f"{_NAMESPACE}/secrets", secret)
+
+
+@contextmanager
+def installed_on(cluster: Cluster, program: str = "scheduler.py") -> Iterator[None]:
+    """Runs, beside agents that listen for it; it is gone at the end."""
     files = {path.name: path.read_text() for path in EXAMPLE.iterdir() if path.is_file()}
     cluster.api.create(f"{_NAMESPACE}/configmaps", {"metadata": {"name": _OWN}, "data": files})
-    objects = (EXAMPLE / "deployment.yaml").read_text()
-    image = cluster.api.get(f"/apis/apps/v1/namespaces/{installed.NAMESPACE}/daemonsets/{installed.RELEASE}")["spec"][
-        "template"
-    ]["spec"]["containers"][0]["image"]
-    objects = objects.replace(_IMAGE, image).replace("/program/scheduler.py", f"/program/{program}")
+    objects = with_image(cluster, (EXAMPLE / "deployment.yaml").read_text())
+    objects = objects.replace("/program/scheduler.py", f"/program/{program}")
     try:
-        _kubectl(cluster, "apply", "-f", "-", stdin=objects)
+        kubectl(cluster, "apply", "-f", "-", stdin=objects)
         eventually(lambda: _container(cluster).get("ready"), "the scheduler runs", PATIENCE_SECONDS)
         yield
     finally:
-        _kubectl(cluster, "delete", "--ignore-not-found", "--wait", "-f", "-", stdin=objects)
-        for kind, name in (("secrets", f"{_OWN}-tls"), ("configmaps", _OWN), ("secrets", trusted.SECRET)):
-            cluster.api.delete(f"{_NAMESPACE}/{kind}/{name}")
-        installed.install_again(cluster)
+        kubectl(cluster, "delete", "--ignore-not-found", "--wait", "-f", "-", stdin=objects)
+        cluster.api.delete(f"{_NAMESPACE}/configmaps/{_OWN}")
+
+
+def with_image(cluster: Cluster, objects: str) -> str:
+    """An example's objects with the image that the agents have here."""
+    path = f"/apis/apps/v1/namespaces/{installed.NAMESPACE}/daemonsets/{installed.RELEASE}"
+    (container,) = cluster.api.get(path)["spec"]["template"]["spec"]["containers"]
+    return objects.replace(_IMAGE, container["image"])
 
 
 def switch_to(cluster: Cluster, program: str) -> None:
@@ -103,7 +109,8 @@ def _container(cluster: Cluster) -> Json:
     return found[0]
 
 
-def _kubectl(cluster: Cluster, *arguments: str, stdin: str) -> None:
+def kubectl(cluster: Cluster, *arguments: str, stdin: str) -> None:
+    """As the cluster's administrator."""
     done = subprocess.run(
         [cluster.node.programs["kubectl"], *arguments],
         env=installed.environment(cluster, cluster.layout.folder / "kubectl"),

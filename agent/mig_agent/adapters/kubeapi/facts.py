@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mig_agent.adapters.kubeapi.requested import requested
 from mig_agent.core.errors import MigAgentError
+from mig_agent.core.podresources import requested
 
 NO_ANSWER = 0
 """The status of an error where no HTTP status came back: not reached, too late, or not understood."""
@@ -122,7 +122,8 @@ class DaemonSetFacts:
 
 def pod_facts(pod: Json) -> PodFacts:
     """Of a pod's JSON. Raises KeyError where that is no pod."""
-    meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
+    meta, status = pod["metadata"], pod.get("status") or {}
+    spec: Any = pod.get("spec") or {}
     return PodFacts(
         namespace=meta["namespace"],
         name=meta["name"],

@@ -1,7 +1,7 @@
 """The kubelet's own record of the devices of its pods, for what its pod resources API does not show.
 
 It shows neither plain init containers nor the UIDs of pods. The file has no promised form (`devicemanager/checkpoint`
-in its source), so whatever cannot be understood is passed over; nothing that ends a lease may rest on it.
+in its source), so whatever cannot be understood is passed over; no lease may end for what it does not say.
 """
 
 from __future__ import annotations

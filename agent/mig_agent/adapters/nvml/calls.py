@@ -190,10 +190,6 @@ class Nvml:
         """The N of /dev/nvidiaN; may change with the MIG mode."""
         return int(self._call("nvmlDeviceGetMinorNumber", gpu, gpu=index))
 
-    def pci_bus_id(self, gpu: GpuHandle, index: int) -> str:
-        """`00000000:17:00.0`."""
-        return _text(self._call("nvmlDeviceGetPciInfo", gpu, gpu=index).busId)
-
     def memory(self, device: GpuHandle | MigHandle, index: int) -> MemoryAnswer:
         """Total and used."""
         answer = self._call("nvmlDeviceGetMemoryInfo", device, gpu=index)
@@ -202,11 +198,6 @@ class Nvml:
     def utilization_percent(self, gpu: GpuHandle, index: int) -> int:
         """Of the multiprocessors; not supported in MIG mode."""
         return int(self._call("nvmlDeviceGetUtilizationRates", gpu, gpu=index).gpu)
-
-    def field_value(self, gpu: GpuHandle, field: int, index: int) -> int | None:
-        """An integer field; None where this driver or GPU has none of that number."""
-        answer = self._call("nvmlDeviceGetFieldValues", gpu, [field], gpu=index)[0]
-        return int(answer.value.uiVal) if answer.nvmlReturn == pynvml.NVML_SUCCESS else None
 
     def compute_processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
         """Processes with a compute context on a device."""

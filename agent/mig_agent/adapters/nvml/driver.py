@@ -14,8 +14,6 @@ from mig_agent.core.model import GpuUuid, Layout, Placement, Slot
 from mig_agent.core.observed import InstanceUsage, ModeChange, ObservedGpu, ObservedInstance, ProcessUsage
 
 _MIB = 1 << 20
-_FIELD_RESETLESS_MIG = 184
-"""Whether MIG mode changes without a reset of the GPU."""
 _READINGS = 3
 """So often a GPU is read when instances come and go meanwhile."""
 _UNDECIDED = frozenset({DriverErrorKind.UNKNOWN, DriverErrorKind.TIMEOUT, DriverErrorKind.GPU_LOST})
@@ -122,11 +120,6 @@ class Driver:
             self._gpus.forget_layout(known)
         return self._observe(known)
 
-    def observe_instance(self, gpu: GpuUuid, gpu_instance_id: int) -> ObservedInstance:
-        """One instance; DriverError NOT_FOUND where there is none with that id."""
-        known = self._gpus.find(gpu)
-        return self._instances.observe(known, self._nvml.gpu_instance(known.handle, gpu_instance_id, known.index))
-
     def standing(self, gpu: GpuUuid) -> dict[int, Placement]:
         """Where GPU instances stand now, by their ids: a light look that walks no MIG devices."""
         known = self._gpus.find(gpu)
@@ -136,17 +129,6 @@ class Driver:
     def layout(self, gpu: GpuUuid) -> Layout | None:
         """What the driver says the GPU can be cut into; None where it does not say."""
         return self._gpus.layout(self._gpus.find(gpu))
-
-    def mode_changes_without_reset(self, gpu: GpuUuid) -> bool | None:
-        """Whether MIG mode can be switched without a reset; None where the driver is too old to tell."""
-        known = self._gpus.find(gpu)
-        value = self._nvml.field_value(known.handle, _FIELD_RESETLESS_MIG, known.index)
-        return None if value is None else bool(value)
-
-    def pci_bus_id(self, gpu: GpuUuid) -> str:
-        """`00000000:17:00.0`."""
-        known = self._gpus.find(gpu)
-        return self._nvml.pci_bus_id(known.handle, known.index)
 
     def _observe(self, known: KnownGpu) -> ObservedGpu:
         for _ in range(_READINGS - 1):

@@ -102,9 +102,9 @@ class AsyncClient:
 
         return Taking(take)
 
-    async def release(self, lease: str, token: str = "") -> None:
+    async def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
         """As `Client.release`."""
-        await self._ask(calls.release(lease, token))
+        await self._ask(calls.release(lease, token, force=force))
 
     async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
         """As `Client.renew`."""

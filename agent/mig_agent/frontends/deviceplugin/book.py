@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from mig_agent.core.errors import Refusal
-from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod, Request, RequestId
+from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod, Request
+from mig_agent.core.requestkey import RequestKey
 from mig_agent.engine.answers import Granted
 from mig_agent.frontends.deviceplugin.ids import is_ours
 
@@ -43,9 +44,9 @@ class Book:
     """What the kubelet's last list shows on pods, of any plugin."""
     acquisitions: dict[KubeletDevice, Acquisition] = field(default_factory=dict)
     """By each of its devices."""
-    requests: dict[RequestId, tuple[KubeletDevice, ...]] = field(default_factory=dict)
+    requests: dict[RequestKey, tuple[KubeletDevice, ...]] = field(default_factory=dict)
     """What is asked for now; each device is counted either by its place on a GPU or as wanted, never twice."""
-    abandoned: set[RequestId] = field(default_factory=set)
+    abandoned: set[RequestKey] = field(default_factory=set)
     """Requests that nobody waits for any more; a lease that one of them leads to all the same ends."""
     hopeless: frozenset[KubeletDevice] = frozenset()
     """Of pods that this node could never serve, even empty: nothing is kept free for them."""
@@ -69,7 +70,7 @@ class Book:
         for device in acquisition.request.kubelet_devices:
             if self.acquisitions.get(device) is acquisition:
                 del self.acquisitions[device]
-        self.requests.pop(acquisition.request.request_id, None)
+        self.requests.pop(acquisition.request.key, None)
 
     def ended(self, lease: LeaseId) -> None:
         """A lease has ended."""

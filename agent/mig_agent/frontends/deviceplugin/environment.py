@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mig_agent.core.errors import Reason, Refusal, refuse
-from mig_agent.core.model import Holder, KubeletDevice, Pod, Request, RequestId
+from mig_agent.core.model import Holder, KubeletDevice, Pod, Request
+from mig_agent.core.requestkey import RequestId
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.deviceplugin import wording
@@ -62,15 +63,16 @@ class EnvironmentAllocating:
             holder=Holder(name=f"a pod with {wording.wanted(devices)}", pod=NOBODY_KNOWN),
             wait_seconds=math.inf,
             kubelet_devices=tuple(devices),
+            asker=KUBELET.asker,
         )
-        self._book.requests[request.request_id] = request.kubelet_devices
+        self._book.requests[request.key] = request.kubelet_devices
         self._changed()
         try:
             granted = await asyncio.wait_for(self._manager.acquire(request, KUBELET), until - loop.time())
         except TimeoutError:
             if len(self._book.abandoned) >= _MOST_ABANDONED:
                 self._book.abandoned.clear()  # those of long ago have led to nothing
-            self._book.abandoned.add(request.request_id)
+            self._book.abandoned.add(request.key)
             (outcome,) = self._manager.plan((request,))
             why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
             raise refuse(
@@ -79,7 +81,7 @@ class EnvironmentAllocating:
                 "with device_injection `cdi` pods wait for their devices instead of failing",
             ) from None
         finally:
-            del self._book.requests[request.request_id]
+            del self._book.requests[request.key]
             self._changed()
         return Allocated(variables=variables(granted))
 

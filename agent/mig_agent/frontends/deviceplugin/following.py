@@ -165,9 +165,9 @@ class Following:
         for lease in leases:
             if (lease.holder.pod, lease.kubelet_devices) in gone:
                 book.ending.setdefault(lease.id, "its pod has ended")
-            elif lease.request_id in book.abandoned:
+            elif lease.request_key in book.abandoned:
                 book.ending.setdefault(lease.id, "its pod was not taken: it came too late")
-                book.abandoned.discard(lease.request_id)
+                book.abandoned.discard(lease.request_key)
         for acquisition in waiting:
             if (acquisition.pod, acquisition.request.kubelet_devices) in gone:
                 book.forget(acquisition)

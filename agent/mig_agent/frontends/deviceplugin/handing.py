@@ -10,7 +10,7 @@ import structlog
 
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.errors import Reason, RefusedError, refuse
-from mig_agent.core.model import KubeletDevice, Lease, Pod
+from mig_agent.core.model import KubeletDevice, Lease, Pod, Slot
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.deviceplugin.api import Api, pod_in_time
 from mig_agent.frontends.deviceplugin.book import Book
@@ -63,7 +63,9 @@ class Handing:
             if places is None or not group:
                 if not _is_certain(lease):
                     continue  # maybe of the pod that comes after this one, with the same name; it lapses by itself
-                await self._end(pod, lease, missing)
+                if not group and self._manager.snapshot.paused:
+                    continue  # the GPUs are not looked at, and no container starts
+                await self._end(pod, lease, group, missing)
                 return True
             devices = tuple(missing[place] for place in places)
             if not await self._give_up(devices):
@@ -106,7 +108,7 @@ class Handing:
             self._book.forget(each)
             each.task.cancel()
             await asyncio.wait((each.task,))
-            await self._manager.over(each.request.request_id)
+            await self._manager.over(each.request.key)
         return bool(waiting)
 
     async def _hand(self, lease: Lease, devices: Sequence[KubeletDevice], pod: Pod) -> None:
@@ -120,11 +122,18 @@ class Handing:
         for device in devices:
             self._book.on_way.pop(device, None)
 
-    async def _end(self, pod: Pod, lease: Lease, missing: Sequence[KubeletDevice]) -> None:
-        lacks = f"the pod lacks {wanted(missing)}" if missing else "the pod has all that it asks for"
+    async def _end(self, pod: Pod, lease: Lease, group: Sequence[Slot], missing: Sequence[KubeletDevice]) -> None:
         what = f"lease {lease.id} that was taken for it"
-        await self._manager.end_for_pod(lease.id, f"it fits no device of its pod: {lacks}")
-        self._tell(pod, "PromiseNotUsed", f"{what} fits none of its devices and has ended: {lacks}")
+        if group:
+            lacks = f"the pod lacks {wanted(missing)}" if missing else "the pod has all that it asks for"
+            await self._manager.end_for_pod(lease.id, f"it fits no device of its pod: {lacks}")
+            self._tell(pod, "PromiseNotUsed", f"{what} fits none of its devices and has ended: {lacks}")
+            return
+        # A GPU that is silent may be so for ever, and no container has anything of it yet.
+        is_silent = lease.id in self._manager.snapshot.silent
+        why = "the GPU that it is on does not answer" if is_silent else "not all of its devices are there any more"
+        await self._manager.end_for_pod(lease.id, f"its pod gets another device: {why}")
+        self._tell(pod, "PromiseNotUsed", f"{what} has ended, and it gets another device: {why}")
 
 
 def _is_certain(lease: Lease) -> bool:

@@ -302,7 +302,7 @@ class Plugin:
 
     def _shown(self, name: str) -> int | None:
         """What the node shows of a resource, where that is known and can be changed."""
-        if self._node is None or not self._shown_is_known():
+        if self._node is None or not self._shown_is_known() or not self._settings.naming.has(name):
             return None
         return _number(self._node.allocatable.get(name))
 
@@ -325,6 +325,8 @@ class Plugin:
             return {}
         found = {}
         for name, served in self.served.items():
+            if not self._settings.naming.has(name):
+                continue  # of before other names were configured: the kubelet tells of it, some seconds later
             shown = self._node.allocatable.get(name)
             if self.registering.offers[name].is_listened_to and shown != str(served.target):
                 # A resource that the node does not show at all is written even as 0.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -76,6 +76,8 @@ class Registering:
     """Hears that the kubelet has forgotten a resource."""
     on_taken: Callable[[str], None]
     """Hears, in words, that another plugin serves a resource."""
+    looked: Callable[[], Awaitable[None]] | None = None
+    """Called after each look."""
     offers: dict[str, Offer] = field(default_factory=dict)
     """By the resource's name."""
     _waits: bool = False
@@ -93,6 +95,8 @@ class Registering:
         while True:
             try:
                 await self.look()
+                if self.looked is not None:
+                    await self.looked()
             except Exception:  # noqa: BLE001 -- whatever it was, the kubelet may start anew at any time
                 _LOG.exception("cannot look after the registrations now")
             await asyncio.sleep(self.pause(asyncio.get_running_loop().time()))

@@ -29,6 +29,10 @@ class Naming:
     whole_gpu: str = ""
     """The name for GPUs without MIG mode; empty where they are not served."""
 
+    def has(self, name: str) -> bool:
+        """Whether a resource is called so by these; the agent may change no other on the node object."""
+        return name.startswith((self.profiles, self.memory)) or name == self.whole_gpu
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:

@@ -14,7 +14,8 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, KubeletError, ListedPod
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request, RequestId
+from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request
+from mig_agent.core.requestkey import RequestId
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
@@ -27,7 +28,7 @@ from mig_agent.frontends.deviceplugin.handing import Handing
 from mig_agent.frontends.deviceplugin.ids import is_ours
 from mig_agent.frontends.deviceplugin.resources import Resource
 
-KUBELET: Final = Caller(name="kubelet", scheduler=True)
+KUBELET: Final = Caller(name="kubelet", scheduler=True, inside=True)
 """Who asks for pods, in the record of who did what."""
 _MOST_TRIES = 5
 """Of finding that what was granted has gone again before the container had it."""
@@ -208,6 +209,7 @@ class Starting:
             priority=priority,
             wait_seconds=math.inf,
             kubelet_devices=tuple(missing),
+            asker=KUBELET.asker,
         )
         if book.hopeless.issuperset(missing):
             (outcome,) = self._manager.plan((request,))
@@ -222,7 +224,7 @@ class Starting:
         for device in missing:
             book.acquisitions[device] = acquisition
             book.on_way.pop(device, None)
-        book.requests[request.request_id] = request.kubelet_devices
+        book.requests[request.key] = request.kubelet_devices
         task.add_done_callback(lambda _: self._over(acquisition))
         self._changed()
         return acquisition
@@ -306,9 +308,7 @@ class Starting:
 
     def _still_waiting(self, acquisition: Acquisition, now: float) -> Refusal:
         request = acquisition.request
-        place = next(
-            (each.position for each in self._manager.snapshot.queue if each.request_id == request.request_id), None
-        )
+        place = next((each.position for each in self._manager.snapshot.queue if each.request == request.key), None)
         (outcome,) = self._manager.plan((request,))
         return wording.still_waiting(
             acquisition.pod,

@@ -23,7 +23,7 @@ from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.conditions import CONDITION
 from mig_agent.frontends.node.notices import notice
-from mig_agent.frontends.node.showing import Shown, shown
+from mig_agent.frontends.node.showing import Shown, nothing, shown
 from mig_agent.frontends.node.switch import pauses, unlabelled
 
 FIRST_LOOK_SECONDS: Final = 5.0
@@ -34,7 +34,7 @@ AGAIN_SECONDS: Final = (2.0, 60.0)
 TIDY_SECONDS: Final = 10.0
 """For the idle instances of a node that is not to be served any more."""
 LAST_WORDS_SECONDS: Final = 2.0
-LABELS: Final = Caller(name="the node's labels", admin=True)
+LABELS: Final = Caller(name="the node's labels", admin=True, inside=True)
 """Who pauses and resumes."""
 
 _LOG = structlog.get_logger(__name__)
@@ -49,6 +49,8 @@ class NodeSettings:
     features: bool = True
     """Whether to write feature labels."""
     naming: Naming = field(default_factory=Naming)
+    has_gpus: bool = True
+    """Whether there is anything to show; else what an agent before showed is taken back."""
 
 
 async def first_pauses(api: KubeApi, settings: NodeSettings) -> tuple[str, ...]:
@@ -205,6 +207,8 @@ class NodeFrontend:
 
     def _wanted(self, facts: NodeFacts) -> Shown | None:
         snapshot, settings = self._manager.snapshot, self._settings
+        if not settings.has_gpus:
+            return nothing(facts)
         return shown(
             snapshot.view,
             facts,

@@ -28,7 +28,7 @@ STEP_SECONDS: Final = 8.0
 """For each of the steps; a pod that is stopped has half a minute."""
 LOOK_SECONDS: Final = 1.0
 """Between two looks whether a DaemonSet has gone."""
-UNINSTALL: Final = Caller(name="uninstalling", admin=True)
+UNINSTALL: Final = Caller(name="uninstalling", admin=True, inside=True)
 
 _LOG = structlog.get_logger(__name__)
 

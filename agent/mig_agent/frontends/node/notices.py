@@ -9,6 +9,7 @@ from typing import Final
 
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Pod
+from mig_agent.engine.lifetimes import EndReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
 
 _LOST: Final = frozenset({"gpu-lost", "gpu-reset", "instance-lost"})
 """Why a lease ends, or goes on with less: its pod still runs and has lost what it computes on."""
+_FORCED: Final = EndReason.FORCED.value
+"""An administrator has ended it, and the pod still runs."""
 
 
 def notice(event: Event) -> Notice | None:
@@ -56,7 +59,9 @@ def notice(event: Event) -> Notice | None:
 
 def _of_pod(event: Event) -> Notice | None:
     namespace, name, uid = (str(event.data.get(f"pod_{key}", "")) for key in ("namespace", "name", "uid"))
-    if event.data.get("reason") not in _LOST or not namespace:
+    reason = event.data.get("reason")
+    if reason not in {*_LOST, _FORCED} or not namespace:
         return None
     about = Pod(namespace=namespace, name=name, uid=uid)
-    return Notice(reason="DeviceLost", words=event.words, warning=True, about=about)
+    word = "LeaseReleased" if reason == _FORCED else "DeviceLost"
+    return Notice(reason=word, words=event.words, warning=True, about=about)

@@ -20,6 +20,7 @@ from mig_agent.adapters.kubelet import DeviceCheckpoint, Identity, KubeletPaths
 from mig_agent.core.model import Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
+from mig_agent.frontends.devicemetrics import Devices
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.switch import carries
 from mig_agent.frontends.nodestatus.counting import numbers
@@ -98,6 +99,8 @@ class NodeStatus:
         self._asked = asked
         self._settings = settings
         self._facts: NodeFacts | None = None
+        self.shown: Mapping[str, Devices] = {}
+        """By name of the resource, what the node shows, or soon will. Replaced as a whole, never changed."""
         self._written: frozenset[str] = frozenset()
         """Names that this agent wrote."""
         self._read: tuple[Identity | None, Mapping[str, frozenset[str]]] = (None, {})
@@ -176,20 +179,23 @@ class NodeStatus:
         wanted = self._wanted(facts)
         ours = owned(facts)
         if not wanted and not ours:
+            self.shown = {}
             return Correction()
         not_ours = others({*wanted, *ours}, facts, await self._registered(), self._written)
         self._tell({name: reason for name, reason in not_ours.items() if name in wanted})
+        self.shown = {name: devices for name, devices in wanted.items() if name not in not_ours}
         removing = asyncio.get_running_loop().time() >= self._removing_from
-        return correction(wanted, facts, not_ours, removing=removing)
+        counts = {name: devices.possible for name, devices in wanted.items()}
+        return correction(counts, facts, not_ours, removing=removing)
 
-    def _wanted(self, facts: NodeFacts) -> Mapping[str, int]:
+    def _wanted(self, facts: NodeFacts) -> Mapping[str, Devices]:
         settings, manager = self._settings, self._manager
         if not settings.shows or not carries(facts.labels, settings.label):
             return {}
         view = manager.snapshot.view
         if manager.snapshot.paused and not view.gpus:
             # Nothing is known of them yet, and nothing is given.
-            return dict.fromkeys(owned(facts), 0)
+            return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
         return numbers(view, settings.naming, manager.creatable, self._asked, manager.making_for_pods())
 
     async def _registered(self) -> Mapping[str, frozenset[str]]:

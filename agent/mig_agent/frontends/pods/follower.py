@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from mig_agent.adapters.kubeapi import Following, KubeApiError, PodFacts, PodName
+from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Lease, LeaseId, Pod
@@ -24,6 +26,7 @@ from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.pods.api import Api
 from mig_agent.frontends.pods.judging import ASK, STAYS, Came, Gone, Pods, Verdict, by_answer, by_watch, found, pod_of
 from mig_agent.frontends.pods.patience import Patience
+from mig_agent.frontends.pods.unnamed import names_nobody, owner
 
 SETTLE_SECONDS: Final = 0.05
 """Between two looks, so that many changes are one."""
@@ -57,17 +60,21 @@ class PodFollower:
         node: str,
         arrival_seconds: float,
         alone: bool = False,
+        recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`alone`: no device plugin follows the leases that the kubelet's devices stand for, so that they are its, too.
 
-        `now` is the clock of the leases.
+        `recorded` reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
         """
         self._manager = manager
         self._api = api
         self._node = node
         self._arrival_seconds = arrival_seconds
         self._alone = alone
+        self._recorded = recorded
+        self._owners: dict[LeaseId, Pod] = {}
+        """Of leases that name no pod, as far as they were found."""
         self._now = now
         self.on_change: list[Callable[[], None]] = []
         """Called when more is known of what pods ask for; on the event loop."""
@@ -127,7 +134,8 @@ class PodFollower:
         while True:
             leases = tuple(self._matter(self._manager.snapshot.view.leases.values()))
             self._follow_while(bool(leases))
-            await self._look(leases)
+            await self._find_owners(leases)
+            await self._look(tuple(map(self._owned, leases)))
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(bool(leases))):
@@ -183,6 +191,25 @@ class PodFollower:
 
     # One look
 
+    async def _find_owners(self, leases: Collection[Lease]) -> None:
+        """Only when the pods of the node are known: a pod that is not among them then has gone."""
+        ids = {each.id for each in leases}
+        self._owners = {lease: pod for lease, pod in self._owners.items() if lease in ids}
+        pods = self._pods
+        unnamed = [each for each in leases if names_nobody(each) and each.id not in self._owners]
+        if pods is None or not unnamed:
+            return
+        recorded = await asyncio.to_thread(self._recorded)
+        for lease in unnamed:
+            pod = owner(lease, recorded, pods)
+            if pod is not None:
+                self._owners[lease.id] = pod
+
+    def _owned(self, lease: Lease) -> Lease:
+        """With the pod that it was found to be of."""
+        pod = self._owners.get(lease.id)
+        return lease if pod is None else replace(lease, holder=replace(lease.holder, pod=pod))
+
     async def _look(self, leases: tuple[Lease, ...]) -> None:
         ids = {each.id for each in leases}
         self._confirmed = {lease: moment for lease, moment in self._confirmed.items() if lease in ids}
@@ -235,7 +262,7 @@ class PodFollower:
         await self._manager.settled(lease.id)
         standing = self._manager.snapshot.view.leases.get(lease.id)
         if standing is not None and standing in tuple(self._matter((standing,))):
-            await self._draw(standing, self._by_answer(standing, facts))
+            await self._draw(standing, self._by_answer(self._owned(standing), facts))
         return True
 
     def _by_answer(self, lease: Lease, facts: PodFacts | None) -> Verdict:

@@ -14,6 +14,7 @@ from typing import Final
 from mig_agent.adapters.kubeapi import PodFacts, PodName
 from mig_agent.core.model import Lease, Pod
 from mig_agent.core.quantities import format_duration
+from mig_agent.frontends.pods.unnamed import names_nobody, nobody_asks
 
 Pods = Mapping[PodName, PodFacts]
 """Those that are bound to the node, as a watch shows them."""
@@ -51,8 +52,8 @@ STAYS: Final = Stays()
 _ENDED: Final = Gone(words="its pod has ended")
 _GONE: Final = Gone(words="its pod is gone")
 NAMELESS_SECONDS: Final = 600.0
-"""A pod that is known by its UID alone cannot be asked for; so long after it came, a watch that does not show it is not
-just behind."""
+"""A pod that is known by its UID alone, or not at all, cannot be asked for; so long after it came, a watch that does
+not show it is not just behind."""
 
 
 def by_watch(lease: Lease, pods: Pods, now: float) -> Verdict:
@@ -60,7 +61,8 @@ def by_watch(lease: Lease, pods: Pods, now: float) -> Verdict:
     pod = pod_of(lease)
     facts = found(pod, pods)
     if not pod.namespace and facts is None:
-        return _GONE if pod.uid and now - lease.created_at >= NAMELESS_SECONDS else STAYS
+        is_gone = bool(pod.uid) or (names_nobody(lease) and nobody_asks(lease, pods))
+        return _GONE if is_gone and now - lease.created_at >= NAMELESS_SECONDS else STAYS
     if facts is None or (facts.finished and not pod.uid):
         # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
         return STAYS if lease.promised and lease.expires_at is not None else ASK

@@ -16,7 +16,14 @@ _LONGEST_ID = 128
 @verb()
 @click.argument("leases", metavar="LEASE...", nargs=-1, required=True)
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
-def release(common: Common, *, leases: tuple[str, ...], token: str | None) -> int:
+@click.option(
+    "--force",
+    is_flag=True,
+    help="As an administrator, also the lease of a pod that has come for it and does not use it. Refused while a "
+    "process is on its devices, and where the kubelet gave it to the pod. Better delete the pod: one that was told of "
+    "the devices may open them later all the same.",
+)
+def release(common: Common, *, leases: tuple[str, ...], token: str | None, force: bool) -> int:
     """Give the devices of a lease back.
 
     They stay as idle instances, and the next request that they fit gets them at once.
@@ -33,7 +40,7 @@ def release(common: Common, *, leases: tuple[str, ...], token: str | None) -> in
     with common.client() as client:
         for lease in leases:
             try:
-                client.release(lease, token if token is not None else remembered.token(lease))
+                client.release(lease, token if token is not None else remembered.token(lease), force=force)
             except Refused as error:
                 if error.reason in {"lease-ended", "unknown-lease"}:
                     remembered.forget(lease)

@@ -280,7 +280,7 @@ class Request(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     IF_REVISION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
-    """Chosen at random by the caller, at most 128 characters, and sent again unchanged when the call is repeated.
+    """Chosen by the caller, best at random, at most 128 characters, and sent again unchanged when the call is repeated.
     Empty: the call cannot be repeated safely.
     """
     priority: builtins.int
@@ -674,16 +674,23 @@ class ReleaseRequest(google.protobuf.message.Message):
 
     LEASE_FIELD_NUMBER: builtins.int
     TOKEN_FIELD_NUMBER: builtins.int
+    FORCE_FIELD_NUMBER: builtins.int
     lease: builtins.str
     token: builtins.str
     """Not needed by administrators, nor by the user of the agent's machine who asked for the lease."""
+    force: builtins.bool
+    """For administrators: also the lease of a pod that has come (`arrived`) and does not use it. Refused with `in-use` where
+    the kubelet gave it to the pod, or a process is on one of its devices. The pod may open the devices all the same as
+    long as it runs, if it was told of them in another way.
+    """
     def __init__(
         self,
         *,
         lease: builtins.str = ...,
         token: builtins.str = ...,
+        force: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["lease", b"lease", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "lease", b"lease", "token", b"token"]) -> None: ...
 
 global___ReleaseRequest = ReleaseRequest
 

@@ -120,7 +120,8 @@ class PartitionManagerServicer(object):
 
         Idempotent: the same request id with the same request gives the same lease and the same token while the lease
         lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
-        the request differs. A granted answer that could not be written ends its lease after 60 seconds unless the request
+        the request differs. Request ids are the caller's own, which is the user on a Unix socket and the name in the
+        certificate over TCP: what others ask under the same id is another request. A granted answer that could not be written ends its lease after 60 seconds unless the request
         is repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -1,0 +1,74 @@
+"""From the core to the wire: how requests would be served, as messages of the API. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mig_agent.adapters.grpcerrors import detail_of
+from mig_agent.core.errors import Refusal
+from mig_agent.core.model import NodeView
+from mig_agent.core.pace import Pace, expected_seconds
+from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
+from mig_agent.frontends.messages import FRAME_BYTES, place
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+
+def outcome(each: Outcome, view: NodeView, pace: Pace) -> pb.PlanOutcome:
+    """What a dry run answers for one request, on a node that works at this pace."""
+    if isinstance(each, Refusal):
+        return pb.PlanOutcome(refusal=detail_of(each))
+    return pb.PlanOutcome(plan=_plan(each, view, pace))
+
+
+def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
+    """Adds to each outcome its explanation, as long as there is room for it."""
+    room = most_bytes
+    for each, lines in zip(outcomes, explained, strict=True):
+        text = pb.PlanOutcome(explanation=lines)
+        room -= text.ByteSize() + FRAME_BYTES
+        if room < 0:
+            return
+        each.MergeFrom(text)
+
+
+def _plan(each: Plan, view: NodeView, pace: Pace) -> pb.PlannedRequest:
+    return pb.PlannedRequest(
+        devices=[_planned_device(one, view) for one in each.devices],
+        steps=[_step(one, view) for one in each.steps],
+        score=each.score,
+        notes=each.notes,
+        expected_seconds=expected_seconds(each, pace),
+        wasted_mib=each.wasted_mib,
+        capacity_lost=each.capacity_lost,
+        creation_cost=each.creation_cost,
+    )
+
+
+def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
+    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
+    return pb.PlannedDevice(
+        gpu=each.gpu,
+        gpu_index=view.by_uuid[each.gpu].index,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=place(each.slot),
+        reused=reused is not None,
+        uuid=reused.uuid if reused else "",
+    )
+
+
+def _step(each: Step, view: NodeView) -> pb.Step:
+    if isinstance(each, CreateInstance):
+        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
+    else:
+        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
+        slot, uuid = each.instance.slot, each.instance.uuid
+    return pb.Step(
+        kind=kind,
+        gpu=slot.gpu,
+        gpu_index=view.by_uuid[slot.gpu].index,
+        profile=slot.profile.name,
+        placement=place(slot),
+        uuid=uuid,
+        words=each.describe(),
+    )

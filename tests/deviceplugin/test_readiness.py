@@ -1,0 +1,142 @@
+"""When the agent's pod is ready: the kubelet knows all that it is offered, and has not lost it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mig_agent.adapters.kubelet import KubeletError, KubeletPaths
+from mig_agent.core.model import KubeletDevice
+from mig_agent.core.requests import profile_want
+from mig_agent.frontends.deviceplugin import readiness as module
+from mig_agent.frontends.deviceplugin.readiness import Readiness
+from mig_agent.frontends.deviceplugin.registering import Offer, Registering
+from mig_agent.frontends.deviceplugin.resources import Resource
+from mig_agent.frontends.deviceplugin.service import ResourceService
+from support.plugged import LARGE, SMALL, devices
+from support.registered import Decided
+
+
+@dataclass
+class Kubelet:
+    """What it has taken by now."""
+
+    has: dict[str, int] = field(default_factory=dict)
+    asked: int = 0
+    silent: bool = False
+
+    async def allocatable(self) -> tuple[KubeletDevice, ...]:
+        self.asked += 1
+        if self.silent:
+            raise KubeletError("cannot tell")
+        return tuple(each for name, count in self.has.items() for each in devices(*range(count), resource=name))
+
+
+@dataclass
+class Story:
+    kubelet: Kubelet
+    registering: Registering
+    told: list[bool] = field(default_factory=list)
+
+    async def tell(self, ready: bool) -> None:
+        self.told.append(ready)
+
+    def offer(self, name: str = SMALL) -> Offer:
+        return self.registering.offers[name]
+
+    def listens(self, *names: str) -> None:
+        """The kubelet was registered with, and has opened the list."""
+        for name in names:
+            self.offer(name).registrations += 1
+            self.offer(name).service.streams = 1
+
+    async def look(self) -> bool:
+        assert self.registering.looked is not None
+        await self.registering.looked()
+        return self.told[-1]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    kubelet = Kubelet()
+    registering = Registering(
+        paths=KubeletPaths(tmp_path),
+        kubelet=kubelet,
+        on_lost=lambda _: None,
+        on_taken=lambda _: None,
+    )
+    for name, count in ((SMALL, 7), (LARGE, 1)):
+        service = ResourceService(Resource(name=name, label=name, want=profile_want("1g.10gb")), Decided(), 25.0)
+        service.ids = tuple(each.id for each in devices(*range(count)))
+        registering.add(service)
+    found = Story(kubelet, registering)
+    registering.looked = Readiness(registering, found.tell).look
+    return found
+
+
+async def test_it_waits_for_every_resource_and_for_what_the_kubelet_has_taken(story: Story) -> None:
+    assert not await story.look(), "nobody listens"
+    story.listens(SMALL)
+    assert not await story.look(), "to one of the two"
+    assert story.kubelet.asked == 0
+    story.listens(LARGE)
+    story.kubelet.has = {SMALL: 3, LARGE: 1}
+    assert not await story.look(), "it has not taken all of them yet"
+    story.kubelet.has = {SMALL: 7, LARGE: 1}
+    assert await story.look()
+    asked = story.kubelet.asked
+    assert await story.look()
+    assert story.kubelet.asked == asked, "once is enough"
+    assert story.told == [False, True], "only what is new"
+
+
+async def test_a_kubelet_that_starts_anew_has_to_take_all_of_it_again(story: Story) -> None:
+    story.listens(SMALL, LARGE)
+    story.kubelet.has = {SMALL: 7, LARGE: 1}
+    assert await story.look()
+    story.offer().service.streams = 0
+    assert not await story.look(), "it has gone"
+    story.listens(SMALL)
+    story.kubelet.has = {SMALL: 0, LARGE: 1}
+    assert not await story.look(), "it is back, and has not taken them yet"
+    story.kubelet.has = {SMALL: 7, LARGE: 1}
+    assert await story.look()
+
+
+async def test_what_another_plugin_serves_is_not_waited_for(story: Story) -> None:
+    story.offer().taken = True
+    assert not await story.look()
+    story.listens(LARGE)
+    story.kubelet.has = {LARGE: 1}
+    assert await story.look()
+    story.offer(LARGE).taken = True
+    assert await story.look(), "nothing is left to wait for"
+
+
+async def test_nothing_to_offer_is_nothing_to_wait_for(story: Story) -> None:
+    """As while it is paused from the start, or there is no GPU in MIG mode."""
+    story.registering.offers.clear()
+    assert await story.look()
+    assert story.kubelet.asked == 0
+
+
+async def test_numbers_that_change_later_are_no_matter(story: Story) -> None:
+    story.listens(SMALL, LARGE)
+    story.kubelet.has = {SMALL: 7, LARGE: 1}
+    assert await story.look()
+    story.offer().service.ids = ()
+    story.kubelet.has = {}
+    assert await story.look()
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_kubelet_that_does_not_say_what_it_has_is_not_waited_for_for_ever(
+    story: Story, monkeypatch: pytest.MonkeyPatch, *, silent: bool
+) -> None:
+    story.listens(SMALL, LARGE)
+    story.kubelet.silent = silent
+    assert not await story.look()
+    monkeypatch.setattr(module, "CONFIRM_SECONDS", -1.0)
+    assert await story.look()

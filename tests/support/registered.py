@@ -1,0 +1,19 @@
+"""What a resource's service needs to stand in a test that is not about what it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mig_agent.core.model import KubeletDevice
+from mig_agent.frontends.deviceplugin.allocating import Allocated
+
+
+class Decided:
+    """Everything is allowed, and nothing is put into containers."""
+
+    async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
+        """As `service.Decisions`."""
+        return [Allocated() for _ in containers]
+
+    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+        """As `service.Decisions`."""
