@@ -8,7 +8,6 @@ import json
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,19 +16,18 @@ from typing import Any
 from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
 
+from mig_agent.client import Pod, addresses_by_node, devices_of, pod_resources
+
 NAME = os.environ.get("SCHEDULER_NAME", "mig-agent-scheduler")
 """What pods write into `schedulerName`."""
-NAMESPACE = os.environ.get("AGENT_NAMESPACE", "mig-agent")
-SERVICE = os.environ.get("AGENT_SERVICE", "mig-agent")
-"""The headless Service over the agents."""
+NAMESPACE, SERVICE = os.environ.get("AGENT_NAMESPACE", "mig-agent"), os.environ.get("AGENT_SERVICE", "mig-agent")
+"""Of the headless Service over the agents."""
 AGENTS_NAME = f"{SERVICE}.{NAMESPACE}.svc"
 """The name in the agents' certificates."""
-PROFILE, MEMORY = "nvidia.com/mig-", "mig-agent.io/memory-"
-"""How the names of their resources begin."""
-JOB = "batch.kubernetes.io/job-name"
-"""The label by which a Job marks its pods."""
-ANNOTATION = "mig-agent.io/visible-devices"
+ANNOTATION, JOB = "mig-agent.io/visible-devices", "batch.kubernetes.io/job-name"
 _WAITING = f"spec.schedulerName={NAME},spec.nodeName="
+_CLEAR = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}
+"""Answers to a binding after which it has not happened, and will not."""
 
 Json = dict[str, Any]
 
@@ -43,27 +41,29 @@ class ApiError(Exception):
 
 
 class Rejected(Exception):  # noqa: N818 -- what became of a pod
-    """The pod will not be bound to that node, and that is certain; the words say why."""
+    """The pod was not bound to that node, and that is certain. `for_good`: nobody else can bind it there any more."""
+
+    def __init__(self, words: str, *, for_good: bool) -> None:
+        super().__init__(words)
+        self.for_good = for_good
 
 
 LOST = (ApiError, HTTPError)
 """What calls raise; HTTPError where nobody answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Pod):
     """A pod that waits for a node."""
 
-    namespace: str
-    name: str
-    uid: str
-    """The next pod of the same name has another."""
-    resources: Counter[str]
+    resources: dict[str, int]
     """Of the agents', what it asks for."""
     devices: list[str]
     """The same as the agents name it: profiles (`1g.10gb`) and amounts of memory (`5G`)."""
     by_environment: bool
     """It takes its device from the annotation, and not from the kubelet."""
+    node: str
+    """Empty while it waits."""
     labels: dict[str, str]
     annotations: dict[str, str]
     told: str
@@ -81,27 +81,39 @@ class Cluster:
         self._core, self._discovery = client.CoreV1Api(), client.DiscoveryV1Api()
         self._changed, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._nodes: dict[str, Json] = {}
+
+    def watch(self) -> None:
+        """From now on `change` knows when pods that wait have changed."""
         threading.Thread(target=self._watch, daemon=True).start()
 
     async def change(self, seconds: float) -> None:
         """Returns when a pod that waits has changed since the last time, or so many seconds later."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
         self._changed.clear()
 
     async def waiting(self) -> list[Waiting]:
-        """The pods of this scheduler that have no node. Where there are any, looks at the nodes as well."""
+        """The pods of this scheduler that have no node, the most important first. Looks at the nodes as well."""
         pods = (await _call(self._core.list_pod_for_all_namespaces, field_selector=_WAITING))["items"]
-        free = [
-            pod
-            for pod in pods
-            if not pod["metadata"].get("deletionTimestamp") and not pod["spec"].get("schedulingGates")
-        ]
-        free.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
-        if free:
-            nodes = (await _call(self._core.list_node))["items"]
-            self._nodes = {node["metadata"]["name"]: node for node in nodes}
-        return [_read(pod) for pod in free]
+        pods.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
+        if pods:
+            await self.see_nodes()
+        free = (pod for pod in pods if "deletionTimestamp" not in pod["metadata"])
+        return [read(pod) for pod in free if not pod["spec"].get("schedulingGates")]
+
+    async def see_nodes(self) -> None:
+        """As they are now: `objection` goes by that."""
+        self._nodes = {node["metadata"]["name"]: node for node in (await _call(self._core.list_node))["items"]}
+
+    async def pod(self, namespace: str, name: str) -> Waiting | None:
+        """As it is now; None: there is none of that name."""
+        try:
+            return read(await _call(self._core.read_namespaced_pod, name, namespace))
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
 
     def objection(self, node: str, pod: Waiting) -> str:
         """Why a node would not have it, whatever its agent says; "" where it would, as far as is known."""
@@ -117,52 +129,33 @@ class Cluster:
         """The addresses of the agents that are ready, by node: from the EndpointSlices of their Service."""
         label = f"kubernetes.io/service-name={SERVICE}"
         slices = await _call(self._discovery.list_namespaced_endpoint_slice, NAMESPACE, label_selector=label)
-        return {
-            endpoint["nodeName"]: f"{_host(endpoint['addresses'][0])}:{port['port']}"
-            for piece in slices["items"]
-            for port in piece.get("ports") or []
-            for endpoint in piece.get("endpoints") or []
-            if port.get("name") == "grpc" and endpoint.get("conditions", {}).get("ready", True)
-        }
+        return addresses_by_node(slices["items"])
 
     async def bind(self, pod: Waiting, node: str, uuids: list[str]) -> None:
         """Annotation and node are written at once. Raises Rejected; anything else that is raised leaves it open."""
-        meta = {
-            "name": pod.name,
-            "namespace": pod.namespace,
-            "uid": pod.uid,
-            "annotations": {ANNOTATION: ",".join(uuids)},
-        }
-        body = {"metadata": meta, "target": {"kind": "Node", "name": node}}
         # Once more, and only now: a kubelet fails for good a pod that comes while it has no devices to give.
         if words := _objection(await _call(self._core.read_node, node), pod):
-            raise Rejected(f"{node}: {words}")
+            raise Rejected(f"{node}: {words}", for_good=False)
+        annotations = {ANNOTATION: ",".join(uuids)}
+        meta = {"name": pod.name, "namespace": pod.namespace, "uid": pod.uid, "annotations": annotations}
+        body = {"metadata": meta, "target": {"kind": "Node", "name": node}}
         try:
             await _call(self._core.create_namespaced_pod_binding, pod.name, pod.namespace, body)
         except ApiError as error:
-            clear = {HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY}
-            if error.status not in clear:
+            if error.status not in _CLEAR:
                 raise
-            if await self._node_of(pod) != node:  # it is there where an earlier call was not answered
-                raise Rejected(str(error)) from error
+            now = await self.pod(pod.namespace, pod.name)
+            where = now.node if now and now.uid == pod.uid else "nowhere, as it is gone"
+            if where != node:  # else an earlier call has done it, whose answer was lost
+                raise Rejected(f"{node}: {error}", for_good=bool(where)) from error
 
-    async def tell(self, pod: Waiting, words: str) -> None:
+    async def tell(self, pod: Waiting, reason: str, words: str) -> None:
         """Why it waits, where `kubectl` and autoscalers look for it: in its condition PodScheduled."""
         if pod.told != words:
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+            condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": words}
             body = {"status": {"conditions": [condition]}}
-            with contextlib.suppress(ApiError):  # it is gone, most likely
+            with contextlib.suppress(*LOST):  # it is gone, most likely
                 await _call(self._core.patch_namespaced_pod_status, pod.name, pod.namespace, body)
-
-    async def _node_of(self, pod: Waiting) -> str:
-        """Where this very pod is; "" where it is nowhere."""
-        try:
-            now = await _call(self._core.read_namespaced_pod, pod.name, pod.namespace)
-        except ApiError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return ""
-            raise
-        return str(now["spec"].get("nodeName", "")) if now["metadata"]["uid"] == pod.uid else ""
 
     def _watch(self) -> None:
         """In a thread. It only wakes: what there is, is asked for."""
@@ -174,24 +167,18 @@ class Cluster:
             time.sleep(1)
 
 
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _read(pod: Json) -> Waiting:
+def read(pod: Json) -> Waiting:
+    """A pod as the API server has it."""
     meta, conditions = pod["metadata"], pod["status"].get("conditions", [])
-    total: Counter[str] = Counter()
-    for container in pod["spec"]["containers"]:
-        total += _resources(container)
-    for container in pod["spec"].get("initContainers", []):
-        total |= _resources(container)  # they run before, one after the other, and hand theirs on
+    resources = pod_resources(pod["spec"])
     return Waiting(
         namespace=meta["namespace"],
         name=meta["name"],
         uid=meta["uid"],
-        resources=total,
-        devices=sorted(map(_device, total.elements())),
-        by_environment=f"metadata.annotations['{ANNOTATION}']" in json.dumps(pod["spec"]["containers"]),
+        resources=resources,
+        devices=devices_of(resources),
+        by_environment=f"metadata.annotations['{ANNOTATION}']" in json.dumps(pod["spec"]),
+        node=pod["spec"].get("nodeName", ""),
         labels=meta.get("labels", {}),
         annotations=meta.get("annotations", {}),
         told=next((each.get("message", "") for each in conditions if each["type"] == "PodScheduled"), ""),
@@ -201,23 +188,10 @@ def _read(pod: Json) -> Waiting:
 def _objection(node: Json, pod: Waiting) -> str:
     if node["spec"].get("unschedulable"):
         return "the node is cordoned"
-    there = node["status"].get("allocatable", {})
     # A node without a device plugin may show no numbers at all; then nothing can be said by them.
-    otherwise = pod.resources.total() if pod.by_environment else 0
-    short = [name for name, count in pod.resources.items() if int(there.get(name, otherwise)) < count]
+    there = (pod.resources if pod.by_environment else {}) | node["status"].get("allocatable", {})
+    short = [name for name, count in pod.resources.items() if int(there.get(name, 0)) < count]
     return f"the node shows no {' and '.join(short)}" if short else ""
-
-
-def _resources(container: Json) -> Counter[str]:
-    limits = container.get("resources", {}).get("limits", {})
-    return Counter({name: int(count) for name, count in limits.items() if name.startswith((PROFILE, MEMORY))})
-
-
-def _device(resource: str) -> str:
-    """`nvidia.com/mig-1g.10gb.me` is `1g.10gb+me`, `mig-agent.io/memory-5g` is `5G`."""
-    if resource.startswith(PROFILE):
-        return resource.removeprefix(PROFILE).replace(".me", "+me")
-    return resource.removeprefix(MEMORY).upper()
 
 
 async def _call(method: Callable[..., Any], *arguments: object, **more: object) -> Json:
@@ -225,6 +199,12 @@ async def _call(method: Callable[..., Any], *arguments: object, **more: object) 
     try:
         answer = await asyncio.to_thread(method, *arguments, _preload_content=False, _request_timeout=30, **more)
     except client.ApiException as error:
-        raise ApiError(error.status, f"the API server says: {error.status} {error.reason}") from error
+        raise ApiError(error.status, f"the API server says: {_words(error)}") from error
     found: Json = json.loads(answer.data)
     return found
+
+
+def _words(error: client.ApiException) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(error.body)["message"])
+    return f"{error.status} {error.reason}"

@@ -1,8 +1,8 @@
 """A reference scheduler: it puts the pods that name it on the nodes whose mig-agent serves them best.
 
-Read it from `run` on; docs/scheduler.md draws the protocol, and says what happens when a part of it dies. It remembers
-nothing that it cannot find again, so it may be killed at any moment. It is an example and no product: it looks at GPUs
-alone, where a real scheduler looks at processors, taints and affinities as well.
+Read `place` and `take` first; docs/scheduler.md draws the protocol, and says what happens when a part of it dies. It
+remembers nothing that it does not find again, so it may be killed at any moment. It is an example and no product: it
+looks at GPUs alone, where a real scheduler looks at processors, taints and affinities as well.
 """
 
 from __future__ import annotations
@@ -11,27 +11,15 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections import Counter
-from pathlib import Path
 
 from cluster import AGENTS_NAME, LOST, Cluster, Rejected, Waiting
 
-from mig_agent.client import AsyncClient, AsyncLease, ClientError, Plan, Pod, Refused, Tls, UsageError
+from mig_agent.client import AsyncFleet, ClientError, Promise, Refused, Tls, UsageError
 
-TTL = 60.0
-"""Seconds until a lease ends by itself that was not confirmed."""
-AT_ONCE = 16
-"""Pods that are placed at the same time; an instance that has to be made takes its time."""
-TRIES = 8
-"""Plans of a pod that may be overtaken before it waits for the next look."""
-ANSWER = float(os.environ.get("SCHEDULER_ANSWER_SECONDS", "5"))
-"""Seconds that an agent has for an answer which needs no work."""
-NOBODY = "no agent is ready"
+AT_ONCE = 16  # pods that are placed at the same time: an instance that has to be made takes its time
+TRIES = 8  # plans for a pod that may be overtaken before it waits for the next look
 NOTHING = "it asks for nothing of the agents: mig-agent.io/memory-10g, or nvidia.com/mig-1g.10gb, goes into its limits"
-FAILED = (ClientError, UsageError, TimeoutError, *LOST)
-SECRET = Path(os.environ.get("SCHEDULER_TLS", "/tls"))
-TLS = Tls(ca=SECRET / "ca.crt", cert=SECRET / "tls.crt", key=SECRET / "tls.key", server_name=AGENTS_NAME)
-
+FAILED = (ClientError, UsageError, *LOST)
 log = logging.getLogger("scheduler")
 
 
@@ -40,182 +28,97 @@ class NoRoom(Exception):  # noqa: N818 -- nothing has failed
 
 
 class Scheduler:
-    """What it remembers, `meet` finds again where it is started anew."""
+    """Single pods, the most important first; gang.py has another `place_all`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.agents: dict[str, AsyncClient] = {}
-        """By node."""
-        self.promised: dict[str, str] = {}
-        """Where a pod (by its UID) may have a lease already: that node is asked for it, and no other."""
-        self.spent: Counter[tuple[str, str]] = Counter()
-        """Leases for a pod that have ended on a node."""
-        self.said: dict[str, str] = {}
-        """What was logged last, by what it is about."""
+    def __init__(self, cluster: Cluster, fleet: AsyncFleet) -> None:
+        self.cluster, self.fleet = cluster, fleet
+        self.turns = asyncio.Semaphore(AT_ONCE)
 
     async def run(self) -> None:
-        """For ever: whenever a pod has changed, and every second, looks at all pods that wait for a node."""
+        """For ever: looks whenever a pod has changed, and every second. What is wrong for long is logged once."""
+        self.cluster.watch()
+        said: set[str] = set()
         while True:
-            try:
-                await self.find_agents()
-                pods = await self.cluster.waiting()
-                self.forget_but({pod.uid for pod in pods})
-                await self.place_all(pods)
-                self.say("the cluster", "")
-            except FAILED as error:
-                self.say("the cluster", f"cannot look at the cluster: {error}")
+            trouble = await self.look()
+            for words in sorted(trouble - said):
+                log.warning(words)
+            said = trouble
             await self.cluster.change(seconds=1)
 
+    async def look(self) -> set[str]:
+        """At all pods that wait for a node, and places what can be placed. Returns what is wrong, in words."""
+        try:
+            silent = await self.fleet.meet(await self.cluster.agents())
+            pods = await self.cluster.waiting()
+            self.fleet.forget_all_but(pods)
+            await self.place_all(pods)
+        except LOST as error:
+            return {f"cannot look at the cluster: {error}"}
+        return set(silent.values())
+
     async def place_all(self, pods: list[Waiting]) -> None:
-        """Some at once; the most important first, then who came first."""
-        turns = asyncio.Semaphore(AT_ONCE)
-
-        async def in_turn(pod: Waiting) -> None:
-            async with turns:
-                try:
-                    await self.place(pod)
-                except FAILED as error:
-                    self.say(f"pod {pod.uid}", f"cannot place {pod} now: {error}")
-
-        await asyncio.gather(*map(in_turn, pods))
+        """Some at a time, in their order."""
+        await asyncio.gather(*map(self.place, pods))
 
     async def place(self, pod: Waiting) -> None:
-        """Takes what it asks for where that is best, and binds it there."""
-        try:
-            node, lease = await self.take(pod)
-            await self.confirm(lease)
-            await self.bind(pod, node, lease)
-        except (NoRoom, Rejected) as why:
-            await self.cluster.tell(pod, str(why))
+        """Takes what it asks for where that is best, and binds it there; or tells it why not."""
+        async with self.turns:
+            try:
+                promise = await self.take(pod)
+                await promise.confirm()  # from here on the lease waits for the pod, however long the binding takes
+                await self.bind(pod, promise)
+            except NoRoom as why:
+                await self.cluster.tell(pod, "Unschedulable", str(why))
+            except (Rejected, *FAILED) as error:
+                await self.cluster.tell(pod, "SchedulerError", f"cannot place it now: {error}")
 
-    async def take(self, pod: Waiting) -> tuple[str, AsyncLease]:
-        """The node and the lease. Raises NoRoom."""
+    async def take(self, pod: Waiting) -> Promise:
+        """A lease on the best node, with a deadline. Raises NoRoom."""
         if not pod.devices:
             raise NoRoom(NOTHING)
-        promised = self.promised.get(pod.uid)
-        if promised in self.agents:
-            return promised, await self.acquire(promised, pod)
+        if node := self.fleet.promised(pod):  # an answer was lost, or the scheduler before this one was killed
+            return await self.fleet.acquire(node, pod, devices=pod.devices)
         for _ in range(TRIES):
-            answers = await self.plan_everywhere(pod)
-            plans = {node: plan for node, plan in answers.items() if isinstance(plan, Plan)}
+            words = {node: why for node in self.fleet.agents if (why := self.cluster.objection(node, pod))}
+            plans, refusals = await self.fleet.plan(but=words, devices=pod.devices)
             if not plans:
-                raise NoRoom("; ".join(f"{node}: {answer}" for node, answer in sorted(answers.items())) or NOBODY)
+                for node in set(self.fleet.lapsing(pod)) - words.keys():  # its own lease may be in its way there
+                    with contextlib.suppress(Refused):
+                        return await self.fleet.acquire(node, pod, devices=pod.devices)
+                words |= refusals
+                raise NoRoom("; ".join(f"{node}: {words[node]}" for node in sorted(words)) or "no agent is ready")
             best = min(plans, key=lambda node: plans[node].score)
             try:
-                # Refused where the node has changed since it was asked: another may be better now.
-                return best, await self.acquire(best, pod, if_revision=plans[best].revision)
+                return await self.fleet.acquire(best, pod, devices=pod.devices, if_revision=plans[best].revision)
             except Refused as refused:
+                overtaken = refused  # the node has changed since: another may be better now
                 if not refused.retryable:
                     raise
-        raise NoRoom("plans for it were overtaken")
+        raise overtaken
 
-    async def plan_everywhere(self, pod: Waiting) -> dict[str, Plan | str]:
-        """How each node would serve it, or why it cannot; all asked at once."""
-
-        async def ask(node: str, agent: AsyncClient) -> Plan | str:
-            if words := self.cluster.objection(node, pod):
-                return words
-            try:
-                async with asyncio.timeout(ANSWER):
-                    answer = await agent.plan(devices=pod.devices)
-                    return answer if isinstance(answer, Plan) else answer.message
-            except (ClientError, UsageError, TimeoutError) as error:
-                return str(error) or "no answer in time"
-
-        answers = await asyncio.gather(*map(ask, self.agents, self.agents.values()))
-        return dict(zip(self.agents, answers, strict=True))
-
-    async def acquire(self, node: str, pod: Waiting, if_revision: int | None = None) -> AsyncLease:
-        """The same lease, however often it is asked for and by whom: the pod's UID is the request's id.
-
-        An id whose lease has ended is spent, as is one by which something else was asked for (a version of this with
-        another TTL, say): what is taken once more for the same pod has the next one.
-        """
-        self.promised[pod.uid] = node  # a call that is not answered may have taken it all the same
-        whose = Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid)
-        while True:
-            number = self.spent[pod.uid, node] + 1
-            try:
-                async with asyncio.timeout(TTL / 2):
-                    return await self.agents[node].acquire(
-                        devices=pod.devices,
-                        pod=whose,
-                        ttl=TTL,
-                        request_id=f"{pod.uid}-{number}",
-                        if_revision=if_revision,
-                    )
-            except Refused as refused:
-                if refused.reason not in {"lease-ended", "request-id-reused"}:
-                    self.promised.pop(pod.uid, None)
-                    raise
-                self.spent[pod.uid, node] = number
-
-    async def confirm(self, lease: AsyncLease) -> None:
-        """Refused where it has ended meanwhile; from now on it stays until the pod has come, or will never come."""
-        async with asyncio.timeout(ANSWER):
-            await lease.renew(ttl=None)
-
-    async def bind(self, pod: Waiting, node: str, lease: AsyncLease) -> None:
-        """Releases what cannot be bound. Where no answer says so, the pod is looked at again, and has its lease."""
-        uuids = [device.uuid for device in lease.devices]
+    async def bind(self, pod: Waiting, promise: Promise) -> None:
+        """Where no answer tells whether it is bound, the pod is looked at again, and has its lease."""
         try:
-            await self.cluster.bind(pod, node, uuids)
-        except Rejected:
-            await self.give_back(pod, lease)
+            await self.cluster.bind(pod, promise.node, promise.uuids)
+        except Rejected as rejected:  # a second scheduler, with the same lease, may be binding it just now
+            await (promise.give_back() if rejected.for_good else promise.lapse())
             raise
-        self.promised.pop(pod.uid, None)
-        log.info("%s is on %s with %s", pod, node, ",".join(uuids))
+        await promise.kept()
+        log.info("%s is on %s with %s", pod, promise.node, ",".join(promise.uuids))
 
-    async def give_back(self, pod: Waiting, lease: AsyncLease) -> None:
-        """The instance is idle again; where its agent does not answer, once the lease's time is over."""
-        self.promised.pop(pod.uid, None)
-        async with asyncio.timeout(ANSWER):
-            await lease.release()
 
-    def forget_but(self, waiting: set[str]) -> None:
-        """What was noted of pods that do not wait any more; agents see for themselves what becomes of their leases."""
-        kept = {f"pod {uid}" for uid in waiting}
-        self.said = {key: words for key, words in self.said.items() if key in kept or not key.startswith("pod ")}
-        self.promised = {uid: node for uid, node in self.promised.items() if uid in waiting}
-        self.spent = Counter({key: count for key, count in self.spent.items() if key[0] in waiting})
-
-    def say(self, about: str, words: str) -> None:
-        """Into the log, where it is not what was said last."""
-        if words and self.said.get(about) != words:
-            log.warning("%s", words)
-        self.said[about] = words
-
-    async def find_agents(self) -> None:
-        """Those that are ready; one whose address has changed is another."""
-        found = await self.cluster.agents()
-        for node in [node for node, agent in self.agents.items() if found.get(node) != str(agent.address)]:
-            await self.agents.pop(node).close()
-        await asyncio.gather(*(self.meet(node, found[node]) for node in found.keys() - self.agents.keys()))
-
-    async def meet(self, node: str, address: str) -> None:
-        """Learns from an agent for which pods something was taken, by this scheduler or by the one before it."""
-        agent = AsyncClient(address, tls=TLS, patience=5)
-        try:
-            async with asyncio.timeout(ANSWER):
-                leases = (await agent.status()).leases
-        except (ClientError, UsageError, TimeoutError) as error:
-            self.say(node, f"cannot ask the agent of {node}: {error or 'no answer'} {getattr(error, 'hint', '')}")
-            await agent.close()
-            return
-        self.say(node, "")
-        self.promised |= {lease.pod.uid: node for lease in leases if lease.pod}
-        self.agents[node] = agent
+async def serve(kind: type[Scheduler]) -> None:
+    """For ever."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    tls = Tls.in_folder(os.environ.get("SCHEDULER_TLS", "/tls"), server_name=AGENTS_NAME)
+    async with AsyncFleet(tls=tls, answer=float(os.environ.get("SCHEDULER_ANSWER_SECONDS", "5"))) as fleet:
+        await kind(Cluster(), fleet).run()
 
 
 def main(kind: type[Scheduler] = Scheduler) -> None:
     """Until it is killed."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-
-    async def run() -> None:
-        await kind(Cluster()).run()
-
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run())
+        asyncio.run(serve(kind))
 
 
 if __name__ == "__main__":

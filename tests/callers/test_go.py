@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from support.agent import Agent
 from support.certificates import Authority
+from support.gostubs import ROOT
 from support.tls import port_of, serving
 
 
@@ -95,11 +97,20 @@ def test_for_a_pod_by_an_address_that_no_certificate_names(go_caller: Path, fold
         check(told, agent, "pod team-a/train")
 
 
-def test_the_program_is_formatted() -> None:
+@pytest.mark.parametrize("folder", ["tests/callers/go", "examples/kube-scheduler/plugin"])
+def test_programs_are_formatted(folder: str) -> None:
     gofmt = shutil.which("gofmt")
     if gofmt is None:
-        pytest.fail("cannot look at the caller in Go: there is no `gofmt` on the PATH; it comes with Go", pytrace=False)
-    done = subprocess.run(
-        [gofmt, "-l", str(Path(__file__).parent / "go")], capture_output=True, text=True, check=False, timeout=60
-    )
+        pytest.fail("cannot look at programs in Go: there is no `gofmt` on the PATH; it comes with Go", pytrace=False)
+    done = subprocess.run([gofmt, "-l", str(ROOT / folder)], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_plugin_is_made_of_the_kubernetes_that_tests_run() -> None:
+    """Else it would be built from nothing, for minutes."""
+    folder = ROOT / "examples/kube-scheduler"
+    required = re.compile(r"^(?:require )?\s*k8s\.io/kubernetes (v\S+)", re.MULTILINE)
+    paths = (folder / "plugin/go.mod", ROOT / "tests/e2e/modules/kubernetes/go.mod")
+    ours, theirs = (required.findall(path.read_text()) for path in paths)
+    assert ours == theirs
+    assert f"registry.k8s.io/kube-scheduler:{ours[0]} " in (folder / "extender/deployment.yaml").read_text()

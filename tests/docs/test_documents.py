@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.agent import Agent
-from support.documents import BLOCK, PAGES, ROOT, examples_of, pattern_of, with_examples
+from support.documents import BLOCK, PAGES, ROOT, anchor_of, examples_of, pattern_of, with_examples
 
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
 
@@ -65,8 +65,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert there.exists(), f"{page.name} links to {link['target']}"
         if anchor and there.suffix == ".md":
             headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
-            anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-            assert anchor in anchors, f"{page.name} links to {link['target']}"
+            assert anchor in set(map(anchor_of, headings)), f"{page.name} links to {link['target']}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -84,6 +84,27 @@ def test_scheduler() -> None:
     assert Path(deployment["spec"]["template"]["spec"]["containers"][0]["command"][-1]).name in programs
 
 
+def test_kube_scheduler() -> None:
+    """It runs on a cluster in tests/e2e. Both of its ways know the same resources, and all memory classes."""
+    folder = EXAMPLES / "kube-scheduler"
+    texts = {path: path.read_text() for path in folder.rglob("*.yaml")}
+    assert all(text.startswith("# ") for text in texts.values()), "what it shows, in words"
+    read = {path.relative_to(folder).as_posix(): list(yaml.safe_load_all(text)) for path, text in texts.items()}
+    (extender,), (plugin,) = read["extender/configuration.yaml"], read["plugin/configuration.yaml"]
+    (told,) = extender["extenders"]
+    managed = {each["name"] for each in told["managedResources"] if each["ignoredByScheduler"]}
+    (fit,) = (each["args"] for each in plugin["profiles"][0]["pluginConfig"] if each["name"] == "NodeResourcesFit")
+    settings = load()
+    memory = {f"{settings.memory_resource_prefix}{amount}" for amount in settings.memory_resources}
+    assert managed == memory | {*fit["ignoredResources"]}
+    assert {name.partition("/")[0] for name in memory} == {*fit["ignoredResourceGroups"]}
+    names = {each["profiles"][0]["schedulerName"] for each in (extender, plugin)}
+    assert names == {read["pod.yaml"][0]["spec"]["schedulerName"]}
+    for (deployment,) in (read["extender/deployment.yaml"], read["plugin/deployment.yaml"]):
+        secrets = [each["secret"]["secretName"] for each in deployment["spec"]["template"]["spec"]["volumes"][1:]]
+        assert secrets == ["mig-scheduler-tls"]
+
+
 def test_certificates() -> None:
     """Cert-manager is not there to ask; that they fit the chart, the example's scheduler and each other can be seen."""
     objects = [each for each in yaml.safe_load_all(CERTIFICATES.read_text()) if each]
@@ -108,4 +129,4 @@ def test_certificates() -> None:
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
 def test_every_example_is_tested(example: Path) -> None:
-    assert f"test_{example.stem}" in globals()
+    assert f"test_{example.stem.replace('-', '_')}" in globals()

@@ -13,16 +13,16 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 
 from mig_agent.client import Client
 from support.cluster import cluster as clusters
-from support.cluster import installed, programs
+from support.cluster import installed, programs, scheduling
 from support.cluster.cluster import Cluster
 from support.cluster.space import Space
 
 GPUS = "h100-80gb:1,a30:1"
 """Two models, so that what one offers and the other does not can be told apart: 1g.10gb is the H100's alone."""
-GPUS_OF_TWO = {"n1": "a100-40gb:1", "n2": "h100-80gb:1"}
+GPUS_OF_TWO = {"n1": "a100-40gb:2", "n2": "h100-80gb:2"}
 VALUES = {"settings": {"start_deadline": "8s"}}
 """A pod that has to wait asks again sooner than it would, which is all that is different."""
-TWO_NODES = {"test_scheduler.py", "test_two_nodes.py"}
+TWO_NODES = {"test_kube_scheduler.py", "test_scheduler.py", "test_two_nodes.py"}
 """Files whose tests use the cluster of two nodes."""
 _HERE = Path(__file__).parent
 _numbers = itertools.count(1)
@@ -104,6 +104,13 @@ def two_nodes() -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def listening(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    """The same; its agents listen for schedulers from now on."""
+    scheduling.listening(two_nodes, tmp_path_factory.mktemp("listening"))
+    return two_nodes
 
 
 @pytest.fixture(scope="session")

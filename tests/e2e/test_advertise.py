@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from mig_agent.client import Client, Lease, Pod
 from support.agent import eventually
 from support.cluster import cluster as clusters
-from support.cluster import installed, programs
+from support.cluster import installed, programs, scheduling
 from support.cluster import kubelet as kubelets
 from support.cluster.api import ApiError, Json
 from support.cluster.cluster import Cluster
 from support.cluster.layout import NODE
 from support.cluster.otherplugin import another_plugin
-from support.cluster.pods import MEMORY, PROFILE, condition, container, is_running, pod
+from support.cluster.pods import MEMORY, PROFILE, condition, container, is_running, phase, pod
 from support.cluster.space import Space
 
 pytestmark = pytest.mark.xdist_group("advertise")
@@ -34,6 +35,7 @@ SCHEDULER = "of-the-tests"
 MERGE = "application/merge-patch+json"
 ARRIVAL_SECONDS = 30
 GONE = "another-node"
+RUNTIME_CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 VALUES = {"advertise": "node-status", "settings": {"pod_arrival": f"{ARRIVAL_SECONDS}s"}}
 _numbers = itertools.count(1)
 
@@ -276,6 +278,49 @@ def test_while_the_api_server_is_away_nobody_loses_a_lease(space: Space) -> None
     assert is_running(space.pods()["kept"])
     space.delete("kept")
     until_ended(space, at.lease, "its pod")
+
+
+# A scheduler
+
+
+def by_environment(name: str, resource: str) -> Json:
+    """The pod of the examples, with another program that stays."""
+    (found,) = yaml.safe_load_all((scheduling.EXAMPLE / "environment.yaml").read_text())
+    found["metadata"]["name"] = name
+    (wanted,) = found["spec"]["containers"]
+    wanted |= {key: container(limits={resource: 1})[key] for key in ("command", "resources")}
+    found["spec"]["terminationGracePeriodSeconds"] = 1
+    return dict(found)
+
+
+def test_the_reference_scheduler_gives_each_pod_what_it_promised(space: Space, tmp_path: Path) -> None:
+    api, forty = space.cluster.api, f"{MEMORY}40g"
+    api.create(RUNTIME_CLASSES, {"metadata": {"name": "nvidia"}, "handler": "runc"})
+    scheduling.listening(space.cluster, tmp_path)
+    with scheduling.installed_on(space.cluster):
+        (example,) = yaml.safe_load_all((scheduling.EXAMPLE / "environment.yaml").read_text())
+        space.create(example)
+        pods = space.until(lambda pods: phase(pods["train"]) == "Succeeded", "the example has run")
+        assert space.log("train", "train").split() == ["training", "on", *scheduling.promised_to(pods["train"])]
+        space.until(lambda _: not leases(space), "its lease has ended with it")
+        for name in "ab":
+            space.create(by_environment(name, forty))
+        space.until_running("a", "b")
+        space.create(by_environment("c", forty))
+        full = space.until(lambda pods: scheduling.was_told_why(pods["c"]), "c is told why it waits")["c"]
+        message = condition(full, "PodScheduled")["message"]
+        assert message.startswith("n1: cannot place 40G (3g.40gb) on GPU 0: ")
+        assert f"leased to pod {space.name}/" in message
+        space.delete("a")
+        pods = space.until_running("b", "c")
+        for name in "bc":
+            (promised,) = scheduling.promised_to(pods[name])
+            seen = space.environment(name, "train")["NVIDIA_VISIBLE_DEVICES"]
+            assert seen == promised == space.lease(name).devices[0].uuid
+        assert len({each.devices[0].uuid for each in space.leases().values()}) == len(leases(space)) == 2
+        for name in "bc":
+            space.delete(name)
+    api.delete(f"{RUNTIME_CLASSES}/nvidia")
 
 
 # Others

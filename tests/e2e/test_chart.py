@@ -273,6 +273,18 @@ def test_simulated_gpus_need_nothing_of_the_host(render: Render) -> None:
     assert of_the_host[0] - of_the_host[1] == {"/dev"}
 
 
+def test_what_is_not_ready_is_not_found_and_lives(objects: list[dict[str, Any]]) -> None:
+    """A pod that is bound to a node whose kubelet does not know the agent's resources yet would fail for good."""
+    for service in of_kind(objects, "Service"):
+        assert not service["spec"].get("publishNotReadyAddresses")
+    (container,) = the(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    asks = {name: container[f"{name}Probe"]["exec"]["command"] for name in ("startup", "readiness", "liveness")}
+    assert [name for name, command in asks.items() if "--live" not in command] == ["readiness"]
+    assert all(command[:2] == ["mig-agent", "health"] for command in asks.values())
+    waits = float(asks["readiness"][asks["readiness"].index("--wait") + 1])
+    assert waits < container["readinessProbe"]["timeoutSeconds"], "its own words, not the kubelet's"
+
+
 def test_the_host_is_mounted_where_it_is(objects: list[dict[str, Any]]) -> None:
     """The agent tells the kubelet and the container runtime of files: they must be called the same there."""
     pod = the(objects, "DaemonSet")["spec"]["template"]["spec"]

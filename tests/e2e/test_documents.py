@@ -14,7 +14,7 @@ import yaml
 
 from support.cluster.cluster import Cluster
 from support.cluster.space import Space
-from support.documents import PAGES, ROOT, blocks, examples_of, pattern_of, with_examples
+from support.documents import PAGES, ROOT, blocks, examples_of, needed_first, pattern_of, with_examples
 
 EXAMPLES = ROOT / "examples/kubernetes"
 Shell = Callable[[str], subprocess.CompletedProcess[str]]
@@ -62,7 +62,7 @@ def done(shell: Shell, command: str) -> str:
 @pytest.mark.parametrize("page", with_examples("cluster"), ids=lambda page: page.name)
 def test_commands_do_what_the_page_shows(page: Path, shell: Shell) -> None:
     try:
-        for example in examples_of(page, "cluster"):
+        for example in (*needed_first(page, "cluster"), *examples_of(page, "cluster")):
             answer = shell(example.command)
             assert answer.returncode == example.code, f"$ {example.command}\n{answer.stdout}"
             said = KLOG.sub("", answer.stdout)

@@ -55,3 +55,8 @@ def test_what_ended_while_the_agent_was_away_is_given_back(by_environment: Space
     space.until(lambda _: len(space.status().leases) == 1, "its lease has ended, and no other")
     given = space.environment("stays")["NVIDIA_VISIBLE_DEVICES"]
     assert [device.uuid for lease in space.status().leases for device in lease.devices] == [given]
+
+    # Where no device plugin asks the kubelet any more, its record of devices tells whose they are.
+    installed.install_again(space.cluster, deviceInjection="environment", advertise="node-status")
+    space.cluster.api.delete(f"{space.path}/pods/stays")
+    space.until(lambda _: not space.status().leases, "its lease has ended, too")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from mig_agent.adapters.host import Host
+from mig_agent.client import Client
 from support.cluster import installed
 from support.cluster.pods import PROFILE, is_running, restarts
 from support.cluster.space import Space
@@ -30,11 +32,37 @@ def check(space: Space, lease: str) -> None:
     assert space.lease("a").id == lease
 
 
+def check_node_without_a_gpu(space: Space) -> None:
+    """There is no driver in the agent's container, and the machine of the tests has no GPU: it is left as it is."""
+    cluster = space.cluster
+    before = space.node()
+    # The ledger of before knows GPUs.
+    others = {"state": "/var/lib/mig-agent-without"}
+    installed.install_again(cluster, simulate="", runtimeClassName="", paths=others)
+    with Client(installed.address(cluster), patience=60) as client:
+        status = client.status()
+    assert (status.gpus, status.paused) == ((), ("this node has no NVIDIA GPU",))
+    pods = f"/api/v1/namespaces/{installed.NAMESPACE}/pods"
+    (pod,) = cluster.api.items(pods, labelSelector=installed.SELECTOR)
+    assert is_running(pod)
+    assert restarts(pod) == 0
+    after = space.node()
+    for part in ("labels", "annotations"):
+        assert after["metadata"][part] == before["metadata"][part]
+    assert not {name: n for name, n in after["status"]["allocatable"].items() if "/" in name and n != "0"}
+    assert [each["type"] for each in after["status"]["conditions"]] == [
+        each["type"] for each in before["status"]["conditions"]
+    ]
+    sockets = cluster.layout.private("/var/lib") / "kubelet/device-plugins"
+    assert [path.name for path in sockets.glob("*.sock")] == ["kubelet.sock"]
+    assert "nvidia" not in cluster.node.run("ls", "/dev")
+
+
 @pytest.fixture
 def installed_again(space: Space) -> Iterator[None]:
     """Whatever happens, the next test finds an agent."""
     yield
-    if not installed.agent_pod(space.cluster):
+    if not installed.agent_pod(space.cluster) or not space.status().gpus:
         installed.install_again(space.cluster)
 
 
@@ -72,6 +100,8 @@ def test_upgrade_rollback_uninstall_install(space: Space, installed_again: None)
     text = "".join(path.read_text() for path in cdi.iterdir())
     assert idle not in text, "what nobody holds is gone"
 
+    if not Host().has_nvidia_gpu():
+        check_node_without_a_gpu(space)
     installed.install_again(cluster)
     check(space, lease)
     space.until_allocatable(SLICE, 7)

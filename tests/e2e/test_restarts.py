@@ -27,11 +27,18 @@ def kubelet_and_agent(space: Space) -> None:
 
 def agent(space: Space) -> None:
     installed.kill_agent(space.cluster)
+    check_ready(space)
 
 
 def agents_pod(space: Space) -> None:
     """As an upgrade does it: SIGTERM, and a new pod."""
     installed.replace_agent(space.cluster)
+    check_ready(space)
+
+
+def check_ready(space: Space) -> None:
+    """A pod that is bound by who looks only whether the agent's pod is ready would be admitted."""
+    assert kubelets.healthy(space.cluster)[SLICE] > 0, installed.agent_log(space.cluster)
 
 
 def api_server(space: Space) -> None:

@@ -49,6 +49,8 @@ REFUSED: dict[str, tuple[str, str, Json | None]] = {
 }
 """By RBAC, whatever the objects are."""
 
+LABELS = "mig-agent.io/feature-labels"
+RESOURCES = "mig-agent.io/node-resources"
 OF_ANOTHER = f"/api/v1/nodes/{ANOTHER}"
 OWN = f"/api/v1/nodes/{NODE}"
 DENIED: dict[str, tuple[str, str, Json, str]] = {
@@ -83,6 +85,27 @@ DENIED: dict[str, tuple[str, str, Json, str]] = {
         MERGE,
         {"metadata": {"annotations": {"a": "b"}}},
         "only its own annotations",
+    ),
+    "a label of somebody else noted as its own": (
+        OWN,
+        MERGE,
+        {"metadata": {"annotations": {LABELS: "nvidia.com/mig.capable,kubernetes.io/os"}}},
+        "its own annotations only by names that it serves",
+    ),
+    "processors noted as its own": (
+        OWN,
+        MERGE,
+        {"metadata": {"annotations": {RESOURCES: "cpu"}}},
+        "its own annotations only by names that it serves",
+    ),
+    "GPUs of another plugin noted as its own and taken away": (
+        f"{OWN}/status",
+        MERGE,
+        {
+            "metadata": {"annotations": {RESOURCES: "nvidia.com/gpu"}},
+            "status": {"capacity": {"nvidia.com/gpu": None}, "allocatable": {"nvidia.com/gpu": None}},
+        },
+        "its own annotations only by names that it serves",
     ),
     "labels by way of the status": (
         f"{OWN}/status",
@@ -146,6 +169,21 @@ def test_of_the_nodes_it_changes_only_its_own_share_of_its_own(as_agent: Api, wh
     with pytest.raises(ApiError, match=f"an agent changes {words}") as caught:
         as_agent.call("PATCH", path, body, kind=kind)
     assert caught.value.status in {FORBIDDEN, INVALID}
+
+
+def test_what_an_agent_with_other_names_left_is_taken_away(space: Space) -> None:
+    """As after a change of `resources.profilePrefix`: the annotations say that it was an agent's."""
+    label, number = "before.example/mig-1g.10gb.count", "before.example/mig-1g.10gb"
+    space.until(lambda _: LABELS in space.node()["metadata"]["annotations"], "the node is labelled")
+    noted = space.node()["metadata"]["annotations"][LABELS]
+    metadata = {"labels": {label: "7"}, "annotations": {LABELS: f"{label},{noted}", RESOURCES: number}}
+    status = {"capacity": {number: "7"}, "allocatable": {number: "7"}}
+    space.cluster.api.merge(f"{OWN}/status", {"metadata": metadata, "status": status})
+    space.until(lambda _: label not in space.node()["metadata"]["labels"], "the label is gone")
+    space.until(lambda _: number not in space.node()["status"]["allocatable"], "the number is gone")
+    annotations = space.node()["metadata"]["annotations"]
+    assert RESOURCES not in annotations
+    assert annotations[LABELS] == noted
 
 
 def event(name: str, kind: str, about: str, component: str, host: str) -> Json:

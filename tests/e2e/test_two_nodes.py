@@ -26,8 +26,8 @@ def node_of(space: Space, name: str) -> str:
 
 def test_a_profile_is_found_where_it_is(wide_space: Space) -> None:
     space = wide_space
-    space.until_allocatable(ON_N1, 7, "n1")
-    space.until_allocatable(ON_N2, 4, "n2")
+    space.until_allocatable(ON_N1, 14, "n1")
+    space.until_allocatable(ON_N2, 8, "n2")
     space.running("small", {ON_N1: 1})
     space.running("large", {ON_N2: 1})
     assert (node_of(space, "small"), node_of(space, "large")) == ("n1", "n2")
@@ -41,7 +41,7 @@ def test_a_profile_is_found_where_it_is(wide_space: Space) -> None:
 def test_memory_is_served_on_either_node(wide_space: Space) -> None:
     names = {node: f"on-{node}" for node in wide_space.agents}
     for node, name in names.items():
-        wide_space.until_allocatable(f"{MEMORY}5g", 7, node)
+        wide_space.until_allocatable(f"{MEMORY}5g", 14, node)
         wide_space.pod(name, MEMORY_5G, nodeSelector={"kubernetes.io/hostname": node})
     wide_space.until_running(*names.values())
     profiles = {node: [device.profile for device in wide_space.lease(name).devices] for node, name in names.items()}

@@ -48,6 +48,17 @@ def test_all_devices_of_a_pod_are_one_lease(there: Placing) -> None:
     there.check()
 
 
+def test_sidecars_are_counted_beside_the_containers(there: Placing) -> None:
+    """And what only runs before them is not."""
+    made = there.pod("pod", memory_5g=1)
+    more = {"resources": {"limits": {"mig-agent.io/memory-5g": "1"}}}
+    made["spec"]["initContainers"] = [{"name": "beside", "restartPolicy": "Always", **more}, {"name": "before", **more}]
+    there.start()
+    there.until_bound("pod")
+    assert len(there.api.annotation("pod")) == 2
+    there.check()
+
+
 def test_what_is_in_the_way_is_waited_for(there: Placing) -> None:
     there.start()
     there.pod("first", mig_7g_80gb=1)
@@ -121,27 +132,74 @@ def test_a_binding_whose_answer_was_lost_is_known_for_what_it_is(there: Placing)
 
 
 @pytest.mark.parametrize("code", [404, 409, 422])
-def test_what_cannot_be_bound_is_released_and_may_be_taken_again(there: Placing, code: int) -> None:
+def test_what_cannot_be_bound_now_has_a_deadline_until_it_is(there: Placing, code: int) -> None:
+    """Its lease is not released: a second scheduler, which has the same one, may be binding the pod just then."""
+    refused, tried = threading.Event(), threading.Event()
+
+    def refuse(_pod: object) -> Says | None:
+        if tried.is_set():  # the second time
+            refused.wait(PATIENCE_SECONDS)
+            return None
+        tried.set()
+        return json_of({"message": "no"}, code)
+
+    there.api.before_binding = refuse
+    there.start()
+    name = f"pod-{code}"
+    there.pod(name, memory_5g=1)
+    until_told(there, name, "cannot place it now: one: the API server says: ")
+    refused.set()
+    there.until_bound(name)
+    there.check()
+    with there.client("one") as client:
+        told = [each.kind for each in client.events() if each.holder == f"pod default/{name}"]
+    changes = [kind for kind in told if kind.startswith("lease-")]
+    assert changes == ["lease-granted", *["lease-renewed"] * 3], "confirmed, a deadline again, confirmed"
+
+
+def test_a_pod_is_not_in_its_own_way(there: Placing) -> None:
+    """There is one place for it, and its own lease of a binding that was refused stands on it."""
     refused = threading.Event()
 
     def refuse(_pod: object) -> Says | None:
         if refused.is_set():
             return None
         refused.set()
-        return json_of({"message": "no"}, code)
+        return json_of({"message": "no"}, 422)
 
     there.api.before_binding = refuse
     there.start()
-    there.pod(f"pod-{code}", memory_5g=1)
-    there.until_bound(f"pod-{code}")  # by a lease of its own: the first one's request id is spent
+    there.pod("only", mig_7g_80gb=1)
+    there.until_bound("only")
     there.check()
-    with there.client("one") as client:
-        granted = [
-            each.lease
-            for each in client.events()
-            if each.kind == "lease-granted" and each.holder == f"pod default/pod-{code}"
-        ]
-    assert len(set(granted)) == 2
+    with there.client("two") as client:
+        told = [each.kind for each in client.events() if each.holder == "pod default/only"]
+    assert "lease-ended" not in told
+
+
+def test_what_another_scheduler_is_binding_is_not_released(there: Placing) -> None:
+    """It has the same lease, and bound the pod when this one saw no reason to."""
+
+    def bind(name: str) -> None:
+        if name == "one" and "pod" in there.api.pods:
+            there.api.pods["pod"]["spec"]["nodeName"] = "one"
+            there.api.node("one", cordoned=True)
+
+    there.api.before_node = bind
+    there.start()
+    there.pod("pod", memory_5g=1)
+    there.until_bound("pod")
+    there.until_looked()
+    ((node, lease),) = there.leases_of("pod")
+    assert (node, lease.expires_at is None) == ("one", False), "until its agent sees the pod"
+
+
+def test_what_another_scheduler_has_bound_elsewhere_is_released(there: Placing) -> None:
+    there.api.before_binding = lambda pod: pod["spec"].update(nodeName="two")
+    there.start()
+    there.pod("pod", memory_5g=1)
+    there.until_bound("pod")
+    eventually(lambda: not there.leases("one"), "the lease is released", PATIENCE_SECONDS)
 
 
 def test_nothing_is_taken_where_the_kubelet_has_no_devices(there: Placing) -> None:
@@ -186,7 +244,7 @@ def test_a_pod_by_environment_needs_no_numbers(there: Placing) -> None:
 
 
 def test_a_node_that_changes_in_the_last_moment_is_left(there: Placing) -> None:
-    """It is cordoned when something was taken there already: that is released."""
+    """It is cordoned when something was taken there already: that is released once the pod is elsewhere."""
 
     def cordon(name: str) -> None:
         if name == "one":
@@ -197,7 +255,7 @@ def test_a_node_that_changes_in_the_last_moment_is_left(there: Placing) -> None:
     there.pod("pod", memory_5g=1)
     there.until_bound("pod")
     assert there.api.node_of("pod") == "two"
-    assert not there.leases("one")
+    eventually(lambda: not there.leases("one"), "the lease is released", PATIENCE_SECONDS)
     there.check()
 
 

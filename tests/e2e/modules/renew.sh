@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-kubernetes=v1.36.3
+kubernetes=v1.36.3 # and in examples/kube-scheduler, by hand: plugin/go.mod, extender/deployment.yaml
 containerd=v2.4.2
 helm=v4.3.1
 
