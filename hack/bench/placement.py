@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from placement_bench import page, parva, queueing, regret, reuse, sweep, trace
+from placement_bench import page, parva, queueing, regret, replay, reuse, sweep, trace
 from placement_bench.options import Options
 from placement_bench.results import Report, checks_table
 
@@ -24,6 +24,7 @@ PARTS: Mapping[str, Callable[[Options], Report]] = {
     "queue": queueing.run,
     "parva": parva.run,
     "trace": trace.run,
+    "rounds": replay.run,
 }
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 1 with `--check` when the planner misses a figure that it is held to."""
     parser = _parser()
     given = parser.parse_args(arguments)
+    if given.trace and {"trace", "rounds"} <= set(given.parts or PARTS):
+        parser.error("cannot read one file both for trace and for rounds, whose columns are unlike: name one of them")
     options = Options(
         seed=given.seed,
         requests=given.requests,
@@ -39,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpus=tuple(given.gpus) if given.gpus else None,
         loads=tuple(given.loads) if given.loads else None,
         trace=given.trace,
+        write_trace=given.write_trace,
+        gpu_models=tuple(given.gpu_models) if given.gpu_models else None,
         jobs=given.jobs,
     )
     reports = []
@@ -77,7 +82,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=_positive, help="repetitions of each run; random mixes for regret")
     parser.add_argument("--gpus", type=_positive, nargs="+", help="numbers of GPUs; parts that take one take the first")
     parser.add_argument("--loads", type=float, nargs="+", help="slices asked for / slices there are")
-    parser.add_argument("--trace", type=Path, metavar="CSV", help="a trace of your own: columns at, lasts, profile")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="a trace of your own: columns at, lasts, profile for trace; round, pod, memory, lasts for rounds",
+    )
+    parser.add_argument("--write-trace", type=Path, metavar="CSV", help="write the trace of rounds there, too")
+    parser.add_argument(
+        "--gpu-models", nargs="+", metavar="MODEL", help="the GPUs of rounds, one by one, as profiles/ names them"
+    )
     parser.add_argument("--jobs", type=_positive, default=min(8, os.cpu_count() or 1), help="processes at once")
     parser.add_argument("--figures", type=Path, metavar="FOLDER", help="write the figures there as SVG")
     parser.add_argument("--docs", action="store_true", help="write tables and figures into docs/placement.md")

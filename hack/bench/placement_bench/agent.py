@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -20,13 +21,13 @@ from mig_agent.core.model import (
     NodeView,
     Placement,
     Request,
-    RequestId,
     Slot,
     Want,
 )
 from mig_agent.core.plan import Plan, ReuseInstance
 from mig_agent.core.planner import plan
 from mig_agent.core.policy import Policy
+from mig_agent.core.requestkey import RequestId
 from placement_bench.clusters import Made
 from placement_bench.mixes import NAMES, kinds, layout
 from placement_bench.rules import MASKS, Rule
@@ -43,6 +44,11 @@ def request_for(kind: int) -> Request:
 
 def node(gpus: int, of: Layout | None = None) -> NodeView:
     """A node with so many empty GPUs."""
+    return node_of([of or layout()] * gpus)
+
+
+def node_of(models: Sequence[Layout]) -> NodeView:
+    """A node with an empty GPU of each of these models."""
     return NodeView(
         node="bench",
         revision=0,
@@ -50,11 +56,11 @@ def node(gpus: int, of: Layout | None = None) -> NodeView:
             Gpu(
                 index=index,
                 uuid=GpuUuid(f"GPU-{index}"),
-                layout=of or layout(),
+                layout=model,
                 mode=_MODE,
                 state=GpuState.READY,
             )
-            for index in range(gpus)
+            for index, model in enumerate(models)
         ),
     )
 
@@ -62,16 +68,24 @@ def node(gpus: int, of: Layout | None = None) -> NodeView:
 class AgentCluster:
     """GPUs under `mig_agent.core.planner.plan`, which is asked as the agent asks it."""
 
-    def __init__(self, gpus: int, policy: Policy) -> None:
+    def __init__(self, gpus: int | Sequence[Layout] | NodeView, policy: Policy) -> None:
+        """So many GPUs of the benchmark's model, or one of each of these, or those of a view as they stand."""
         self.made = Made()
         self.policy = policy
-        self.view = node(gpus)
+        if isinstance(gpus, NodeView):
+            self.view = gpus
+        else:
+            self.view = node(gpus) if isinstance(gpus, int) else node_of(gpus)
         self._index = {gpu.uuid: gpu.index for gpu in self.view.gpus}
-        self._generation = 0
+        self._generation = max((each.generation for gpu in self.view.gpus for each in gpu.instances), default=0)
 
     def place(self, kind: int, now: float) -> Handle | None:
         """What `plan` says."""
-        outcome = plan(self.view, request_for(kind), self.policy, now)
+        return self.serve(request_for(kind), now)
+
+    def serve(self, request: Request, now: float) -> Handle | None:
+        """The same, for any request."""
+        outcome = plan(self.view, request, self.policy, now)
         return self.carry_out(outcome, now) if isinstance(outcome, Plan) else None
 
     def carry_out(self, outcome: Plan, now: float) -> Handle:

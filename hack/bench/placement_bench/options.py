@@ -25,6 +25,8 @@ class Options:
     gpus: tuple[int, ...] | None = None
     loads: tuple[float, ...] | None = None
     trace: Path | None = None
+    write_trace: Path | None = None
+    gpu_models: tuple[str, ...] | None = None
     jobs: int = 1
 
     def seeds(self, repeats: int) -> range:

@@ -1,7 +1,8 @@
 """The other policies, as small as they can be said: a score for each profile and mask, and the place taken there.
 
 A rule looks only at which slices of a GPU are busy. Of all GPUs the one with the lowest score is taken, the first of
-equals. These are models of the policies' idea, not of the programs that carry them.
+equals. These are models of the policies' idea, not of the programs that carry them. Each is made for one GPU model, the
+benchmark's unless another is named.
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mig_agent.core.model import Placement
-from placement_bench.mixes import NAMES, SLICES, kinds
+from mig_agent.core.choosing import order_of_size
+from mig_agent.core.model import Layout, Placement, Profile
+from placement_bench.mixes import SLICES, layout
 
 MASKS = 1 << SLICES
 Score = float | tuple[float, float]
-Scorer = Callable[[int, int, Placement], Score]
-"""(kind, busy mask, place) -> score; lower is better."""
+Scorer = Callable[[Layout, int, int, Placement], Score]
+"""(model, kind, busy mask, place) -> score; lower is better. A kind is an index into the model's `plain` profiles."""
+Among = Callable[[Layout, int, int], float]
+"""(model, busy mask before, busy mask after) -> score of a GPU; lower is better."""
+
+
+@cache
+def plain(model: Layout) -> tuple[Profile, ...]:
+    """The profiles of a model that need no media engine of their own, smallest first: the kinds of request there."""
+    return tuple(sorted((each for each in model.profiles if not each.attributes), key=order_of_size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,76 +47,78 @@ class Rule:
         return self.places[kind][mask]
 
 
-def make_rule(name: str, within: Scorer, among: Callable[[int, int], float]) -> Rule:
+def make_rule(name: str, within: Scorer, among: Among, of: Layout | None) -> Rule:
     """A rule that takes the place with the least `within` on a GPU, and of the GPUs that with the least `among`.
 
     `within` is asked with the mask before; `among` with the masks before and after the place is taken. Of equal places
-    the one with the lowest start is taken.
+    the one with the lowest start is taken. None for `of` is the benchmark's model.
     """
-    scores = np.full((len(NAMES), MASKS), np.inf)
+    model = of or layout()
+    masks = 1 << model.memory_slices
+    scores = np.full((len(plain(model)), masks), np.inf)
     places: list[tuple[Placement | None, ...]] = []
-    for kind, profile in enumerate(kinds()):
-        row: list[Placement | None] = [None] * MASKS
-        for mask in range(MASKS):
-            free = [(within(kind, mask, place), place) for place in profile.placements if not place.mask & mask]
+    for kind, profile in enumerate(plain(model)):
+        row: list[Placement | None] = [None] * masks
+        for mask in range(masks):
+            free = [(within(model, kind, mask, place), place) for place in profile.placements if not place.mask & mask]
             if free:
                 _, best = min(free)
                 row[mask] = best
-                scores[kind, mask] = among(mask, mask | best.mask)
+                scores[kind, mask] = among(model, mask, mask | best.mask)
         places.append(tuple(row))
     return Rule(name, scores, tuple(places))
 
 
-def lowest_start(_kind: int, _mask: int, place: Placement) -> Score:
+def lowest_start(_model: Layout, _kind: int, _mask: int, place: Placement) -> Score:
     """The lowest start."""
     return place.start
 
 
-def most_kinds_left(_kind: int, mask: int, place: Placement) -> Score:
+def most_kinds_left(model: Layout, _kind: int, mask: int, place: Placement) -> Score:
     """Leave room for as many different profiles as can be."""
     after = mask | place.mask
-    return -sum(any(not other.mask & after for other in profile.placements) for profile in kinds())
+    return -sum(any(not other.mask & after for other in profile.placements) for profile in plain(model))
 
 
-def driver_order(kind: int, _mask: int, place: Placement) -> Score:
+def driver_order(model: Layout, kind: int, _mask: int, place: Placement) -> Score:
     """The order in which the driver fills an empty GPU with one profile."""
-    return _driver_orders()[kind].index(place)
+    return _driver_orders(model)[kind].index(place)
 
 
-def fragmentation_increase(_kind: int, mask: int, place: Placement) -> Score:
+def fragmentation_increase(model: Layout, _kind: int, mask: int, place: Placement) -> Score:
     """MFI: how much the GPU's fragmentation rises."""
-    return more_fragmented(mask, mask | place.mask)
+    return more_fragmented(model, mask, mask | place.mask)
 
 
-def first_gpu(_before: int, _after: int) -> float:
+def first_gpu(_model: Layout, _before: int, _after: int) -> float:
     """The first GPU that has room."""
     return 0
 
 
-def emptiest_gpu(before: int, _after: int) -> float:
+def emptiest_gpu(_model: Layout, before: int, _after: int) -> float:
     """The GPU with the fewest busy slices: spread."""
     return before.bit_count()
 
 
-def fullest_gpu(before: int, _after: int) -> float:
+def fullest_gpu(_model: Layout, before: int, _after: int) -> float:
     """The GPU with the most busy slices: binpack, best fit."""
     return -before.bit_count()
 
 
-def more_fragmented(before: int, after: int) -> float:
+def more_fragmented(model: Layout, before: int, after: int) -> float:
     """The GPU whose fragmentation rises least."""
-    return _fragmentation(after) - _fragmentation(before)
+    return _fragmentation(model, after) - _fragmentation(model, before)
 
 
 @cache
-def _driver_orders() -> tuple[tuple[Placement, ...], ...]:
+def _driver_orders(model: Layout) -> tuple[tuple[Placement, ...], ...]:
     """By kind: the places one after the other, each leaving the most windows of all profiles, the lowest of equals.
 
     That gives what captures show: 6, 4, 5, 0, 1, 2, 3 for the 1g.
     """
-    windows = [place for profile in kinds() for place in profile.placements]
+    windows = [place for profile in plain(model) for place in profile.placements]
     orders = []
-    for profile in kinds():
+    for profile in plain(model):
         left, order, mask = sorted(profile.placements), list[Placement](), 0
         while left:
             best = min(
@@ -124,39 +136,42 @@ def _driver_orders() -> tuple[tuple[Placement, ...], ...]:
 
 
 @cache
-def _fragmentation(mask: int) -> int:
+def _fragmentation(model: Layout, mask: int) -> int:
     """The sizes of all windows that are blocked although their profile is no larger than what is free, summed."""
-    free = SLICES - mask.bit_count()
+    free = model.memory_slices - mask.bit_count()
     return sum(
-        place.size for profile in kinds() for place in profile.placements if place.size <= free and place.mask & mask
+        place.size
+        for profile in plain(model)
+        for place in profile.placements
+        if place.size <= free and place.mask & mask
     )
 
 
 @cache
-def first_fit() -> Rule:
+def first_fit(of: Layout | None = None) -> Rule:
     """The first GPU, the lowest start: InstaSlice-like."""
-    return make_rule("first fit, lowest start", lowest_start, first_gpu)
+    return make_rule("first fit, lowest start", lowest_start, first_gpu, of)
 
 
 @cache
-def hami_spread() -> Rule:
+def hami_spread(of: Layout | None = None) -> Rule:
     """HAMi's node policy `spread`."""
-    return make_rule("HAMi-like spread", most_kinds_left, emptiest_gpu)
+    return make_rule("HAMi-like spread", most_kinds_left, emptiest_gpu, of)
 
 
 @cache
-def hami_binpack() -> Rule:
+def hami_binpack(of: Layout | None = None) -> Rule:
     """HAMi's node policy `binpack`."""
-    return make_rule("HAMi-like binpack", most_kinds_left, fullest_gpu)
+    return make_rule("HAMi-like binpack", most_kinds_left, fullest_gpu, of)
 
 
 @cache
-def driver() -> Rule:
+def driver(of: Layout | None = None) -> Rule:
     """The fullest GPU, and there what the driver would choose."""
-    return make_rule("best fit, driver order", driver_order, fullest_gpu)
+    return make_rule("best fit, driver order", driver_order, fullest_gpu, of)
 
 
 @cache
-def mfi() -> Rule:
+def mfi(of: Layout | None = None) -> Rule:
     """The least increase of fragmentation, on a GPU and among GPUs."""
-    return make_rule("MFI-like", fragmentation_increase, more_fragmented)
+    return make_rule("MFI-like", fragmentation_increase, more_fragmented, of)

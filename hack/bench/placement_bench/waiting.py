@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from mig_agent.core.finding import find
 from mig_agent.core.keeping import Waiting
-from mig_agent.core.model import NodeView, RequestId
+from mig_agent.core.model import NodeView
 from mig_agent.core.patience import Patience
 from mig_agent.core.plan import Plan
 from mig_agent.core.policy import DEFAULT_POLICY
 from mig_agent.core.queue import Queue, next_to_start
+from mig_agent.core.requestkey import RequestId
 from placement_bench.agent import AgentCluster, Handle, request_for
 from placement_bench.arrivals import Arrivals
 
@@ -54,7 +55,7 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
             if started is None:
                 return
             waiting, plan = started
-            queue.remove(waiting.request.request_id)
+            queue.remove(waiting.request.key)
             number = int(waiting.request.request_id)
             found[number] = now - waiting.since
             heapq.heappush(ending, (now + arrivals.lasts[number], number, cluster.carry_out(plan, now)))

@@ -28,7 +28,7 @@ from mig_agent.core.plan import Plan
 from mig_agent.core.planner import plan
 from mig_agent.core.policy import DEFAULT_POLICY
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends import messages
+from mig_agent.frontends import messages, planmessages
 from mig_agent.frontends.handlers import abort
 from mig_agent.frontends.requests import request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -54,7 +54,7 @@ class Node(rpc.PartitionManagerServicer):
         view = self._cluster.view
         outcomes = (plan(view, request_from(each, _SCHEDULER), DEFAULT_POLICY) for each in message.requests)
         return pb.PlanResponse(
-            outcomes=[messages.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
+            outcomes=[planmessages.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
         )
 
     async def Acquire(self, message: pb.AcquireRequest, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's
