@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -135,6 +136,31 @@ async def test_a_closed_watch_ends_its_thread_although_the_server_says_nothing(w
         await until(lambda: any("watch=true" in asked.path for asked in web.asked))
         following.close()
         following.close()
+        assert await asyncio.to_thread(watch.join, 30.0)
+
+
+async def test_one_that_is_closed_while_the_server_is_asked_ends_as_well(web: WebServer, tmp_path: Path) -> None:
+    asked_for, closed = threading.Event(), threading.Event()
+
+    def silent() -> Iterator[bytes]:
+        web.over.wait(60)
+        yield b""
+
+    def answer(asked: Asked) -> Says:
+        if "watch=true" not in asked.path:
+            return json_of(_list("5"))
+        asked_for.set()
+        closed.wait(30)
+        return Says(pieces=silent())
+
+    web.answer = answer
+    async with connected(web, tmp_path) as api:
+        following = api.follow_node(lambda _: None)
+        assert await asyncio.to_thread(asked_for.wait, 30)
+        watch = api._followed_node.watch
+        assert watch is not None
+        following.close()
+        closed.set()
         assert await asyncio.to_thread(watch.join, 30.0)
 
 

@@ -222,6 +222,8 @@ class Watch(Generic[_Facts]):
             with self._mutex:
                 self._answer = answer
             try:
+                if self._closed.is_set():
+                    return False  # since before this could be woken: the server may say nothing for long
                 for line in lines(pieces_of(answer)):
                     if self._closed.is_set():
                         return True
