@@ -46,6 +46,7 @@ def test_it_answers(server: BoundedServer) -> None:
 
 
 def test_connections_that_say_nothing_take_no_more_than_their_places(server: BoundedServer) -> None:
+    eventually(lambda: not answering(), "the answers of the test before are over")
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((server.server_name, server.server_port)))

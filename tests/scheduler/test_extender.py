@@ -13,17 +13,11 @@ from typing import Any
 import pytest
 
 from support.agent import eventually
-from support.placing import PATIENCE_SECONDS, Placing, placing
+from support.placing import PATIENCE_SECONDS, Placing
 from support.webserver import Says, json_of
 
 Json = dict[str, Any]
 NODES = ["one", "two"]
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Placing]:
-    with placing(one="a100-40gb:1", two="h100-80gb:1") as made:
-        yield made
 
 
 @pytest.fixture

@@ -74,8 +74,6 @@ class Host:
         """Another one after every boot. Raises OSError."""
         return (self.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
-    # Processes
-
     def has_nvidia_gpu(self) -> bool:
         """Whether the PCI bus has a GPU of NVIDIA's, be its driver there or not; yes where nobody can tell."""
         buses = self.root / _BUSES
@@ -91,6 +89,8 @@ class Host:
             _text(each / "vendor").startswith(_NVIDIA) and _text(each / "class").startswith(_DISPLAY)
             for each in devices
         )
+
+    # Processes
 
     def process(self, pid: int) -> ProcessInfo | None:
         """A process, or None where there is none with that pid (a zombie is none)."""

@@ -11,6 +11,7 @@ from typing import Literal
 from mig_agent.config import kinds
 from mig_agent.config.rows import setting
 from mig_agent.core.errors import ConfigError
+from mig_agent.core.podresources import MEMORY, PROFILES
 
 _KUBERNETES = "Kubernetes"
 
@@ -53,18 +54,18 @@ class KubernetesSettings:
         when_unset="the service account of the agent's pod",
     )
     resource_prefix: str = setting(
-        "nvidia.com/mig-",
+        PROFILES,
         "What the names of the resources begin with that are profiles: behind it comes `1g.10gb`, or `1g.10gb.me`.",
         kind=kinds.RESOURCE_PREFIX,
         group=_KUBERNETES,
-        example="nvidia.com/mig-",
+        example=PROFILES,
     )
     memory_resource_prefix: str = setting(
-        "mig-agent.io/memory-",
+        MEMORY,
         "What the names of the resources begin with that are amounts of memory: behind it comes `10g`.",
         kind=kinds.RESOURCE_PREFIX,
         group=_KUBERNETES,
-        example="mig-agent.io/memory-",
+        example=MEMORY,
     )
     memory_resources: tuple[str, ...] = setting(
         ("5g", "10g", "20g", "40g", "80g"),

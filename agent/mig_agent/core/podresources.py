@@ -75,7 +75,7 @@ def devices_of(resources: Mapping[str, int], *, profiles: str = PROFILES, memory
     >>> devices_of({"mig-agent.io/memory-5g": 1, "nvidia.com/mig-1g.10gb.me": 2, "cpu": 2})
     ['5G', '1g.10gb+me', '1g.10gb+me']
 
-    What stands in a profile's name behind a `+` stands behind a dot in a resource's, as NVIDIA's plugin has it.
+    Of profiles it is the way back from `in_kubernetes`.
     """
     devices = []
     for name, count in sorted(resources.items()):
@@ -84,6 +84,11 @@ def devices_of(resources: Mapping[str, int], *, profiles: str = PROFILES, memory
         elif name.startswith(memory):
             devices += [name.removeprefix(memory).upper()] * count
     return devices
+
+
+def in_kubernetes(profile: str) -> str:
+    """A profile's name as part of a resource's: `1g.10gb+me` is `1g.10gb.me` there, as NVIDIA's plugin has it."""
+    return profile.replace("+", ".")
 
 
 def _wanted(container: Container) -> Amounts:

@@ -48,13 +48,15 @@ class Readiness:
         if not all(each.is_listened_to for each in offers):
             self._asked_since = None
             return False
-        open_ones = [each for each in offers if self._confirmed.get(each.service.resource.name) != each.registrations]
-        if open_ones:
-            await self._confirm(open_ones)
-        if any(self._confirmed.get(each.service.resource.name) != each.registrations for each in offers):
+        if unconfirmed := self._unconfirmed(offers):
+            await self._confirm(unconfirmed)
+        if self._unconfirmed(offers):
             return False
         self._asked_since = None
         return True
+
+    def _unconfirmed(self, offers: Sequence[Offer]) -> list[Offer]:
+        return [each for each in offers if self._confirmed.get(each.service.resource.name) != each.registrations]
 
     async def _confirm(self, offers: Sequence[Offer]) -> None:
         now = asyncio.get_running_loop().time()

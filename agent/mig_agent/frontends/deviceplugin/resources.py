@@ -8,6 +8,7 @@ from typing import Final
 
 from mig_agent.core.capacity import servable
 from mig_agent.core.model import Gpu, GpuState, NodeView, Want
+from mig_agent.core.podresources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
 
 _WHOLE: Final = replace(whole_gpu_want(), profile="whole")
@@ -20,9 +21,9 @@ _WELL_KNOWN: Final = frozenset({"nvidia.com", "mig-agent.io"})
 class Naming:
     """How resources are called, as configured."""
 
-    profiles: str = "nvidia.com/mig-"
+    profiles: str = PROFILES
     """What stands before a profile's name."""
-    memory: str = "mig-agent.io/memory-"
+    memory: str = MEMORY
     """What stands before an amount of memory."""
     amounts: tuple[str, ...] = ("5g", "10g", "20g", "40g", "80g")
     """Decimal gigabytes."""
@@ -56,11 +57,6 @@ def label_of(name: str) -> str:
     """What tells a resource from all others in names, always the same: containers know their devices by it."""
     domain, _, last = name.partition("/")
     return last if domain in _WELL_KNOWN else f"{domain}_{last}"
-
-
-def in_kubernetes(profile: str) -> str:
-    """A profile's name as part of a resource's: `1g.10gb+me` is `1g.10gb.me` there, as NVIDIA's plugin has it."""
-    return profile.replace("+", ".")
 
 
 def _leased(view: NodeView) -> dict[str, Want]:
