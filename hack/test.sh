@@ -11,4 +11,5 @@ failed=0
 .venv/bin/python -m pytest -q --numprocesses "${TEST_WORKERS:-2}" --dist worksteal --durations 10 \
   --junit-xml "$report/tests.xml" "$@" </dev/null || failed=$?
 .venv/bin/python hack/what_ran.py "$report/tests.xml" || true
+.venv/bin/python hack/modules.py || true
 exit "$failed"
