@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support.agent import CHECK_THREADS
 from support.figures import figure, pytest_terminal_summary, table
 from support.webserver import WebServer, web_server
 
@@ -21,6 +22,9 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         with contextlib.suppress(ValueError):  # not on the main thread
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+# What belongs to the event loop of an agent, here or in a process that a test starts, fails on any other thread.
+os.environ[CHECK_THREADS] = "1"
 
 # A loaded machine is no reason to fail, so examples have no deadline. In CI every run tries the same examples: what
 # fails there fails everywhere. People's own runs look for new ones.
@@ -46,7 +50,7 @@ def no_client_is_left_behind() -> Iterator[None]:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the machine that the tests run on reaches the settings."""
     for variable in tuple(os.environ):
-        if variable.startswith("MIG_AGENT_") or variable == "CUDA_VISIBLE_DEVICES":
+        if (variable.startswith("MIG_AGENT_") and variable != CHECK_THREADS) or variable == "CUDA_VISIBLE_DEVICES":
             monkeypatch.delenv(variable)
 
 

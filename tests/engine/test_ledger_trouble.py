@@ -46,10 +46,11 @@ async def test_no_lease_is_given_that_is_not_recorded(tmp_path: Path, words: str
                 assert words in refused.value.refusal.message
             assert list(node.leases) == [kept.lease.id]
             assert words in node.manager.snapshot.ledger_error
+            assert node.manager.published.ledger_error == node.manager.snapshot.ledger_error
             assert node.simulator.machine()["gpus"][0]["instances"][2:] == []
             assert node.kinds().count(EventKind.LEDGER_FAILED) == 1
         assert (await node.acquire("1g.5gb")).devices[0].reused
-        assert node.manager.snapshot.ledger_error == ""
+        assert node.manager.snapshot.ledger_error == node.manager.published.ledger_error == ""
         await node.quiet()
         assert node.kinds().count(EventKind.LEDGER_RECOVERED) == 1
 

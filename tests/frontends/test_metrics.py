@@ -34,7 +34,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 async def test_the_gauges_show_the_node(tmp_path: Path) -> None:
     metrics = Metrics()
     async with engine(tmp_path, "a100-40gb:1,h100-80gb:1") as node:
-        metrics.watch(lambda: node.manager.snapshot)
+        metrics.watch(lambda: node.manager.published)
         granted = await node.acquire("4G", gpus=("0",), name="alice", tenant="team-a")
         idle = await node.acquire("2g.20gb", gpus=("1",))
         await node.release(idle)

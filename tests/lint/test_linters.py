@@ -59,6 +59,20 @@ def test_generated_documents_are_fresh() -> None:
     run(sys.executable, "hack/generate.py", "--check")
 
 
+def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
+    """It walks through the queue and all leases: whoever wants the view or the reasons of a pause asks for those."""
+    asking = re.compile(r"manager\.snapshot\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files(".py")
+        if path.is_relative_to(ROOT / "agent")
+        for line in path.read_text().splitlines()
+        if asking.search(line)
+    ]
+    status = "return messages.status(self._manager.snapshot, __version__, self._caller(context))"
+    assert found == [f"agent/mig_agent/frontends/api.py: {status}"]
+
+
 def test_nothing_is_left_undone() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     # This file has to name them.

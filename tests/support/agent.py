@@ -24,6 +24,8 @@ from mig_agent.simulator import STATE_FILE, Simulator
 GENEROUS_SECONDS = 30.0
 """For whatever ought to happen at once, on a machine that has other things to do."""
 SERVING = int(health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING"))
+CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
+"""Has an agent fail where its engine is used off the event loop."""
 _POLL_SECONDS = 0.02
 _AT_ONCE = ("--simulate-create-seconds", "0", "--simulate-destroy-seconds", "0")
 
@@ -56,7 +58,9 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("MIG_AGENT_") and name not in {"CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET"}
     }
-    return clean | {"XDG_STATE_HOME": str(folder / "person"), "NO_COLOR": "1", "COLUMNS": "100"} | more
+    return (
+        clean | {"XDG_STATE_HOME": str(folder / "person"), "NO_COLOR": "1", "COLUMNS": "100", CHECK_THREADS: "1"} | more
+    )
 
 
 class Agent:

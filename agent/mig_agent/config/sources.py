@@ -18,7 +18,10 @@ from mig_agent.core.quantities import shown
 _CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _OTHERS = frozenset(
     ENVIRONMENT_PREFIX + name
-    for name in ("ADDRESS", "LEASE", "DEVICE_INDEX", "DEVICE_COUNT", "TLS_CA", "TLS_SERVER_NAME", "CONFIG", "CRASH_AT")
+    for name in (
+        *("ADDRESS", "LEASE", "DEVICE_INDEX", "DEVICE_COUNT", "TLS_CA", "TLS_SERVER_NAME"),
+        *("CONFIG", "CRASH_AT", "CHECK_THREADS"),
+    )
 )
 """Variables of the clients, and of this program that are no settings."""
 _NULL = "tag:yaml.org,2002:null"

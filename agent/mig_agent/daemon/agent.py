@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ from mig_agent.frontends.metrics import Metrics
 if TYPE_CHECKING:
     from mig_agent.daemon.kubernetes import Kubernetes
 
+_CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
+"""For tests: the agent fails where its engine is used off the event loop."""
 _STATE_DIR_MODE = 0o700
 _LAST_ANSWERS_SECONDS = 2.0
 """For calls that are open when the manager has closed: what is decided still reaches its caller."""
@@ -60,7 +63,7 @@ class Agent:
 
     def facts(self) -> Mapping[str, object]:
         """For the line in the log that says that it serves."""
-        view = self.manager.snapshot.view
+        view = self.manager.view
         return {
             "version": __version__,
             "node": view.node,
@@ -69,7 +72,7 @@ class Agent:
             "metrics": self.metrics_at or "off",
             "state_dir": str(self.settings.state_dir),
             "gpus": len(view.gpus),
-            "paused": self.manager.snapshot.paused,
+            "paused": self.manager.paused,
             "leases": len(view.leases),
         }
 
@@ -139,7 +142,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
         claim=claim,
         paused=paused,
     )
-    metrics.watch(lambda: manager.snapshot)
+    metrics.watch(lambda: manager.published)
     event_log = EventLog()
     stack.callback(event_log.flush)
     # What recovery found happened before anybody could listen.
@@ -231,4 +234,5 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) 
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,
         follows_pods=settings.kubernetes,
+        check_threads=bool(os.environ.get(_CHECK_THREADS)),
     )

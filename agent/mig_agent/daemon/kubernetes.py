@@ -168,7 +168,7 @@ class Kubernetes:
         if libraries is not None:
 
             def rest() -> None:
-                libraries.resting = bool(manager.snapshot.paused)
+                libraries.resting = bool(manager.paused)
 
             rest()
             manager.on_view.append(rest)
@@ -176,7 +176,7 @@ class Kubernetes:
             await asyncio.to_thread(folder.prepare)
         except CdiError as error:
             _log.error(error.message, hint=error.hint)
-        if not manager.snapshot.paused:
+        if not manager.paused:
             await asyncio.to_thread(folder.warm_up)
         return folder
 

@@ -38,7 +38,7 @@ class Admin:
         now = context.clock.now()
         if on:
             if not reason and record.cordon is not None:
-                return context.state.view.by_uuid[record.uuid]  # it is, and why was said then
+                return context.state.gpu(record.uuid)  # it is, and why was said then
             words = f"cordoned by {caller}" + (f": {reason}" if reason else "")
             cordon = Cordon(reason=words, since=now)
             change: PutCordon | DropCordon = PutCordon(record.uuid, words, now)
@@ -57,7 +57,7 @@ class Admin:
         except LedgerError as error:
             raise ledger_refusal(error, "cordon" if on else "uncordon") from error
         context.freed()
-        return context.state.view.by_uuid[record.uuid]
+        return context.state.gpu(record.uuid)
 
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
         """Destroys the idle instances of some GPUs, or of all; those that were. Raises RefusedError."""

@@ -83,6 +83,23 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What other threads may read of the node: built on the event loop, finished, and replaced as a whole."""
+
+    view: NodeView
+    started_at: float
+    queue_length: int = 0
+    reservation_after_seconds: float = 0.0
+    """How long a request waits now before it keeps GPUs from those behind it."""
+    ledger_error: str = ""
+    """Why the ledger cannot be written now; empty when it can."""
+    unused: frozenset[LeaseId] = frozenset()
+    """Leases on whose instances no process had been seen for an hour at the last look; some may have ended since."""
+    paused: tuple[str, ...] = ()
+    """Why nothing is granted and the driver is left alone, in words; empty while it serves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModeAnswer:
     """How switching MIG mode went."""
 

@@ -8,7 +8,7 @@ goes on. A record that failed changes nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -60,6 +60,10 @@ class Journal:
         """Why the last commit failed; empty when it succeeded."""
         self.on_published: Callable[[], None] = lambda: None
         """Called after each batch that changed something."""
+        self.shown_changed: Callable[[], None] = lambda: None
+        """Called when there is another view, and to be called when something else has changed that other threads are
+        shown (`answers.Published`)."""
+        self._is_applying = False
         ledger.start(self._settled)
 
     def event(
@@ -108,6 +112,7 @@ class Journal:
 
         Whoever does not wait for the future must not mind its failure.
         """
+        self._show_at_once()
         self._revision += 1
         done = self._loop.create_future()
         record = (*changes, *(AddEvent(event) for event in events))
@@ -125,17 +130,29 @@ class Journal:
     def publish(self) -> None:
         """What was changed in the state with no record, since it concerns only this run of the agent."""
         self._in_turn((), ())
+        self.shown_changed()
 
     def _in_turn(self, record: Record, events: tuple[Event, ...]) -> None:
+        self._show_at_once()
         self._revision += 1
         done = self._loop.create_future()
         self._ledger.submit(_Pending(record, self._revision, events, None, done, always=True))
 
-    def _publish(self, revision: int, events: tuple[Event, ...]) -> None:
-        self._state.published(revision)
+    def _publish(self, revision: int, events: Iterable[Event]) -> None:
+        self._state.publish(revision)
+        self.shown_changed()
         for event in events:
             self._events.emit(event)
         self.on_published()
+
+    def _show_at_once(self) -> None:
+        """Publish what was changed with no record, or before it: whoever changed it sees it when they look again.
+
+        The revision follows when the record, or its turn, has come.
+        """
+        if self._state.is_ahead and not self._is_applying:
+            self._state.publish(self._state.revision)
+            self.shown_changed()
 
     def _settled(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
         """In the ledger's thread."""
@@ -152,26 +169,35 @@ class Journal:
         recovered, self.error = self.error, ""
         revision = self._state.revision
         told: list[Event] = []
-        for pending in batch:
-            if pending.apply is not None:
-                pending.apply()
-            revision = pending.revision
-            told += pending.events
-            if not pending.done.done():
-                pending.done.set_result(None)
-        self._publish(revision, tuple(told))
+        self._is_applying = True
+        try:
+            for pending in batch:
+                if pending.apply is not None:
+                    pending.apply()
+                revision = pending.revision
+                told += pending.events
+                if not pending.done.done():
+                    pending.done.set_result(None)
+        finally:
+            self._is_applying = False
+        self._publish(revision, told)
         if recovered:
             self.tell(self.event(EventKind.LEDGER_RECOVERED, "the ledger can be written again"))
 
     def _failed(self, batch: Sequence[_Pending], error: LedgerError) -> None:
         first = not self.error
         self.error = str(error)
+        self.shown_changed()
+        told: list[Event] = []
         for pending in reversed(batch):  # it comes newest first
             if pending.always:
-                self._publish(pending.revision, pending.events)
+                told += pending.events
             if not pending.done.done():
                 pending.done.set_exception(error)
                 pending.done.exception()  # seen: not everybody waits for it
+        # What is on the hardware, or concerns only this run, is so whether it can be recorded or not.
+        if self._state.is_ahead or any(pending.always for pending in batch):
+            self._publish(max(pending.revision for pending in batch), told)
         if first:
             self.tell(self.event(EventKind.LEDGER_FAILED, f"{error}; no new leases until it is writable"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
@@ -18,7 +19,6 @@ from mig_agent.core.model import (
     Generation,
     Gpu,
     Instance,
-    InstanceState,
     KubeletDevice,
     Lease,
     LeaseId,
@@ -33,15 +33,15 @@ from mig_agent.core.pace import Pace
 from mig_agent.core.plan import Outcome
 from mig_agent.core.planner import plan
 from mig_agent.core.requestkey import RequestKey
-from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Snapshot
+from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Telemetry
 from mig_agent.engine.denials import DENIED, Denials
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifetimes import StreamEnd
+from mig_agent.engine.loopbound import LoopBound
 from mig_agent.engine.losses import silent
 from mig_agent.engine.newcomers import Claim
-from mig_agent.engine.observer import unused
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.start import start
@@ -60,7 +60,10 @@ _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume
 
 
 class Manager:
-    """Every method belongs to the event loop; refusals are raised as RefusedError."""
+    """Every method belongs to the event loop; only `view` and `published` may be read on other threads, too.
+
+    Refusals are raised as RefusedError.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -77,7 +80,9 @@ class Manager:
         self._telling = False
         self._room: tuple[NodeView, tuple[tuple[Want, ...], float], Room] | None = None
         """What was last worked out, and for what."""
+        self._published = self._to_be_shown()
         parts.context.journal.on_published = self._view_changed
+        parts.context.journal.shown_changed = self._show
         parts.context.also_freed = self._view_changed
         self._denials = Denials(parts.context.journal, parts.context.clock)
         self._readings = asyncio.Semaphore(_MOST_READINGS)
@@ -245,28 +250,50 @@ class Manager:
         return self._parts.acquisitions.for_pods()
 
     @property
+    def view(self) -> NodeView:
+        """Return the node as last published: a finished value, which any thread may read."""
+        return self._published.view
+
+    @property
+    def published(self) -> Published:
+        """Return the node as last published, with a few facts around it: a finished value, as `view` is."""
+        return self._published
+
+    @property
+    def paused(self) -> tuple[str, ...]:
+        """Return why nothing is granted and the driver is left alone, in words; empty while the agent serves."""
+        return self._context.gate.paused
+
+    @property
+    def driver_version(self) -> str:
+        """Return the version of the driver, as it was last opened."""
+        return self._context.driver.version
+
+    @property
+    def silent(self) -> frozenset[LeaseId]:
+        """Return the leases with a device on a GPU that has not answered since the start, or is not managed now."""
+        return silent(self._context.state)
+
+    def position(self, request: RequestKey) -> int | None:
+        """Return a request's place in the queue, 1 for the first; None when it does not wait."""
+        return self._parts.room.position(request)
+
+    @property
     def snapshot(self) -> Snapshot:
-        """The node as last published; never waits."""
+        """Work out all that a status shows: as long as requests wait, that takes long. Never waits."""
         context, parts = self._context, self._parts
-        view = context.state.view
-        # Of a pod the kubelet tells when it has ended; whether it computes is nobody's question.
-        pods = {each.id for each in view.leases.values() if each.holder.pod is not None}
-        leased = (
-            each for each in view.instances.values() if each.state is InstanceState.LEASED and each.lease not in pods
-        )
-        idle_leases = unused(leased, parts.observer.last_process, context.clock.now())
         return Snapshot(
-            view=view,
+            view=context.state.view,
             queue=parts.room.queued,
             started_at=parts.started_at,
-            driver_version=context.driver.version,
+            driver_version=self.driver_version,
             strict_fifo=context.settings.strict_fifo,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
-            unused=frozenset(each.lease for each in idle_leases if each.lease is not None),
+            unused=parts.observer.unused_leases(),
             missing=dict(context.missing),
             paused=context.gate.paused,
-            silent=silent(context.state),
+            silent=self.silent,
         )
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:
@@ -321,6 +348,21 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.pausing.resume(reason, caller, lasting=lasting)
 
+    def _to_be_shown(self) -> Published:
+        context, parts = self._context, self._parts
+        return Published(
+            view=context.state.view,
+            started_at=parts.started_at,
+            queue_length=len(parts.room),
+            reservation_after_seconds=context.reservation_after_seconds,
+            ledger_error=context.journal.error,
+            unused=parts.observer.unused_at_last_look,
+            paused=context.gate.paused,
+        )
+
+    def _show(self) -> None:
+        self._published = self._to_be_shown()
+
     def _view_changed(self) -> None:
         self._room = None
         if self.on_view and not self._telling:
@@ -351,6 +393,12 @@ class Manager:
         context.events.end()
 
 
+class CheckedManager(LoopBound, Manager):
+    """A Manager that fails where it is used off the event loop."""
+
+    ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "published", "_published"})
+
+
 async def start_manager(
     *,
     driver: Driver,
@@ -368,7 +416,8 @@ async def start_manager(
     Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
     where the settings name GPUs that are not there or the tokens' key cannot be used.
     """
-    return Manager(
+    kind = CheckedManager if settings.check_threads else Manager
+    return kind(
         await start(
             driver=driver,
             ledger=ledger,

@@ -16,6 +16,7 @@ from mig_agent.core.model import (
     Instance,
     InstanceState,
     Layout,
+    LeaseId,
     whole_gpu_layout,
 )
 from mig_agent.core.observed import ObservedGpu
@@ -70,6 +71,8 @@ class Observer:
         """What is done after each look."""
         self.last_process: dict[int, float] = {}
         """When a process was last seen on an instance, by generation."""
+        self.unused_at_last_look: frozenset[LeaseId] = frozenset()
+        """What `unused_leases` returned then."""
 
     # When to look
 
@@ -93,6 +96,8 @@ class Observer:
                 await self.compare_all()
                 for each in self.also:
                     await each()
+        self.unused_at_last_look = self.unused_leases()
+        self._context.journal.shown_changed()
         await self._forget_old_leases()
 
     async def compare_all(self) -> None:
@@ -145,6 +150,7 @@ class Observer:
             layout = self.layout_of(observed)
             if layout != record.layout:  # only then: tables are kept by the layout's identity
                 record.layout = layout
+                self._show(record)
             repairs = self._differences(record, observed)
         self.take_facts(record, observed)
         await self._repairs.carry_out(record, repairs)
@@ -174,8 +180,10 @@ class Observer:
 
     def take_facts(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Mode, layout and number of the device as they are now."""
-        changed = record.mode != observed.mode
+        changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
+        if moved:
+            self._show(record)
         if changed:
             record.layout = self.layout_of(observed)
             self.tell_differences(observed)
@@ -279,6 +287,22 @@ class Observer:
                 names = ", ".join(self._context.host.describe_process(pid) for pid in found)
                 self._blocks.block(instance, f"held by {names}")
 
+    def unused_leases(self) -> frozenset[LeaseId]:
+        """Return the leases on whose instances no process has been seen for an hour.
+
+        Of a pod the kubelet tells when it has ended; whether it computes is nobody's question.
+        """
+        state = self._context.state
+        return frozenset(
+            lease.id
+            for lease in state.leases.values()
+            if lease.holder.pod is None and any(map(self._is_unused, state.instances_of(lease.id)))
+        )
+
+    def _is_unused(self, instance: Instance) -> bool:
+        last = max(instance.since, self.last_process.get(instance.generation, 0.0))
+        return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= _HOUR
+
     def boot_id_now(self) -> str:
         """The machine's, or where it cannot be read the one that is known."""
         try:
@@ -309,6 +333,10 @@ class Observer:
         if self._memory.forget_before(before) and not self._context.journal.error:
             self._context.journal.write((ForgetLeases(before),))
 
+    def _show(self, record: GpuRecord) -> None:
+        self._context.state.touch(record.uuid)
+        self._context.journal.publish()
+
     def _tell(self, kind: EventKind, record: GpuRecord, words: str) -> None:
         self._context.state.touch(record.uuid)
         self._context.journal.tell(self._context.journal.event(kind, words, gpu=record.uuid))
@@ -326,8 +354,3 @@ def _recorded(instance: Instance) -> RecordedInstance:
         uuid=instance.uuid,
         lease=instance.lease,
     )
-
-
-def unused(leased: Iterable[Instance], last_process: dict[int, float], now: float) -> Iterable[Instance]:
-    """The leased instances on which no process has been seen for an hour."""
-    return (each for each in leased if now - max(each.since, last_process.get(each.generation, 0.0)) >= _HOUR)

@@ -40,3 +40,5 @@ class EngineSettings:
     """Whether changes by others are heard of at once, where the driver tells; else the slow look finds them."""
     request_memory_hours: float = 24.0
     """How long after a lease's end its request id is remembered."""
+    check_threads: bool = False
+    """Whether using the engine off the event loop fails (`engine.loopbound`): for tests, since it costs time."""

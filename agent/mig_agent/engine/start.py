@@ -24,7 +24,7 @@ from mig_agent.engine.journal import Journal
 from mig_agent.engine.newcomers import Claim, Newcomers
 from mig_agent.engine.parts import Parts, wire
 from mig_agent.engine.settings import EngineSettings
-from mig_agent.engine.state import State
+from mig_agent.engine.state import CheckedState, State
 from mig_agent.engine.takingup import TakingUp
 from mig_agent.engine.tasks import Tasks
 
@@ -53,7 +53,9 @@ async def start(
     where the settings name GPUs that are not there or the tokens' key cannot be used.
     """
     contents = ledger.contents
-    state = State(settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation)
+    state = (CheckedState if settings.check_threads else State)(
+        settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation
+    )
     events = Events()
     events.begin(state.revision)
     context = Context(

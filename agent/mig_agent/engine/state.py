@@ -1,8 +1,10 @@
-"""The node as the engine knows it, at two depths.
+"""The node as the engine knows it, at three depths.
 
-What is *put* here is committed, and is what everybody sees. What is *reserved* is laid over it while a plan is being
-carried out, and is seen by the planner alone, so that nothing is planned twice. Records never build on what is merely
-reserved: a failed commit needs nothing undone here but its own reservations.
+What is *put* here is committed. What is *published* is a finished, frozen value of what is committed, built on the
+event loop at each publication; it is what everybody sees, and the only part that other threads may read. What is
+*reserved* is laid over the committed part while a plan is being carried out, and is seen by the planner alone, so that
+nothing is planned twice. Records never build on what is merely reserved: a failed commit needs nothing undone here but
+its own reservations.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import ClassVar
 
 from mig_agent.adapters.ledger_contents import Cordon
 from mig_agent.core.model import (
@@ -24,6 +27,7 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
 )
+from mig_agent.engine.loopbound import LoopBound
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class GpuRecord:
 
 
 class State:
-    """All of it. Belongs to the event loop."""
+    """Holds all of it. Belongs to the event loop, except for `view`, which any thread may read."""
 
     def __init__(self, node: str, revision: int, last_generation: int) -> None:
         self._node = node
@@ -92,21 +96,20 @@ class State:
         """Of leases: instances as they were on record at the start. What is on a GPU that is not managed, or does not
         answer yet, is known from here alone."""
         self._last_generation = last_generation
-        self._published_gpus: dict[GpuUuid, Gpu] = {}
+        self._committed_gpus: dict[GpuUuid, Gpu] = {}
         self._working_gpus: dict[GpuUuid, Gpu] = {}
-        self._published: NodeView | None = None
+        self._frozen_leases: MappingProxyType[LeaseId, Lease] | None = None
         self._working: NodeView | None = None
+        self.is_ahead = False
+        """Whether something was changed that is not published yet."""
+        self._view = NodeView(node=node, revision=revision, gpus=(), leases=MappingProxyType({}))
 
     # Looking
 
     @property
     def view(self) -> NodeView:
-        """What everybody sees."""
-        if self._published is None:
-            gpus = tuple(self._published_gpu(uuid) for uuid in self.gpus)
-            leases = MappingProxyType(dict(self._leases))
-            self._published = NodeView(node=self._node, revision=self.revision, gpus=gpus, leases=leases)
-        return self._published
+        """Return the node as last published: a finished value that any thread may read."""
+        return self._view
 
     @property
     def working_view(self) -> NodeView:
@@ -122,6 +125,10 @@ class State:
     def leases(self) -> MappingProxyType[LeaseId, Lease]:
         """The leases that stand, as they are now."""
         return MappingProxyType(self._leases)
+
+    def gpu(self, uuid: GpuUuid) -> Gpu:
+        """Return a managed GPU as committed, published or not."""
+        return self._committed_gpu(uuid)
 
     def instance(self, generation: Generation) -> Instance | None:
         """An instance as committed."""
@@ -158,8 +165,14 @@ class State:
     def add_gpu(self, record: GpuRecord) -> None:
         """A GPU to be managed."""
         self.gpus[record.uuid] = record
-        self.gpus = dict(sorted(self.gpus.items(), key=lambda item: item[1].index))
+        self._sort()
         self.touch(record.uuid)
+
+    def renumber(self, gpu: GpuUuid, index: int) -> None:
+        """Give a GPU the index that the driver counts it by now."""
+        self.gpus[gpu].index = index
+        self._sort()
+        self.touch(gpu)
 
     def remove_gpu(self, gpu: GpuUuid) -> None:
         """A GPU that is not managed any more, with its instances; the leases stay."""
@@ -169,10 +182,10 @@ class State:
         self.touch(gpu)
 
     def touch(self, gpu: GpuUuid) -> None:
-        """The GPU's record was changed."""
-        self._published_gpus.pop(gpu, None)
+        """Note that the GPU's record was changed: everybody sees it from the next publication on."""
+        self._committed_gpus.pop(gpu, None)
         self._working_gpus.pop(gpu, None)
-        self._published = self._working = None
+        self._changed()
 
     def put(self, instance: Instance) -> None:
         """An instance as it is now."""
@@ -193,17 +206,25 @@ class State:
     def put_lease(self, lease: Lease) -> None:
         """A lease as it is now."""
         self._leases[lease.id] = lease
-        self._published = self._working = None
+        self._frozen_leases = None
+        self._changed()
 
     def drop_lease(self, lease: LeaseId) -> None:
         """A lease that has ended."""
         self._leases.pop(lease, None)
-        self._published = self._working = None
+        self._frozen_leases = None
+        self._changed()
 
-    def published(self, revision: int) -> None:
-        """Something was committed."""
+    def publish(self, revision: int) -> None:
+        """Show everybody what is committed by now, as one new view of this revision."""
+        if self._frozen_leases is None:
+            self._frozen_leases = MappingProxyType(dict(self._leases))
+        gpus = tuple(map(self._committed_gpu, self.gpus))
+        view = NodeView(node=self._node, revision=revision, gpus=gpus, leases=self._frozen_leases)
         self.revision = revision
-        self._published = self._working = None
+        self.is_ahead = False
+        self._working = None
+        self._view = view
 
     def reserve(self, instances: Iterable[Instance]) -> None:
         """Lays instances over what is committed, for the planner."""
@@ -221,17 +242,24 @@ class State:
                 self._working_gpus.pop(gpu, None)
         self._working = None
 
-    # Building views: only what changed is built anew
+    # Building views: only what changed is built anew, and only on the event loop
 
-    def _published_gpu(self, uuid: GpuUuid) -> Gpu:
-        found = self._published_gpus.get(uuid)
+    def _sort(self) -> None:
+        self.gpus = dict(sorted(self.gpus.items(), key=lambda item: item[1].index))
+
+    def _changed(self) -> None:
+        self.is_ahead = True
+        self._working = None
+
+    def _committed_gpu(self, uuid: GpuUuid) -> Gpu:
+        found = self._committed_gpus.get(uuid)
         if found is None:
             record = self.gpus[uuid]
             # One object for both views where they are alike: what the planner computed of it serves both.
             found = self._working_gpus.get(uuid) if not record.reserved else None
             if found is None:
                 found = _frozen(record, record.instances.values())
-            self._published_gpus[uuid] = found
+            self._committed_gpus[uuid] = found
         return found
 
     def _working_gpu(self, uuid: GpuUuid) -> Gpu:
@@ -241,9 +269,15 @@ class State:
             if record.reserved:
                 found = _frozen(record, (record.instances | record.reserved).values())
             else:
-                found = self._published_gpu(uuid)
+                found = self._committed_gpu(uuid)
             self._working_gpus[uuid] = found
         return found
+
+
+class CheckedState(LoopBound, State):
+    """A State that fails where it is used off the event loop."""
+
+    ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "_view"})
 
 
 def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:

@@ -82,7 +82,8 @@ class TakingUp:
                 add_gpu(parts, observed)
                 load_instances(parts, observed.uuid)
             else:
-                record.index, record.layout = observed.index, parts.observer.layout_of(observed)
+                record.layout = parts.observer.layout_of(observed)
+                state.renumber(observed.uuid, observed.index)
         await _recover(parts, managed, everything=not observation.failed)
         self._newcomers.note_missing(observation.failed)
         parts.observer.also.append(self._newcomers.look)

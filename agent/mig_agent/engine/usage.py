@@ -16,7 +16,8 @@ _NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
 
 async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
     """Of every instance that is there; what the driver does not tell now is unknown."""
-    instances = [each for each in context.state.view.instances.values() if each.state not in _NOT_THERE]
+    records = context.state.gpus.values()
+    instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
     if context.gate.paused:
         return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
     with context.gate.inside():

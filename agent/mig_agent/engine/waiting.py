@@ -70,6 +70,10 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def position(self, request: RequestKey) -> int | None:
+        """Return a request's place in the queue, 1 for the first; None when it does not wait."""
+        return self._queue.position(request)
+
     @property
     def queued(self) -> tuple[Queued, ...]:
         """Everybody who waits, the next first."""
@@ -135,6 +139,7 @@ class WaitingRoom:
         if stay is None:
             return
         self._queue.remove(request)
+        self._context.journal.shown_changed()
         if stay.deadline is not None:
             stay.deadline.cancel()
         if not stay.started.done():
@@ -208,6 +213,7 @@ class WaitingRoom:
             )
         stay = Stay(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
+        context.journal.shown_changed()
         self._stays[request.key] = stay
         # What was freed a moment ago may be for somebody before it.
         self._pump(None if self._pump_is_due else waiting)
@@ -260,6 +266,7 @@ class WaitingRoom:
             self._look_anew()
             waiting, its_plan = found
             self._queue.remove(waiting.request.key)
+            context.journal.shown_changed()
             stay = self._stays.pop(waiting.request.key)
             if stay.deadline is not None:
                 stay.deadline.cancel()

@@ -134,9 +134,7 @@ class PartitionManagerServicer:
         ttl = message.ttl_seconds if message.HasField("ttl_seconds") else None
         validate_ttl(ttl)
         lease = await self._manager.renew(LeaseId(message.lease), message.token, ttl, caller)
-        return pb.RenewResponse(
-            lease=messages.lease(lease, messages.leased_devices(lease, self._manager.snapshot.view))
-        )
+        return pb.RenewResponse(lease=messages.lease(lease, messages.leased_devices(lease, self._manager.view)))
 
     async def plan(self, message: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         """How each request would be served now."""
@@ -146,7 +144,7 @@ class PartitionManagerServicer:
             )
         caller = self._caller(context)
         requests = [request_from(each, caller) for each in message.requests]
-        view, pace = self._manager.snapshot.view, self._manager.pace
+        view, pace = self._manager.view, self._manager.pace
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
@@ -168,7 +166,7 @@ class PartitionManagerServicer:
     async def watch(self, message: pb.WatchRequest, context: Context) -> None:
         """What happens, as it happens."""
         self._caller(context)  # a certificate without a role sees nothing
-        after = message.after_revision if message.HasField("after_revision") else self._manager.snapshot.view.revision
+        after = message.after_revision if message.HasField("after_revision") else self._manager.view.revision
         with closing(self._manager.subscribe(after)) as events:
             # Before `stop` may cancel: the reader may have it before the write returns, and a write that is cancelled
             # under way leaves the stream open.
@@ -189,7 +187,7 @@ class PartitionManagerServicer:
     async def profiles(self, _message: pb.ProfilesRequest, context: Context) -> pb.ProfilesResponse:
         """What the GPUs can be cut into."""
         self._caller(context)
-        view = self._manager.snapshot.view
+        view = self._manager.view
         return pb.ProfilesResponse(models=messages.models(view), revision=view.revision)
 
     async def events(self, message: pb.EventsRequest, context: Context) -> pb.EventsResponse:
@@ -215,7 +213,7 @@ class PartitionManagerServicer:
         require_admin(caller, "reclaim idle instances")
         gpus = tuple(parse_gpu(each) for each in message.gpus)
         destroyed = await self._manager.reclaim(gpus, caller)
-        view = self._manager.snapshot.view
+        view = self._manager.view
         return pb.ReclaimResponse(
             destroyed=[messages.instance(each, view.by_uuid[each.slot.gpu].index, view.leases) for each in destroyed]
         )
@@ -225,7 +223,7 @@ class PartitionManagerServicer:
         caller = self._caller(context)
         require_admin(caller, f"{'uncordon' if message.uncordon else 'cordon'} a GPU")
         gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, message.reason, caller)
-        return pb.CordonResponse(gpu=messages.gpu(gpu, self._manager.snapshot.view.leases))
+        return pb.CordonResponse(gpu=messages.gpu(gpu, self._manager.view.leases))
 
     async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
         """Switches a GPU's MIG mode."""

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters that listen to what happens, and gauges read from the last published node.
 
-Nothing here asks the manager or the driver anything, so a scrape never waits for them, and it may come on any thread:
-a snapshot is frozen.
+Nothing here asks the manager or the driver anything, so a scrape never waits for them. It comes on a thread of its own,
+and reads one finished value that the event loop has published; it computes nothing that the engine looks at.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mig_agent import __version__
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
-from mig_agent.engine.answers import Snapshot
+from mig_agent.engine.answers import Published
 
 GRANTED = frozenset({"reused", "created"})
 """Outcomes of a request that are no refusal."""
@@ -75,9 +75,9 @@ class Metrics:
             EventKind.INSTANCE_DESTROYED: self._destroyed,
         }
 
-    def watch(self, snapshot: Callable[[], Snapshot]) -> None:
-        """From now on the gauges show the node that this tells of."""
-        self._gauges.snapshot = snapshot
+    def watch(self, published: Callable[[], Published]) -> None:
+        """Have the gauges show the node that this returns; it is called on the thread of each scrape."""
+        self._gauges.published = published
 
     def observe(self, event: Event) -> None:
         """Counts an event."""
@@ -109,7 +109,7 @@ class _NodeGauges(Collector):
     """The node as last published."""
 
     def __init__(self) -> None:
-        self.snapshot: Callable[[], Snapshot] | None = None
+        self.published: Callable[[], Published] | None = None
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names are known without collecting."""
@@ -118,34 +118,37 @@ class _NodeGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
         info = GaugeMetricFamily("mig_agent_info", "Always 1.", labels=("version", "node"))
-        if self.snapshot is None:
+        if self.published is None:
             info.add_metric((__version__, ""), 1)
             yield info
             return
-        snapshot = self.snapshot()
-        info.add_metric((__version__, snapshot.view.node), 1)
+        node = self.published()
+        view = node.view
+        info.add_metric((__version__, view.node), 1)
         yield info
-        yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", snapshot.view.revision)
-        yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", snapshot.started_at)
-        yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", len(snapshot.queue))
+        yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", view.revision)
+        yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", node.started_at)
+        yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", node.queue_length)
         yield GaugeMetricFamily(
             "mig_agent_reservation_after_seconds",
             "How long a request waits before GPUs are kept for it.",
-            snapshot.reservation_after_seconds,
+            node.reservation_after_seconds,
         )
         yield GaugeMetricFamily(
-            "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if snapshot.ledger_error else 1
+            "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if node.ledger_error else 1
         )
         yield GaugeMetricFamily(
-            "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if snapshot.paused else 0
+            "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if node.paused else 0
         )
-        yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(snapshot.view.leases))
-        yield GaugeMetricFamily("mig_agent_leases_unused", "Leases with no process for an hour.", len(snapshot.unused))
-        yield _gpus(snapshot.view)
-        yield _each_gpu(snapshot.view)
-        yield _instances(snapshot.view)
-        yield _slices(snapshot.view)
-        yield _lease_instances(snapshot.view)
+        yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))
+        yield GaugeMetricFamily(
+            "mig_agent_leases_unused", "Leases with no process for an hour.", len(node.unused & view.leases.keys())
+        )
+        yield _gpus(view)
+        yield _each_gpu(view)
+        yield _instances(view)
+        yield _slices(view)
+        yield _lease_instances(view)
 
 
 def _gpus(view: NodeView) -> Metric:
@@ -204,9 +207,10 @@ def _lease_instances(view: NodeView) -> Metric:
         "Always 1: which instance is held by which lease, for joining with metrics of the GPU itself.",
         labels=("lease", "holder", "tenant", "gpu_uuid", "gpu_instance_id", "profile", "uuid"),
     )
+    instances = {each.generation: each for gpu in view.gpus for each in gpu.instances}
     for lease in view.leases.values():
         for generation in lease.instances:
-            each = view.instances.get(generation)
+            each = instances.get(generation)
             if each is not None:
                 gi = "" if each.gpu_instance_id is None else str(each.gpu_instance_id)
                 labels = (

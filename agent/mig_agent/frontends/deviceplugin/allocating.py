@@ -36,7 +36,7 @@ class Allocating:
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
         """Answers at once: the kubelet admits no other pod meanwhile."""
         now = asyncio.get_running_loop().time()
-        standing = holders(self._manager.snapshot.view)
+        standing = holders(self._manager.view)
         for device in (device for devices in containers for device in devices):
             self._book.on_way[device] = now
             self._book.hopeless -= {device}

@@ -52,7 +52,7 @@ class EnvironmentAllocating:
 
     async def _container(self, devices: Sequence[KubeletDevice], until: float) -> Allocated:
         loop = asyncio.get_running_loop()
-        standing = holders(self._manager.snapshot.view)
+        standing = holders(self._manager.view)
         for lease in dict.fromkeys(standing[each].id for each in devices if each in standing):
             await self._manager.end_for_pod(lease, "the kubelet gave its devices to another pod")
         for device in devices:
@@ -97,7 +97,7 @@ class EnvironmentStarting:
 
     async def start(self, asked: Sequence[KubeletDevice], _seconds: float) -> None:
         """Raises RefusedError where an instance is gone."""
-        standing = holders(self._manager.snapshot.view)
+        standing = holders(self._manager.view)
         gone = [each for each in asked if each not in standing]
         if gone:
             raise refuse(

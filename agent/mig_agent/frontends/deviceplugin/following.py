@@ -207,7 +207,7 @@ class Following:
             self._book.ended(lease)
 
     def _pods_leases(self) -> tuple[Lease, ...]:
-        return tuple(each for each in self._manager.snapshot.view.leases.values() if each.kubelet_devices)
+        return tuple(each for each in self._manager.view.leases.values() if each.kubelet_devices)
 
     def _tell_silence(self, words: str) -> None:
         if not self._silent:

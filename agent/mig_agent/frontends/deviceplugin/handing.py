@@ -49,12 +49,12 @@ class Handing:
         What was taken for it and fits none of them ends. Returns whether anything has changed: the caller looks again
         then what the pod has, and calls again. Raises RefusedError where that cannot be told or recorded.
         """
-        view = self._manager.snapshot.view
+        view = self._manager.view
         found = leases_for(view, pod)
         if not found:
             return False
         known = await self._of_this_pod(pod, found)
-        view = self._manager.snapshot.view
+        view = self._manager.view
         mine = tuple(each for each in leases_for(view, pod) if each.id in known)
         groups = tuple(slots_of(each, view) for each in mine)
         wants = tuple(self._resources[each.resource].want for each in missing)
@@ -63,7 +63,7 @@ class Handing:
             if places is None or not group:
                 if not _is_certain(lease):
                     continue  # maybe of the pod that comes after this one, with the same name; it lapses by itself
-                if not group and self._manager.snapshot.paused:
+                if not group and self._manager.paused:
                     continue  # the GPUs are not looked at, and no container starts
                 await self._end(pod, lease, group, missing)
                 return True
@@ -130,7 +130,7 @@ class Handing:
             self._tell(pod, "PromiseNotUsed", f"{what} fits none of its devices and has ended: {lacks}")
             return
         # A GPU that is silent may be so for ever, and no container has anything of it yet.
-        is_silent = lease.id in self._manager.snapshot.silent
+        is_silent = lease.id in self._manager.silent
         why = "the GPU that it is on does not answer" if is_silent else "not all of its devices are there any more"
         await self._manager.end_for_pod(lease.id, f"its pod gets another device: {why}")
         self._tell(pod, "PromiseNotUsed", f"{what} has ended, and it gets another device: {why}")

@@ -1,4 +1,4 @@
-"""Metrics of the device plugin: gauges and counts read when they are asked for."""
+"""Metrics of the device plugin: gauges and counts as the plugin last showed them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mig_agent.frontends.devicemetrics import Devices, device_metrics
+from mig_agent.frontends.devicemetrics import device_metrics
 from mig_agent.frontends.deviceplugin.plugin import Plugin
 
 
 class PluginMetrics(Collector):
-    """May be read on any thread: what it reads is replaced, never changed half."""
+    """May be read on any thread: it reads one finished value, which the plugin replaces as a whole."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
@@ -23,9 +23,9 @@ class PluginMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
-        plugin = self._plugin
+        shown = self._plugin.shown
         yield GaugeMetricFamily(
-            "mig_agent_pods_waiting", "Pods that wait for devices to start with.", len(plugin.book.under_way())
+            "mig_agent_pods_waiting", "Pods that wait for devices to start with.", shown.pods_waiting
         )
         listed = GaugeMetricFamily(
             "mig_agent_kubelet_devices", "Devices that the kubelet is shown, by resource.", labels=("resource",)
@@ -36,16 +36,9 @@ class PluginMetrics(Collector):
         registrations = CounterMetricFamily(
             "mig_agent_kubelet_registrations", "Registrations with the kubelet, by resource.", labels=("resource",)
         )
-        everything = tuple(plugin.served.items())
-        for name, served in everything:
-            listed.add_metric((name,), len(served.service.ids))
-            offer = plugin.registering.offers[name]
-            connected.add_metric((name,), int(offer.is_listened_to))
-            registrations.add_metric((name,), offer.registrations)
+        for name, resource in shown.resources.items():
+            listed.add_metric((name,), resource.listed)
+            connected.add_metric((name,), int(resource.is_listened_to))
+            registrations.add_metric((name,), resource.registrations)
         yield from (listed, connected, registrations)
-        yield from device_metrics(
-            {
-                name: Devices(possible=served.target, allocated=served.allocated, promised=served.promised)
-                for name, served in everything
-            }
-        )
+        yield from device_metrics({name: resource.devices for name, resource in shown.resources.items()})

@@ -17,6 +17,7 @@ from mig_agent.core.capacity import servable
 from mig_agent.core.model import KubeletDevice, NodeView
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
+from mig_agent.frontends.devicemetrics import Devices
 from mig_agent.frontends.deviceplugin import ids
 from mig_agent.frontends.deviceplugin.advertising import Advertisement
 from mig_agent.frontends.deviceplugin.allocating import Allocated, Allocating
@@ -74,6 +75,25 @@ class Served:
     """For how many more something is kept, whose pods have not come yet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownResource:
+    """One resource as metrics show it."""
+
+    listed: int
+    """Devices that the kubelet is shown."""
+    is_listened_to: bool
+    registrations: int
+    devices: Devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPlugin:
+    """What other threads may read of the plugin: built on the event loop, finished, and replaced as a whole."""
+
+    pods_waiting: int = 0
+    resources: Mapping[str, ShownResource] = field(default_factory=dict)
+
+
 class Plugin:
     """Belongs to the event loop. `start` begins, `close` ends it; `refresh` may be called at any time between."""
 
@@ -108,7 +128,7 @@ class Plugin:
             self._allocating = EnvironmentAllocating(manager, self.book, self._resources, self._allocated)
             self._starting = EnvironmentStarting(manager)
         else:
-            self._injector = CdiInjector(cdi, self._resources, lambda: manager.snapshot.view)
+            self._injector = CdiInjector(cdi, self._resources, lambda: manager.view)
             self._allocating = Allocating(manager, self.book, self._injector.qualified, self._allocated)
             self._starting = Starting(
                 manager=manager,
@@ -133,7 +153,11 @@ class Plugin:
             resources=self._resources,
         )
         self.registering = Registering(
-            paths=paths, kubelet=self._kubelet, on_lost=self._lost_by_kubelet, on_taken=self._taken
+            paths=paths,
+            kubelet=self._kubelet,
+            on_lost=self._lost_by_kubelet,
+            on_taken=self._taken,
+            on_looked=self._show,
         )
         self._node: NodeFacts | None = None
         self._lists_finished = False
@@ -147,6 +171,8 @@ class Plugin:
         self._draining = False
         self._closed = False
         self._standing: frozenset[KubeletDevice] = frozenset()
+        self.shown = ShownPlugin()
+        """For metrics, on any thread. Replaced as a whole, never changed."""
 
     async def start(self) -> None:
         """Serves from now on; a kubelet that is not there yet is waited for in the background."""
@@ -249,7 +275,7 @@ class Plugin:
         if self._closed:
             return
         manager, book = self._manager, self.book
-        view = manager.snapshot.view
+        view = manager.view
         self._serve(view)
         leased, standing = given(view), holders(view)
         placed = {
@@ -274,6 +300,7 @@ class Plugin:
             moment = served.advertisement.due()
             if moment is not None:
                 due.append(moment)
+        self._show()
         self._again_at(min(due, default=None))
         if self._numbers is not None:
             self._numbers.look()
@@ -282,6 +309,20 @@ class Plugin:
             self._standing = frozenset(standing)
             if fewer and self._loops:
                 self._tasks.spawn("remove CDI files", self.remove_files())
+
+    def _show(self) -> None:
+        self.shown = ShownPlugin(
+            pods_waiting=len(self.book.under_way()),
+            resources={
+                name: ShownResource(
+                    listed=len(served.service.ids),
+                    is_listened_to=self.registering.offers[name].is_listened_to,
+                    registrations=self.registering.offers[name].registrations,
+                    devices=Devices(possible=served.target, allocated=served.allocated, promised=served.promised),
+                )
+                for name, served in self.served.items()
+            },
+        )
 
     def _promises(self, view: NodeView, waiting: Sequence[KubeletDevice]) -> Counted:
         """What is kept for pods on their way; `waiting` are devices that the kubelet allocated and nobody has yet."""
@@ -315,7 +356,7 @@ class Plugin:
         self._due = None if moment is None else asyncio.get_running_loop().call_at(moment + 0.01, self.refresh)
 
     def _kept(self) -> frozenset[KubeletDevice]:
-        return frozenset(holders(self._manager.snapshot.view))
+        return frozenset(holders(self._manager.view))
 
     # The node object
 

@@ -76,6 +76,8 @@ class Registering:
     """Hears that the kubelet has forgotten a resource."""
     on_taken: Callable[[str], None]
     """Hears, in words, that another plugin serves a resource."""
+    on_looked: Callable[[], None] = lambda: None
+    """Called after each look, when it is known who listens."""
     looked: Callable[[], Awaitable[None]] | None = None
     """Called after each look."""
     offers: dict[str, Offer] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Registering:
         while True:
             try:
                 await self.look()
+                self.on_looked()
                 if self.looked is not None:
                     await self.looked()
             except Exception:  # noqa: BLE001 -- whatever it was, the kubelet may start anew at any time

@@ -154,7 +154,7 @@ class Starting:
 
     async def _settled(self, claim: Claim) -> tuple[Mapping[KubeletDevice, Lease], Sequence[KubeletDevice]]:
         """The pod's own leases by device, and devices without one; those of pods that had them before have ended."""
-        book, view = self._book, self._manager.snapshot.view
+        book, view = self._book, self._manager.view
         standing = holders(view)
         own: dict[KubeletDevice, Lease] = {}
         for device in claim.devices:
@@ -169,7 +169,7 @@ class Starting:
         return own, [device for device in claim.devices if device not in own]
 
     def _stands(self, device: KubeletDevice, pod: Pod) -> bool:
-        lease = holders(self._manager.snapshot.view).get(device)
+        lease = holders(self._manager.view).get(device)
         return lease is not None and self._is_of(lease, pod)
 
     def _is_of(self, lease: Lease, pod: Pod) -> bool:
@@ -308,7 +308,7 @@ class Starting:
 
     def _still_waiting(self, acquisition: Acquisition, now: float) -> Refusal:
         request = acquisition.request
-        place = next((each.position for each in self._manager.snapshot.queue if each.request == request.key), None)
+        place = self._manager.position(request.key)
         (outcome,) = self._manager.plan((request,))
         return wording.still_waiting(
             acquisition.pod,

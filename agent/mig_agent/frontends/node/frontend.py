@@ -172,7 +172,7 @@ class NodeFrontend:
 
     async def _tidy(self) -> None:
         """Whoever is given the GPUs next finds no instance on them that nobody uses."""
-        if self._manager.snapshot.paused:
+        if self._manager.paused:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIDY_SECONDS):
@@ -206,16 +206,16 @@ class NodeFrontend:
                 await asyncio.sleep(SETTLE_SECONDS)
 
     def _wanted(self, facts: NodeFacts) -> Shown | None:
-        snapshot, settings = self._manager.snapshot, self._settings
+        manager, settings = self._manager, self._settings
         if not settings.has_gpus:
             return nothing(facts)
         return shown(
-            snapshot.view,
+            manager.view,
             facts,
             label=settings.label,
             features=settings.features,
-            paused=bool(snapshot.paused),
-            driver_version=snapshot.driver_version,
+            paused=bool(manager.paused),
+            driver_version=manager.driver_version,
             naming=settings.naming,
         )
 

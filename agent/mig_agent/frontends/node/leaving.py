@@ -78,7 +78,7 @@ async def leave(
         await api.patch_resources(dict.fromkeys(resources, 0))
 
     async def destroy_idle() -> None:
-        if any(gpu.idle for gpu in manager.snapshot.view.gpus):
+        if any(gpu.idle for gpu in manager.view.gpus):
             await manager.reclaim((), UNINSTALL)
 
     for step in (show_nothing, offer_nothing, destroy_idle, *others):

@@ -192,8 +192,8 @@ class NodeStatus:
         settings, manager = self._settings, self._manager
         if not settings.shows or not carries(facts.labels, settings.label):
             return {}
-        view = manager.snapshot.view
-        if manager.snapshot.paused and not view.gpus:
+        view = manager.view
+        if manager.paused and not view.gpus:
             # Nothing is known of them yet, and nothing is given.
             return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
         return numbers(view, settings.naming, manager.creatable, self._asked, manager.making_for_pods())

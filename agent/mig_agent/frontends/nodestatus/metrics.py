@@ -12,7 +12,7 @@ from mig_agent.frontends.nodestatus.frontend import NodeStatus
 
 
 class NodeStatusMetrics(Collector):
-    """May be read on any thread: what it reads is replaced, never changed."""
+    """May be read on any thread: it reads one finished value, which is replaced as a whole."""
 
     def __init__(self, numbers: NodeStatus) -> None:
         self._numbers = numbers

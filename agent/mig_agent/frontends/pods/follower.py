@@ -132,7 +132,7 @@ class PodFollower:
 
     async def _run(self) -> None:
         while True:
-            leases = tuple(self._matter(self._manager.snapshot.view.leases.values()))
+            leases = tuple(self._matter(self._manager.view.leases.values()))
             self._follow_while(bool(leases))
             await self._find_owners(leases)
             await self._look(tuple(map(self._owned, leases)))
@@ -260,7 +260,7 @@ class PodFollower:
             self._tell()
         # What happened to the lease while the API server answered counts, and what is just being recorded.
         await self._manager.settled(lease.id)
-        standing = self._manager.snapshot.view.leases.get(lease.id)
+        standing = self._manager.view.leases.get(lease.id)
         if standing is not None and standing in tuple(self._matter((standing,))):
             await self._draw(standing, self._by_answer(self._owned(standing), facts))
         return True
