@@ -5,6 +5,7 @@ What comes of it on a cluster is in tests/e2e.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.model import InstanceState
 from mig_agent.daemon.uninstall import FAILED, GONE, clean, uninstall
+from mig_agent.engine import tasks
 from mig_agent.frontends.node import frontend, leaving
 from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
 from mig_agent.frontends.node.leaving import delete_and_wait, is_leaving, leave
@@ -27,6 +29,10 @@ OWN_POD: dict[str, Any] = {
     "metadata": {"namespace": "gpu", "name": "mig-agent-x", "uid": "u-2", "ownerReferences": [OWNER]}
 }
 STAYS: dict[str, Any] = {"metadata": {"name": "mig-agent", "uid": "u-3"}}
+
+
+OVERFLOWING = 1100
+"""Failures in a row whose power of two no float can hold."""
 
 
 def placed(*terms: dict[str, Any], **selector: str) -> dict[str, Any]:
@@ -378,6 +384,30 @@ async def test_the_node_is_shown_whatever_goes_wrong(
         await write(*arguments)
 
     monkeypatch.setattr(frontend, "write", failing)
+    async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
+        shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"))
+        shows.start()
+        try:
+            await until(lambda: any(asked.method == "PATCH" for asked in web.asked))
+        finally:
+            await shows.close()
+
+
+async def test_the_node_is_shown_after_half_a_day_of_refusals(
+    web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
+    web.answer = followed(web)
+    write, failures = frontend.write, iter(range(OVERFLOWING))
+
+    async def refused(*arguments: Any) -> None:
+        await asyncio.sleep(0)
+        if next(failures, None) is not None:
+            raise KubeApiError("later")
+        await write(*arguments)
+
+    monkeypatch.setattr(frontend, "write", refused)
     async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
         shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"))
         shows.start()

@@ -73,6 +73,20 @@ def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
     assert found == [f"agent/mig_agent/frontends/api.py: {status}"]
 
 
+def test_pauses_that_grow_are_worked_out_in_one_place() -> None:
+    by_hand = re.compile(r"\b2(\.0)?\s*\*\*\s*[a-z(]|pause \*=? ?2")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files(".py")
+        if path.is_relative_to(ROOT / "agent")
+        for line in path.read_text().splitlines()
+        if by_hand.search(line)
+    ]
+    assert found == [
+        "agent/mig_agent/core/backoff.py: return min(self.first * 2.0**doublings, self.longest) * (0.5 + 0.5 * chance)"
+    ]
+
+
 def test_nothing_is_left_undone() -> None:
     marks = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     # This file has to name them.

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from mig_agent.adapters.kubeapi import Following, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.core.model import Holder, KubeletDevice, Pod
+from mig_agent.engine import tasks
 from mig_agent.frontends.nodestatus import frontend
 from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
 from mig_agent.frontends.nodestatus.metrics import NodeStatusMetrics
@@ -27,6 +28,8 @@ ONE, TWO, SEVEN, MEMORY = (
     "nvidia.com/mig-7g.40gb",
     "mig-agent.io/memory-5g",
 )
+OVERFLOWING = 1100
+"""Failures in a row whose power of two no float can hold."""
 POSSIBLE = "mig_agent_kubelet_devices_possible"
 
 
@@ -39,6 +42,7 @@ class Server:
     keeps: frozenset[str] = frozenset()
     """What it does not let anybody take away."""
     patches: int = 0
+    refused: int = 0
     told: list[str] = field(default_factory=list)
     watches: list[Following] = field(default_factory=list)
 
@@ -54,6 +58,7 @@ class Server:
     async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
         await asyncio.sleep(0)
         if self.down:
+            self.refused += 1
             raise KubeApiError("cannot change it: nobody answers")
         if any(counts.get(name, 0) is None for name in self.keeps):
             raise KubeApiError("cannot change it: an agent changes only the resources that it serves", 422)
@@ -212,6 +217,15 @@ async def test_what_is_refused_is_tried_again(tmp_path: Path) -> None:
         await at.node.acquire("1g.5gb")
         server.down = False
         await at.shows(one="6")
+
+
+async def test_half_a_day_of_refusals_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
+    async with world(tmp_path, Server(down=True)) as at:
+        await at.node.until(lambda: at.server.refused > OVERFLOWING)
+        at.server.down = False
+        await at.shows(one="7")
 
 
 async def test_a_name_that_a_plugin_serves_is_refused_in_words_and_left_to_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import PutInstance
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import DriverError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import Generation, Instance, InstanceState
@@ -65,9 +66,8 @@ class Blocks:
         self._timers.clear()
 
     def _try_later(self, generation: Generation) -> None:
-        times = self._times.get(generation, 0)
-        self._times[generation] = times + 1
-        seconds = min(FIRST_SECONDS * 2 ** min(times, 16), LONGEST_SECONDS)
+        times = self._times[generation] = self._times.get(generation, 0) + 1
+        seconds = Backoff(FIRST_SECONDS, LONGEST_SECONDS).pause(times)
         old = self._timers.pop(generation, None)
         if old is not None:
             old.cancel()

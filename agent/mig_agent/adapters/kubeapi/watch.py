@@ -27,6 +27,7 @@ from mig_agent.adapters.kubeapi.facts import (
     pod_facts,
 )
 from mig_agent.adapters.kubeapi.server import ApiServer, pieces_of
+from mig_agent.core.backoff import Backoff
 
 WATCH_SECONDS: Final = (90, 150)
 """After so long, by chance, the server ends a watch and we take it up again. So one that died silently is found out: a
@@ -47,8 +48,7 @@ _Facts = TypeVar("_Facts")
 
 def pause_seconds(failures: int, chance: float) -> float:
     """How long to wait after so many failures in a row; `chance` from 0 to 1 spreads the nodes of a cluster."""
-    longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 20), LONGEST_PAUSE_SECONDS)
-    return longest * (0.5 + 0.5 * chance)
+    return Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS).pause(failures, chance)
 
 
 class Position(ABC, Generic[_Facts]):

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import structlog
 
 from mig_agent.adapters.kubelet import Identity, KubeletError, KubeletPaths, PluginSocket, register
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.model import KubeletDevice
 from mig_agent.frontends.deviceplugin.ids import is_ours
 from mig_agent.frontends.deviceplugin.service import ResourceService
@@ -211,8 +212,7 @@ class Registering:
     def _failed(self, offer: Offer, words: str, now: float) -> str:
         """It is tried again later; the words where they are new."""
         offer.failures += 1
-        first, longest = AGAIN_SECONDS
-        offer.again = now + min(first * 2.0 ** min(offer.failures - 1, 10), longest)
+        offer.again = now + Backoff(*AGAIN_SECONDS).pause(offer.failures)
         if offer.words == words:
             return ""
         offer.words = words

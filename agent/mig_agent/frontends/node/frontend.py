@@ -15,6 +15,7 @@ from typing import Any, Final
 import structlog
 
 from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError, NodeFacts
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.event import Event
 from mig_agent.engine.callers import Caller
@@ -198,8 +199,8 @@ class NodeFrontend:
                 failures += 1
                 self._complain(error.words if isinstance(error, KubeApiError) else repr(error))
                 self._showing.set()
-                first, longest = AGAIN_SECONDS
-                await asyncio.sleep(min(first * 2.0 ** (failures - 1), longest) * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret
+                pause = Backoff(*AGAIN_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
+                await asyncio.sleep(pause)
             else:
                 failures = 0
                 self._complaint = ""

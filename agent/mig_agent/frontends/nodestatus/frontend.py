@@ -17,6 +17,7 @@ import structlog
 
 from mig_agent.adapters.kubeapi import Following, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, Identity, KubeletPaths
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.model import Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
@@ -144,8 +145,7 @@ class NodeStatus:
         self._poke.set()
 
     async def _run(self) -> None:
-        first, longest = PAUSE_SECONDS
-        pause, failures = first, 0
+        failures = repeated = 0
         before = Correction()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -165,15 +165,15 @@ class NodeStatus:
                     self._removing_from = asyncio.get_running_loop().time() + AGAIN_SECONDS[1]
                     continue
                 failures += 1
-                least, most = AGAIN_SECONDS
-                await asyncio.sleep(min(least * 2.0 ** (failures - 1), most) * random.uniform(0.5, 1.0))  # noqa: S311 -- no secret
+                pause = Backoff(*AGAIN_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
+                await asyncio.sleep(pause)
                 continue
             failures, self._complaint = 0, ""
             self._note(change)
             # The very same again: somebody else writes other numbers.
-            pause = min(pause * 2, longest) if change == before else first
+            repeated = repeated + 1 if change == before else 1
             before = change
-            await asyncio.sleep(pause)
+            await asyncio.sleep(Backoff(*PAUSE_SECONDS).pause(repeated))
 
     async def _change(self, facts: NodeFacts) -> Correction:
         wanted = self._wanted(facts)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from mig_agent.core.backoff import Backoff
+
 _What = TypeVar("_What", bound=Hashable)
 
 
@@ -17,8 +19,8 @@ class Patience(Generic[_What]):
     first: float
     """The first pause; each is twice as long as the one before."""
     longest: float
-    _turns: dict[_What, tuple[float, float]] = field(default_factory=dict)
-    """The moment of the next turn, and the pause before it."""
+    _turns: dict[_What, tuple[float, int]] = field(default_factory=dict)
+    """The moment of the next turn, and how often it was tried."""
 
     def is_due(self, what: _What, now: float) -> bool:
         """Whether its turn has come; that of something new has."""
@@ -26,13 +28,12 @@ class Patience(Generic[_What]):
 
     def turn(self, what: _What) -> float:
         """The moment of its turn; before all others that of something new."""
-        return self._turns.get(what, (-math.inf, 0.0))[0]
+        return self._turns.get(what, (-math.inf, 0))[0]
 
     def tried(self, what: _What, now: float) -> None:
         """It was tried; the next turn is a pause away."""
-        before = self._turns.get(what, (0.0, 0.0))[1]
-        pause = min(before * 2 or self.first, self.longest)
-        self._turns[what] = (now + pause, pause)
+        times = self._turns.get(what, (0.0, 0))[1] + 1
+        self._turns[what] = (now + Backoff(self.first, self.longest).pause(times), times)
 
     def forget_all_but(self, those: Collection[_What]) -> None:
         """Nothing is known any more of what matters no more."""
