@@ -11,10 +11,11 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mig_agent.adapters import processes
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.errors import DriverError, DriverErrorKind
 
@@ -113,6 +114,20 @@ class Host:
         """In words, also where it is gone or not to be seen from here: `pid 4711`."""
         process = self.process(pid)
         return f"pid {pid}" if process is None else str(process)
+
+    # Clients: their pids are counted as this process counts, whatever the root
+
+    def client_started(self, pid: int) -> int | None:
+        """Return when a client's process started, in clock ticks from boot; None where there is none now."""
+        return processes.started(pid)
+
+    def client_lives_since(self, pid: int, moment: float) -> bool:
+        """Return whether a client that was there at a moment (seconds since the epoch) is the one with this pid."""
+        return processes.lives_since(pid, moment)
+
+    def watch_client(self, pid: int, started: int | None, on_end: Callable[[], None]) -> processes.ProcessWatch:
+        """Call back once, on the event loop, when a client that started then has ended; at once if it has already."""
+        return processes.ProcessWatch(pid, started, on_end)
 
     @staticmethod
     def _container(folder: Path) -> str:

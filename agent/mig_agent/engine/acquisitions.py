@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from mig_agent.adapters import processes
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.event import EventKind
@@ -178,7 +177,7 @@ class Acquisitions:
     def _begin(self, request: Request, caller: Caller, digest: str, *, hold: bool) -> _Job:
         pid_started = None
         if request.pid is not None:
-            pid_started = processes.started(request.pid)
+            pid_started = self._context.host.client_started(request.pid)
             if pid_started is None:
                 raise refuse(
                     Reason.INVALID_REQUEST,

@@ -80,6 +80,8 @@ class Snapshot:
     """Why nothing is granted and the driver is left alone, in words, each reason once; empty while it serves."""
     silent: frozenset[LeaseId] = frozenset()
     """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
+    left: frozenset[LeaseId] = frozenset()
+    """Leases whose holder's process has ended: its pid may be another one's by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import partial
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import EndLease, RenewLease
-from mig_agent.adapters.processes import ProcessWatch, started
+from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState, Lease, LeaseId
@@ -115,7 +115,7 @@ class Lifetimes:
             watches.deadline = self._deadline(lease.id, lease.expires_at)
         if lease.pid is not None:
             ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
-            watches.process = ProcessWatch(lease.pid, pid_started, ended)
+            watches.process = self._context.host.watch_client(lease.pid, pid_started, ended)
 
     def delivered(self, lease: LeaseId) -> None:
         """Its holder has the answer, or is attached again."""
@@ -166,7 +166,8 @@ class Lifetimes:
         watches = self._to_be_attached(lease, min(BACK_SECONDS, self._context.settings.grace_seconds))
         if watches is not None and watches.client is None and pid is not None:
             ended = partial(self._end_soon, lease, EndReason.STREAM_ENDED)
-            watches.client = ProcessWatch(pid, started(pid), ended)
+            host = self._context.host
+            watches.client = host.watch_client(pid, host.client_started(pid), ended)
 
     def _to_be_attached(self, lease: LeaseId, seconds: float) -> _Watches | None:
         if lease not in self._context.state.leases:

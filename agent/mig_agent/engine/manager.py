@@ -294,6 +294,15 @@ class Manager:
             missing=dict(context.missing),
             paused=context.gate.paused,
             silent=self.silent,
+            left=self._left_by_their_process(),
+        )
+
+    def _left_by_their_process(self) -> frozenset[LeaseId]:
+        host = self._context.host
+        return frozenset(
+            each.id
+            for each in self.view.leases.values()
+            if each.holder.pid is not None and not host.client_lives_since(each.holder.pid, each.created_at)
         )
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:

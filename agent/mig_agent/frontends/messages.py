@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.grpcerrors import shortened
-from mig_agent.adapters.processes import lives_since
 from mig_agent.core.event import Event
 from mig_agent.core.model import (
     Generation,
@@ -84,16 +83,16 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
 
 
 def lease(
-    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, as_it_is: bool = False
+    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, left: bool = False
 ) -> pb.Lease:
     """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated.
 
-    `as_it_is`: without a process that has ended.
+    `left`: its holder's process has ended, and is not named.
     """
     return pb.Lease(
         id=each.id,
         request_id=each.request_id if in_full else "",
-        holder=holder(each.holder, since=each.created_at if as_it_is else None),
+        holder=holder(each.holder, left=left),
         devices=devices,
         created_at=each.created_at,
         expires_at=each.expires_at,
@@ -111,10 +110,9 @@ def pod(each: Pod) -> pb.Pod:
     return pb.Pod(namespace=each.namespace, name=each.name, uid=each.uid)
 
 
-def holder(each: Holder, since: float | None = None) -> pb.Holder:
-    """Who holds or asks; with `since`, a process that was there then is named only if it still is."""
-    there = each.pid is not None and (since is None or lives_since(each.pid, since))
-    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=each.pid if there else None)
+def holder(each: Holder, *, left: bool = False) -> pb.Holder:
+    """Who holds or asks; without the process where that has `left`."""
+    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=None if left else each.pid)
 
 
 def placement(each: Placement) -> pb.Placement:
@@ -227,7 +225,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
                 leased_devices(each, view),
                 unused=each.id in snapshot.unused,
                 in_full=reader.may_see(each.holder),
-                as_it_is=True,
+                left=each.id in snapshot.left,
             )
             for each in view.leases.values()
         ],
