@@ -57,7 +57,11 @@ class Room:
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     ) -> None:
         boards = [Board.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
-        self._boards = _after(boards, before, policy) if before else boards
+        self.placed = 0
+        """How many of the wants on their way have a place."""
+        self._boards = boards
+        if before:
+            self._boards, self.placed = _after(boards, before, policy)
 
     def creatable(self, want: Want) -> int:
         """As the function of this name."""
@@ -89,37 +93,38 @@ def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
     return count
 
 
-def _after(boards: list[Board], before: Sequence[Want], policy: Policy) -> list[Board]:
-    """The boards with the wants on their way placed: as they would be planned one by one, as far as they fit."""
+def _after(boards: list[Board], before: Sequence[Want], policy: Policy) -> tuple[list[Board], int]:
+    """The boards with the wants on their way placed: as they would be planned one by one, as far as they fit.
+
+    And how many of the wants that are.
+    """
     # What does not fit even alone waits, whatever the others do.
     fitting = [want for want in before if _cheapest(boards, want, policy)[1] is not None]
-    one_by_one, all_fit = _placed(boards, fitting, policy)
-    if all_fit:
-        return one_by_one
+    one_by_one, placed = _placed(boards, fitting, policy)
+    if placed == len(fitting):
+        return one_by_one, placed
     # In another order or other places all of them may fit, and a request for several is planned that way.
     packed = pack(boards, fitting, most_steps=_STEPS)
     if packed is None:
-        return one_by_one
+        return one_by_one, placed
     together = boards.copy()
     for number, window in packed:
         candidate = together[number].candidate_at(window, policy.creation_cost)
         if candidate is None:
             raise AssertionError(f"no place for {window} that was packed")
         together[number] = together[number].place(candidate)
-    return together
+    return together, len(fitting)
 
 
-def _placed(boards: Sequence[Board], wants: Sequence[Want], policy: Policy) -> tuple[list[Board], bool]:
-    """The boards after each want that fits; whether all did."""
-    placed = list(boards)
-    all_fit = True
+def _placed(boards: Sequence[Board], wants: Sequence[Want], policy: Policy) -> tuple[list[Board], int]:
+    """The boards after each want that fits; how many did."""
+    after, placed = list(boards), 0
     for want in wants:
-        number, candidate = _cheapest(placed, want, policy)
-        if candidate is None:
-            all_fit = False
-        else:
-            placed[number] = placed[number].place(candidate)
-    return placed, all_fit
+        number, candidate = _cheapest(after, want, policy)
+        if candidate is not None:
+            after[number] = after[number].place(candidate)
+            placed += 1
+    return after, placed
 
 
 def _cheapest(boards: Sequence[Board], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
