@@ -110,7 +110,12 @@ def left_by_a_former_version(agent: Agent) -> set[Path]:
     run, state = agent.folder / "run", agent.state_dir
     gpus = state / "host/run/mig-agent/locks"
     uuids = [each["uuid"] for each in agent.simulator.machine()["gpus"]]
-    locks = {run / "agent.sock.lock", run / "admin.sock.lock", state / "lock", *(gpus / f"{each}.lock" for each in uuids)}
+    locks = {
+        run / "agent.sock.lock",
+        run / "admin.sock.lock",
+        state / "lock",
+        *(gpus / f"{each}.lock" for each in uuids),
+    }
     for each in (run, state, state / "host", state / "host/run", gpus.parent, gpus):
         each.mkdir(exist_ok=True)
         each.chmod(0o755)

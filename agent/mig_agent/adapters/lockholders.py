@@ -53,13 +53,13 @@ def _pids() -> list[int]:
 
 def _names(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)
+        return os.listdir(folder)  # noqa: PTH208 -- a Path for each open file of the machine is waste
     except OSError:
         return []
 
 
 def _uid(pid: int) -> int:
-    """The user that a process acts as: not the owner of its folder, which is root where it keeps others from looking."""
+    """Return the user that a process acts as. Not the owner of its folder: that is root where others may not look."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("Uid:"):
             return int(line.split()[2])

@@ -80,7 +80,8 @@ def refuse_if_replaceable(path: Path, thing: str, hint: str) -> None:
         )
     if there.st_uid not in {_ROOT, os.geteuid()}:
         raise ConfigError(
-            f"cannot protect {thing} {path}: {folder} belongs to {user_words(there.st_uid)}, who may rename files in it",
+            f"cannot protect {thing} {path}: {folder} belongs to {user_words(there.st_uid)}, who may rename files in "
+            "it",
             f"chown it to the agent's user, or {hint}",
         )
 

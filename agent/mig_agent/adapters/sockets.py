@@ -95,9 +95,7 @@ class OwnedSocket:
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
-            raise ConfigError(
-                f"cannot listen on {self.path}: {error.strerror}", _OTHER_ADDRESS
-            ) from error
+            raise ConfigError(f"cannot listen on {self.path}: {error.strerror}", _OTHER_ADDRESS) from error
         except BaseException:
             listener.close()
             raise
