@@ -32,10 +32,15 @@ def check(space: Space, lease: str) -> None:
     assert space.lease("a").id == lease
 
 
+def nvidia_devices(space: Space) -> list[str]:
+    """What the node's /dev has for NVIDIA's driver. It is the machine's own, which may have some without any GPU."""
+    return sorted(space.cluster.node.run("find", "/dev", "-path", "/dev/nvidia*").splitlines())
+
+
 def check_node_without_a_gpu(space: Space) -> None:
     """There is no driver in the agent's container, and the machine of the tests has no GPU: it is left as it is."""
     cluster = space.cluster
-    before = space.node()
+    before, devices = space.node(), nvidia_devices(space)
     # The ledger of before knows GPUs.
     others = {"state": "/var/lib/mig-agent-without"}
     installed.install_again(cluster, simulate="", runtimeClassName="", paths=others)
@@ -55,7 +60,7 @@ def check_node_without_a_gpu(space: Space) -> None:
     ]
     sockets = cluster.layout.private("/var/lib") / "kubelet/device-plugins"
     assert [path.name for path in sockets.glob("*.sock")] == ["kubelet.sock"]
-    assert "nvidia" not in cluster.node.run("ls", "/dev")
+    assert nvidia_devices(space) == devices, "it made no device node, and took none away"
 
 
 @pytest.fixture
