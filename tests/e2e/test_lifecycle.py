@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 
 import pytest
@@ -34,7 +35,8 @@ def check(space: Space, lease: str) -> None:
 
 def nvidia_devices(space: Space) -> list[str]:
     """What the node's /dev has for NVIDIA's driver. It is the machine's own, which may have some without any GPU."""
-    return sorted(space.cluster.node.run("find", "/dev", "-path", "/dev/nvidia*").splitlines())
+    listing = "ls -d /dev/nvidia* /dev/nvidia-caps*/* 2>/dev/null || true"
+    return space.cluster.node.run("sh", "-c", listing).splitlines()
 
 
 def check_node_without_a_gpu(space: Space) -> None:
@@ -75,6 +77,8 @@ def test_upgrade_rollback_uninstall_install(space: Space, installed_again: None)
     del installed_again
     cluster = space.cluster
     labels = dict(space.node()["metadata"]["labels"])
+    state = cluster.layout.private("/var/lib") / "mig-agent"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700, "the kubelet makes it for everybody to enter"
     space.running("a", ONE)
     lease = space.lease("a").id
 

@@ -15,6 +15,8 @@ _MODE = 0o700
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _ROOT = 0
+_OF_FILE_SYSTEMS = frozenset({"lost+found"})
+"""What an empty folder may hold that is a file system of its own."""
 
 
 class PrivateFolder:
@@ -105,7 +107,7 @@ def _close_to_others(descriptor: int, path: Path, purpose: str, known: Container
         )
     if not mode & _OTHERS:
         return
-    inside = os.listdir(descriptor)
+    inside = set(os.listdir(descriptor)) - _OF_FILE_SYSTEMS
     if mode & stat.S_ISVTX or (mode & _OTHERS_WRITE and inside):
         raise ConfigError(
             f"cannot {purpose} {path}: others than the agent's own user may write in it (mode {mode:04o})",
@@ -119,7 +121,7 @@ def _close_to_others(descriptor: int, path: Path, purpose: str, known: Container
         )
     with CRASH_POINTS.around("private-folder-mode"):
         os.fchmod(descriptor, _MODE)
-    if mode & _OTHERS_WRITE and os.listdir(descriptor):
+    if mode & _OTHERS_WRITE and set(os.listdir(descriptor)) - _OF_FILE_SYSTEMS:
         raise ConfigError(
             f"cannot {purpose} {path}: somebody else made files in it while the agent started",
             "see what is in it, remove it, and start the agent again",
