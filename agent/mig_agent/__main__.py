@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,7 @@ def serve(config: Path | None, **flags: object) -> None:
 
     On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir D --listen unix:///tmp/agent.sock
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also until it has a loop that says so
     try:
         settings = load(config, texts_of(flags))
     except ConfigError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mig_agent.adapters import filelock
 from mig_agent.adapters.filelock import FileLock, LockedError, lock_gpus, lock_state_directory
+from mig_agent.adapters.lockholders import LockHolder, lock_holders
 from mig_agent.core.model import GpuUuid
 
 GPUS = [(0, GpuUuid("GPU-a")), (1, GpuUuid("GPU-b"))]
@@ -55,20 +59,97 @@ def test_all_gpus_or_none(tmp_path: Path) -> None:
         pass
 
 
-def test_a_holder_that_has_not_written_its_pid_yet(tmp_path: Path) -> None:
+def test_whose_pid_is_not_in_the_file_is_named_all_the_same(tmp_path: Path) -> None:
     with lock_state_directory(tmp_path) as lock:
-        lock.path.write_text("")
-        with pytest.raises(LockedError, match="another process uses it already"):
-            lock_state_directory(tmp_path)
+        for stale in ("", "4194304\n"):
+            lock.path.write_text(stale)
+            with pytest.raises(LockedError, match=f"the agent with pid {os.getpid()} uses it already"):
+                lock_state_directory(tmp_path)
+
+
+def test_a_holder_that_cannot_be_seen_is_not_given_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another PID namespace, say; the pid in the file is of that one."""
+    monkeypatch.setattr(filelock, "lock_holders", lambda _: ())
+    with (
+        lock_state_directory(tmp_path),
+        pytest.raises(LockedError, match="another process, which cannot be seen from here, uses it already"),
+    ):
+        lock_state_directory(tmp_path)
 
 
 def test_a_place_that_cannot_be_locked_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LockedError, match="cannot lock the thing"):
         FileLock.take(tmp_path / "file" / "lock", "the thing")
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    with pytest.raises(LockedError, match="cannot lock the thing"):
-        FileLock.take(tmp_path / "link", "the thing")
+    folder = tmp_path / "locks"
+    folder.mkdir(mode=0o700)
+    (folder / "link").symlink_to(tmp_path / "file")
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    os.link(tmp_path / "file", folder / "file")
+    for name in ("link", "folder", "pipe", "file"):
+        with pytest.raises(LockedError, match="cannot lock the thing"):
+            FileLock.take(folder / name, "the thing")
+
+
+def test_locks_are_files_of_0600_in_folders_of_0700(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch(mode=0o644)
+    with lock_state_directory(tmp_path) as lock, lock_gpus(tmp_path / "run", GPUS):
+        found = {path for path in tmp_path.rglob("*") if path.is_file()}
+        assert lock.path in found
+        assert len(found) == 2 * 3
+        assert {stat.S_IMODE(path.stat().st_mode) for path in found} == {0o600}
+        assert stat.S_IMODE(lock.path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "run/private").stat().st_mode) == 0o700
+
+
+def test_a_lock_that_somebody_made_wide_is_closed_again(tmp_path: Path) -> None:
+    """And who holds it with no right to write to it is named as what he is."""
+    with lock_state_directory(tmp_path) as lock:
+        pass
+    lock.path.chmod(0o644)
+    lock.path.parent.chmod(0o755)
+    with lock_state_directory(tmp_path):
+        assert stat.S_IMODE(lock.path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(lock.path.parent.stat().st_mode) == 0o700
+    with lock.path.open("rb") as stranger:
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match=f"the process with pid {os.getpid()} of .* holds .*locks/state.lock"):
+            lock_state_directory(tmp_path)
+
+
+def test_who_locks_the_file_of_a_former_version_must_be_able_to_write_it(tmp_path: Path) -> None:
+    former = tmp_path / "lock"
+    former.touch(mode=0o644)
+    with former.open("rb") as stranger:
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        with lock_state_directory(tmp_path):
+            assert former.read_text() == ""
+            assert stat.S_IMODE(former.stat().st_mode) == 0o600
+    with former.open("rb") as stranger:  # it is 0600 by now, and opened before that all the same
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        lock_state_directory(tmp_path).release()
+    with former.open("r+b") as agent:
+        fcntl.flock(agent, fcntl.LOCK_EX)
+        with pytest.raises(LockedError, match=f"the agent with pid {os.getpid()} uses it already"):
+            lock_state_directory(tmp_path)
+    with lock_state_directory(tmp_path):
+        assert former.read_text() == f"{os.getpid()}\n"
+
+
+def test_only_who_has_locked_a_file_holds_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as looking, path.open("r+b") as writing, path.open("rb") as reading:
+        assert lock_holders(looking.fileno()) == ()
+        fcntl.flock(writing, fcntl.LOCK_SH)
+        fcntl.flock(reading, fcntl.LOCK_SH)
+        mine = {"pid": os.getpid(), "uid": os.geteuid()}
+        assert set(lock_holders(looking.fileno())) == {
+            LockHolder(writes=True, **mine),
+            LockHolder(writes=False, **mine),
+        }
+        assert lock_holders(reading.fileno()) == (LockHolder(writes=True, **mine),)
 
 
 def test_a_released_lock_is_released_once(tmp_path: Path) -> None:

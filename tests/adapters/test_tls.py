@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -67,6 +68,41 @@ def test_a_key_with_a_password_is_told_instead_of_asking_for_it(authority: Autho
         Certificates(files)
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o620, 0o602])
+def test_a_key_that_others_may_read_or_write_is_refused(mode: int, authority: Authority) -> None:
+    files = files_of(authority)
+    files.key.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"cannot use {files.key}: others than its owner .* \(mode {mode:04o}\)"):
+        Certificates(files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_key_is_the_agents_or_roots_whose_group_may_read_it(authority: Authority) -> None:
+    files = files_of(authority)
+    files.key.chmod(0o640)
+    os.chown(files.key, 0, 61001)
+    Certificates(files)
+    for mode in (0o600, 0o640):
+        files.key.chmod(mode)
+        os.chown(files.key, 61001, 61001)
+        with pytest.raises(ConfigError, match="it belongs to uid 61001"):
+            Certificates(files)
+
+
+@pytest.mark.parametrize("which", ["cert", "key", "client_ca"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_refused_in_words(which: str, kind: str, authority: Authority) -> None:
+    files = files_of(authority)
+    wrong: Path = getattr(files, which)
+    wrong.unlink()
+    if kind == "folder":
+        wrong.mkdir()
+    else:
+        os.mkfifo(wrong, 0o600)
+    with pytest.raises(ConfigError, match=f"cannot use {wrong}: it is"):
+        Certificates(files)
+
+
 def files_in(folder: Path, pem: Pem, authorities: str) -> TlsFiles:
     mount(folder, pem, authorities)
     return TlsFiles(cert=folder / "tls.crt", key=folder / "tls.key", client_ca=folder / "ca.crt")
@@ -121,7 +157,7 @@ def test_an_authority_more_revokes_nothing_and_one_less_does(authority: Authorit
     assert "connections that were made under the former authority are closed" in told[2].words
 
 
-@pytest.mark.parametrize("broken", ["mismatch", "no certificate", "no authority", "gone"])
+@pytest.mark.parametrize("broken", ["mismatch", "no certificate", "no authority", "open key", "gone"])
 def test_a_rotation_that_cannot_be_used_leaves_the_former(broken: str, authority: Authority, tmp_path: Path) -> None:
     """It is told once, and what comes after it is taken up."""
     folder, ca, pem = tmp_path / "tls", authority.ca.read_text(), authority.issue("one")
@@ -135,6 +171,9 @@ def test_a_rotation_that_cannot_be_used_leaves_the_former(broken: str, authority
             swap(folder, other, ca)
         case "no authority":
             swap(folder, other, "")
+        case "open key":
+            other.key.chmod(0o644)
+            swap(folder, other, ca)
         case "gone":
             shutil.rmtree(folder / (folder / "..data").readlink())
     found = certificates.look()

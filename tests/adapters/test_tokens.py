@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -62,11 +63,34 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
             Tokens.load_or_make(path)
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_what_is_no_file_of_its_own_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(b"x" * 32)
-    (tmp_path / KEY_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic"):
-        Tokens.load_or_make(tmp_path / KEY_FILE)
+    (tmp_path / "elsewhere").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "dangling").symlink_to(tmp_path / "missing")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for name, words in {
+        "link": "it is a link",
+        "dangling": "it is a link",
+        "folder": "it is a folder",
+        "pipe": "it is no regular file",
+    }.items():
+        with pytest.raises(ConfigError, match=f"cannot use {tmp_path}/{name}: {words}"):
+            Tokens.load_or_make(tmp_path / name)
+    assert not (tmp_path / "missing").exists()
+    with pytest.raises(ConfigError, match="cannot make the key of the tokens"):
+        Tokens.load_or_make(tmp_path / "nowhere" / KEY_FILE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_key_of_another_user_is_refused(tmp_path: Path) -> None:
+    """Who owns it knows every token, whatever its mode."""
+    path = tmp_path / KEY_FILE
+    Tokens.load_or_make(path)
+    os.chown(path, 61001, 61001)
+    with pytest.raises(ConfigError, match="it belongs to uid 61001"):
+        Tokens.load_or_make(path)
 
 
 def _token(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 
 import pytest
@@ -32,10 +33,16 @@ def check(space: Space, lease: str) -> None:
     assert space.lease("a").id == lease
 
 
+def nvidia_devices(space: Space) -> list[str]:
+    """What the node's /dev has for NVIDIA's driver. It is the machine's own, which may have some without any GPU."""
+    listing = "ls -d /dev/nvidia* /dev/nvidia-caps*/* 2>/dev/null || true"
+    return space.cluster.node.run("sh", "-c", listing).splitlines()
+
+
 def check_node_without_a_gpu(space: Space) -> None:
     """There is no driver in the agent's container, and the machine of the tests has no GPU: it is left as it is."""
     cluster = space.cluster
-    before = space.node()
+    before, devices = space.node(), nvidia_devices(space)
     # The ledger of before knows GPUs.
     others = {"state": "/var/lib/mig-agent-without"}
     installed.install_again(cluster, simulate="", runtimeClassName="", paths=others)
@@ -55,7 +62,7 @@ def check_node_without_a_gpu(space: Space) -> None:
     ]
     sockets = cluster.layout.private("/var/lib") / "kubelet/device-plugins"
     assert [path.name for path in sockets.glob("*.sock")] == ["kubelet.sock"]
-    assert "nvidia" not in cluster.node.run("ls", "/dev")
+    assert nvidia_devices(space) == devices, "it made no device node, and took none away"
 
 
 @pytest.fixture
@@ -70,6 +77,8 @@ def test_upgrade_rollback_uninstall_install(space: Space, installed_again: None)
     del installed_again
     cluster = space.cluster
     labels = dict(space.node()["metadata"]["labels"])
+    state = cluster.layout.private("/var/lib") / "mig-agent"
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700, "the kubelet makes it for everybody to enter"
     space.running("a", ONE)
     lease = space.lease("a").id
 

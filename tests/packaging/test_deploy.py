@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,34 @@ def test_the_unit_waits_for_what_the_agent_tells(unit: configparser.SectionProxy
     assert unit["Type"] == "notify"
     assert int(unit["TimeoutStopSec"]) > load().stop_deadline
     assert int(unit["WatchdogSec"]) > load().call_deadline
+
+
+def test_the_unit_bounds_what_a_failing_agent_can_do(unit: configparser.SectionProxy) -> None:
+    """No core, which would hold keys; and memory that no bound of the agent's comes near."""
+    assert unit["LimitCORE"] == "0"
+    assert unit["MemoryMax"] == "1G"
+    assert unit["StateDirectoryMode"] == "0700"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here to read the unit")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    """All of it: a word that it does not know is only a warning, and the line counts for nothing."""
+    program = tmp_path / "mig-agent"
+    program.touch(mode=0o755)
+    text = (ROOT / "deploy/mig-agent.service").read_text()
+    assert "/usr/local/bin/mig-agent" in text
+    unit = tmp_path / "mig-agent.service"
+    unit.write_text(text.replace("/usr/local/bin/mig-agent", str(program)))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": os.environ["PATH"]},
+    )
+    words = [line for line in (done.stdout + done.stderr).splitlines() if "mig-agent.service" in line]
+    assert not words
+    assert done.returncode == 0
 
 
 def test_the_guide_installs_the_configuration_that_the_unit_reads(unit: configparser.SectionProxy) -> None:

@@ -54,18 +54,129 @@ def test_a_private_folder_is_entered_by_its_owner_alone(folder: Path) -> None:
         private.close()
 
 
-def test_a_private_folder_that_lets_others_in_is_refused(folder: Path) -> None:
-    (folder / "open").mkdir()
-    (folder / "open").chmod(0o750)
-    with pytest.raises(ConfigError, match="others than the agent's own user may enter it"):
-        PrivateFolder.open(folder / "open")
+def test_a_private_folder_that_others_may_enter_is_closed_to_them(folder: Path) -> None:
+    """As the kubelet makes those of hostPath volumes; it was nobody else who made what is in it."""
+    for mode in (0o755, 0o750, 0o711, 0o2755):
+        path = folder / f"{mode:o}"
+        path.mkdir()
+        (path / "x").touch()
+        path.chmod(mode)
+        PrivateFolder.open(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    for mode in (0o777, 0o770):  # nothing is in them, so nobody put anything there
+        path = folder / f"{mode:o}"
+        path.mkdir()
+        path.chmod(mode)
+        PrivateFolder.open(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_private_folder_that_others_may_write_in_is_refused(mode: int, folder: Path) -> None:
+    path = folder / "open"
+    path.mkdir()
+    path.chmod(mode)
+    if not mode & stat.S_ISVTX:
+        (path / "x").touch()
+    with pytest.raises(ConfigError, match=rf"others than the agent's own user may write in it \(mode {mode:04o}\)"):
+        PrivateFolder.open(path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_what_is_no_folder_or_a_link_is_no_private_folder(folder: Path) -> None:
     (folder / "real").mkdir(mode=0o700)
     (folder / "link").symlink_to(folder / "real")
-    with pytest.raises(ConfigError, match="cannot use the folder"):
+    with pytest.raises(ConfigError, match="it is a link") as refused:
         PrivateFolder.open(folder / "link")
+    assert str(folder / "real") in refused.value.hint
+    (folder / "nowhere").symlink_to(folder / "missing")
+    with pytest.raises(ConfigError, match="it is a link"):
+        PrivateFolder.open(folder / "nowhere")
+    assert not (folder / "missing").exists()
     (folder / "file").touch()
     with pytest.raises(ConfigError, match="cannot use the folder"):
         PrivateFolder.open(folder / "file")
+
+
+# The state directory
+
+
+def refusal(agent: Agent) -> str:
+    """What an agent says that does not start."""
+    assert agent.launch().wait(GENEROUS_SECONDS) == 1
+    (line,) = map(json.loads, agent.log().splitlines())
+    agent.log_file.unlink()
+    return str(line["event"])
+
+
+def test_a_state_directory_that_others_may_write_in_is_refused(folder: Path) -> None:
+    with Agent(folder) as agent:
+        assert agent.stop() == 0
+        agent.log_file.unlink()
+        for mode in (0o777, 0o770, 0o1777):
+            agent.state_dir.chmod(mode)
+            assert refusal(agent) == (
+                f"cannot keep state in {agent.state_dir}: others than the agent's own user may write in it "
+                f"(mode {mode:04o})"
+            )
+        agent.state_dir.chmod(0o755)  # as the kubelet makes it, and versions before left it
+        agent.start()
+        assert stat.S_IMODE(agent.state_dir.stat().st_mode) == 0o700
+
+
+def test_a_folder_of_other_things_is_not_closed_to_others(folder: Path) -> None:
+    """`--state-dir /var`, say: that would be the end of the machine."""
+    agent = Agent(folder)
+    agent.state_dir.mkdir()
+    (agent.state_dir / "cache").mkdir()
+    agent.state_dir.chmod(0o755)
+    assert refusal(agent) == (
+        f"cannot keep state in {agent.state_dir}: others may enter it (mode 0755), and there are files in it that are "
+        "not the agent's"
+    )
+    assert stat.S_IMODE(agent.state_dir.stat().st_mode) == 0o755
+    (agent.state_dir / "cache").rmdir()
+    (agent.state_dir / "lost+found").mkdir()  # it is a disk of its own
+    with agent:
+        assert stat.S_IMODE(agent.state_dir.stat().st_mode) == 0o700
+
+
+def test_a_state_directory_that_is_a_link_or_a_file_is_refused(folder: Path) -> None:
+    agent = Agent(folder)
+    (folder / "elsewhere").mkdir(mode=0o700)
+    agent.state_dir.symlink_to(folder / "elsewhere")
+    assert refusal(agent) == f"cannot keep state in {agent.state_dir}: it is a link, and links are not followed"
+    agent.state_dir.unlink()
+    agent.state_dir.touch()
+    assert refusal(agent) == f"cannot keep state in {agent.state_dir}: File exists"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_state_directory_of_another_user_is_refused(folder: Path) -> None:
+    agent = Agent(folder)
+    agent.state_dir.mkdir(mode=0o700)
+    os.chown(agent.state_dir, 61001, 61001)
+    assert refusal(agent) == (
+        f"cannot keep state in {agent.state_dir}: it belongs to uid 61001, and the agent runs as root (uid 0)"
+    )
+    os.chown(agent.state_dir, 0, 0)
+    os.chown(folder, 61001, 61001)
+    assert refusal(agent) == (
+        f"cannot protect the state directory {agent.state_dir}: {folder} belongs to uid 61001, who may rename files in "
+        "it"
+    )
+    os.chown(folder, 0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_socket_in_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    run = folder / "run"
+    run.mkdir()
+    os.chown(run, 61001, 61001)
+    words = refusal(Agent(folder, listen=[f"unix://{run}/agent.sock"]))
+    assert words == (
+        f"cannot protect the socket {run}/agent.sock: {run} belongs to uid 61001, who may rename files in it"
+    )
 
 
 def test_nobody_is_let_in_before_the_permissions_are_right(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,10 +45,26 @@ class Authority:
         )
         self.ca.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def issue(self, name: str, *, file: str = "", also: Sequence[str] = (), organization: str = "") -> Pem:
-        """A certificate for this common name, for localhost, and for the host names and addresses in `also`."""
+    def issue(
+        self,
+        name: str,
+        *,
+        file: str = "",
+        also: Sequence[str] = (),
+        organization: str = "",
+        common_names: Sequence[str] | None = None,
+    ) -> Pem:
+        """A certificate for this common name, for localhost, and for the host names and addresses in `also`.
+
+        `common_names` takes the place of the one name: as many, and as odd ones, as an authority might sign.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
-        attributes = [x509.NameAttribute(NameOID.COMMON_NAME, name)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # empty ones and longer ones than the standard allows
+            attributes = [
+                x509.NameAttribute(NameOID.COMMON_NAME, each, _validate=False)
+                for each in ([name] if common_names is None else common_names)
+            ]
         if organization:
             attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization))
         subject = x509.Name(attributes)
@@ -57,6 +74,7 @@ class Authority:
         )
         pem = Pem(self._folder / f"{file or name}.pem", self._folder / f"{file or name}.key")
         pem.cert.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        pem.key.touch(mode=0o600)
         pem.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

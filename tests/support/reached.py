@@ -42,6 +42,7 @@ REACHED: dict[str, frozenset[str]] = {
     "MIG mode off": _REMOVING | {MODE},
     "first start": _ALWAYS | _NEW_LEDGER | {"token-key"},
     "start after a crash": _ALWAYS | _AGAIN | {DESTROY},
+    "start after an upgrade": _ALWAYS | _AGAIN | {DESTROY, "private-folder-mode", "lock-mode"},
     "start after a reboot": _ALWAYS | _AGAIN,
     "start while paused": _ALWAYS | _AGAIN,
     "start on a damaged ledger": _ALWAYS | _AGAIN | _NEW_LEDGER | {"ledger-aside"},

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from mig_agent.simulator import STATE_FILE
 from support.agent import eventually
 from support.kinds import CREATE_COMPUTE, Create
 from support.restarted import World, profile
@@ -55,7 +56,10 @@ class First(Start):
     def restore(self) -> None:
         shutil.rmtree(self.state_dir, ignore_errors=True)
         for path in self.world.agent.folder.glob("*.sock*"):
-            path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def check(self) -> None:
         self.world.standing = [self.world.acquire(*profile("1g.5gb"), gpu="0")]
@@ -164,9 +168,27 @@ class AfterAReboot(Start):
         world.standing = standing
 
 
+class AfterAnUpgrade(AfterACrash):
+    """A former version, or the chart's hostPath, left the state directory and the locks open to everybody."""
+
+    def restore(self) -> None:
+        super().restore()
+        for path in (self.state_dir, self.state_dir / "locks"):
+            path.chmod(0o755)
+        for path in (self.state_dir / "lock", *self.world.agent.folder.rglob("*.lock")):
+            path.chmod(0o644)
+
+    def check(self) -> None:
+        wide = [each for each in self.state_dir.rglob("*lock") if each.stat().st_mode & 0o077]
+        assert [each.name for each in wide] == [f"{STATE_FILE}.lock"]  # the simulated machine's
+        assert self.state_dir.stat().st_mode & 0o777 == 0o700
+        super().check()
+
+
 STARTS: dict[str, type[Start]] = {
     "first start": First,
     "start after a crash": AfterACrash,
+    "start after an upgrade": AfterAnUpgrade,
     "start after a reboot": AfterAReboot,
     "start while paused": Paused,
     "start on a damaged ledger": OnADamagedLedger,

@@ -1,18 +1,35 @@
-"""Locks that end with their process: of a state directory, and of each GPU on the whole machine."""
+"""Locks that end with their process: of a state directory, of a socket, and of each GPU on the whole machine.
+
+flock(2) needs no more than an open file, so whoever can open a lock's file can hold it. The file is therefore one of
+mode 0600 in a folder of mode 0700 that the agent itself makes: nobody else has ever been able to open it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import structlog
+
 from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.core.errors import MigAgentError
+from mig_agent.adapters.lockholders import lock_holders
+from mig_agent.adapters.private import PrivateFolder, user_words
+from mig_agent.core.errors import ConfigError, MigAgentError
 from mig_agent.core.model import GpuUuid
+
+_MODE = 0o600
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place hangs nobody
+
+_log = structlog.get_logger(__name__)
 
 
 class LockedError(MigAgentError):
@@ -27,42 +44,29 @@ class LockedError(MigAgentError):
 class FileLock:
     """A file that is locked as long as this object, or the process, lives."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptors: Sequence[int]) -> None:
         self.path = path
-        self._descriptor: int | None = descriptor
+        self._descriptors = tuple(descriptors)
 
     @classmethod
-    def take(cls, path: Path, what: str, hint: str = "") -> FileLock:
-        """Locks a file, made where it is not there; `what` is being locked, in words.
+    def take(cls, path: Path, what: str, hint: str = "", *, former: Path | None = None) -> FileLock:
+        """Lock a file, making it and its folder, which holds nothing but locks; `what` is being locked, in words.
 
-        Raises LockedError at once where another process has it, naming its pid.
+        `former` is the file that versions before this one lock for the same, where everybody could open it: it is held
+        as well, so that such an agent and this one exclude each other. Who holds it without the right to write to it is
+        no agent, and is ignored. Raises LockedError at once where another agent has either, naming its pid.
         """
-        try:
-            with CRASH_POINTS.around("lock-file"):
-                path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
-        try:
-            # A lock of the open file: it also excludes a second one in this process, and no child inherits it.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with CRASH_POINTS.around("lock-owner"):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except BlockingIOError:
-            pid = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            holder = f"the agent with pid {pid}" if pid.isdigit() else "another process"
-            raise LockedError(f"cannot use {what}: {holder} uses it already", hint) from None
-        except OSError as error:
-            os.close(descriptor)
-            raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
-        return cls(path, descriptor)
+        with ExitStack() as undo:
+            descriptor = _take(path, what, hint)
+            undo.callback(os.close, descriptor)
+            also = None if former is None else _take_former(former, what, hint)
+            undo.pop_all()
+        return cls(path, [each for each in (descriptor, also) if each is not None])
 
     def release(self) -> None:
-        """Lets others have it. The file stays: removing it could take the lock of whoever opened it meanwhile."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        """Let others have it. The file stays: removing it could take the lock of whoever opened it meanwhile."""
+        descriptors, self._descriptors = self._descriptors, ()
+        for descriptor in descriptors:
             os.close(descriptor)
 
     def __enter__(self) -> Self:
@@ -77,7 +81,10 @@ class FileLock:
 def lock_state_directory(folder: Path) -> FileLock:
     """Raises LockedError where another agent keeps its state there."""
     return FileLock.take(
-        folder / "lock", f"the state directory {folder}", "stop that agent, or give another --state-dir"
+        folder / "locks/state.lock",
+        f"the state directory {folder}",
+        "stop that agent, or give another --state-dir",
+        former=folder / "lock",
     )
 
 
@@ -85,6 +92,108 @@ def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]]) -> ExitStack:
     """Locks all of them (index, UUID), or raises LockedError and has none; closing the stack unlocks them."""
     with ExitStack() as taken:
         for index, uuid in gpus:
-            hint = "stop that agent, or leave the GPU to it with --gpus"
-            taken.enter_context(FileLock.take(folder / f"{uuid}.lock", f"GPU {index} ({uuid})", hint))
+            name = f"{uuid}.lock"
+            lock = FileLock.take(
+                folder / "private" / name,
+                f"GPU {index} ({uuid})",
+                "stop that agent, or leave the GPU to it with --gpus",
+                former=folder / name,
+            )
+            taken.enter_context(lock)
         return taken.pop_all()
+
+
+def _take(path: Path, what: str, hint: str) -> int:
+    """Lock the file; its descriptor."""
+    try:
+        folder = PrivateFolder.open(path.parent)
+    except ConfigError as error:
+        raise LockedError(f"cannot lock {what}: {error.message}", error.hint) from error
+    try:
+        with contextlib.closing(folder), CRASH_POINTS.around("lock-file"):
+            descriptor = folder.open_file(path.name, _FLAGS, _MODE)
+    except OSError as error:
+        raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
+    with ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        try:
+            _check_own(descriptor, path, what)
+            _lock(descriptor)
+        except BlockingIOError:
+            raise LockedError(_held(descriptor, path, what), hint) from None
+        except OSError as error:
+            raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
+        undo.pop_all()
+    return descriptor
+
+
+def _take_former(path: Path, what: str, hint: str) -> int | None:
+    """Lock the file of versions before this one; None where no agent could have it, or where no agent has it."""
+    try:
+        with CRASH_POINTS.around("lock-file"):
+            descriptor = os.open(path, _FLAGS, _MODE)
+    except OSError:
+        return None  # a link, a folder: no agent made it, and none locks it
+    with ExitStack() as undo:
+        undo.callback(os.close, descriptor)
+        there = os.fstat(descriptor)
+        if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid() or there.st_mode & _OTHERS_WRITE:
+            return None
+        try:
+            _lock(descriptor)
+        except BlockingIOError:
+            for holder in lock_holders(descriptor):
+                if holder.writes:
+                    raise LockedError(_used_by(what, holder.pid), hint) from None
+                _log.warning(
+                    "somebody who is no agent holds a lock of former versions, and is ignored",
+                    path=str(path),
+                    pid=holder.pid,
+                    user=user_words(holder.uid),
+                )
+            return None
+        except OSError:
+            return None
+        undo.pop_all()
+    return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    """Lock an open file, for its own user alone, and write into it for people who has it. Raises OSError."""
+    # A lock of the open file: it also excludes a second one in this process, and no child inherits it.
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != _MODE:
+            with CRASH_POINTS.around("lock-mode"):
+                os.fchmod(descriptor, _MODE)
+    with CRASH_POINTS.around("lock-owner"):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def _check_own(descriptor: int, path: Path, what: str) -> None:
+    """Raise LockedError for what only somebody else can have put into the agent's own folder."""
+    there = os.fstat(descriptor)
+    if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid() or there.st_nlink != 1:
+        raise LockedError(
+            f"cannot lock {what}: {path} is not a file of the agent's own", "remove it while no agent runs"
+        )
+
+
+def _held(descriptor: int, path: Path, what: str) -> str:
+    """Say who has the lock: a process that lives, or none by number."""
+    holders = lock_holders(descriptor)
+    for holder in holders:
+        if holder.writes:
+            return _used_by(what, holder.pid)
+    for holder in holders:
+        return (
+            f"cannot lock {what}: the process with pid {holder.pid} of {user_words(holder.uid)} holds {path}, which "
+            "others could open once; end it"
+        )
+    return f"cannot use {what}: another process, which cannot be seen from here, uses it already"
+
+
+def _used_by(what: str, pid: int) -> str:
+    return f"cannot use {what}: the agent with pid {pid} uses it already"

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.filelock import FileLock, LockedError
+from mig_agent.adapters.private import refuse_if_replaceable
 from mig_agent.core.errors import ConfigError
 
 _LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin-listen"
+_OTHER_ADDRESS = "give another address with --listen unix:///path"
 _NARROW_UMASK = 0o177
 """A socket is born readable and writable by its owner alone."""
 _FOLDER_MODE = 0o755
@@ -35,7 +37,7 @@ class OwnedSocket:
         """Locks the path and removes the socket of an agent that died.
 
         Raises LockedError where another agent has it or something else listens there, and ConfigError where there is
-        something that is no socket.
+        something that is no socket, or where others could put something else in its place.
         """
         try:
             with CRASH_POINTS.around("socket-folder"):
@@ -43,9 +45,15 @@ class OwnedSocket:
         except OSError as error:
             raise ConfigError(
                 f"cannot make the folder {path.parent} of the socket: {error.strerror}",
-                "run as root, or give another address with --listen unix:///path",
+                f"run as root, or {_OTHER_ADDRESS}",
             ) from error
-        lock = FileLock.take(path.with_name(f"{path.name}.lock"), f"the socket {path}", _LOCK_HINT)
+        refuse_if_replaceable(path, "the socket", _OTHER_ADDRESS)
+        lock = FileLock.take(
+            path.with_name(f"{path.name}.private") / "socket.lock",
+            f"the socket {path}",
+            _LOCK_HINT,
+            former=path.with_name(f"{path.name}.lock"),
+        )
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
             _remove_stale(path)
@@ -78,7 +86,6 @@ class OwnedSocket:
 
     def listen(self, mode: int, group: str = "") -> socket.socket:
         """A socket that listens at the path, with these permissions. Raises ConfigError where it cannot be had."""
-        self._check_folder()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self.being_bound(mode, group):
@@ -88,9 +95,7 @@ class OwnedSocket:
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
-            raise ConfigError(
-                f"cannot listen on {self.path}: {error.strerror}", "give another address with --listen unix:///path"
-            ) from error
+            raise ConfigError(f"cannot listen on {self.path}: {error.strerror}", _OTHER_ADDRESS) from error
         except BaseException:
             listener.close()
             raise
@@ -104,15 +109,6 @@ class OwnedSocket:
                 f"cannot protect the socket {self.path}: its mode is {stat.S_IMODE(there.st_mode):04o} and its group "
                 f"{there.st_gid}, though {mode:04o}{f' and {group}' if group else ''} were set",
                 "put it on a file system that keeps permissions, such as /run",
-            )
-
-    def _check_folder(self) -> None:
-        """Where anybody may rename files, anybody could put a socket of their own in the place of this one."""
-        folder = self.path.parent.stat()
-        if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
-            raise ConfigError(
-                f"cannot protect the socket {self.path}: everybody may rename files in {self.path.parent}",
-                f"chmod o-w {self.path.parent}, or give another address with --listen unix:///path",
             )
 
     def close(self) -> None:

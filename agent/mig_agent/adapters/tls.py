@@ -12,6 +12,7 @@ from typing import cast
 
 import grpc
 
+from mig_agent.adapters.secretfiles import read_secret
 from mig_agent.core.errors import ConfigError
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
@@ -157,7 +158,7 @@ def _read(files: TlsFiles) -> tuple[_Contents, _Versions]:
 
 def _checked(files: TlsFiles) -> _Contents:
     """What the three files hold. gRPC itself would only fail handshakes, with no word to anybody."""
-    contents = _Contents(cert=_bytes(files.cert), key=_bytes(files.key), client_ca=_bytes(files.client_ca))
+    contents = _Contents(cert=_bytes(files.cert), key=_key(files.key), client_ca=_bytes(files.client_ca))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
@@ -182,10 +183,24 @@ def _no_password() -> str:
     raise ValueError("the key has a password")
 
 
+def _key(path: Path) -> bytes:
+    """Return the key, of a file that nobody else may read. Raises ConfigError for any other."""
+    try:
+        # Volumes of Kubernetes, and what certificates are renewed with, are full of links.
+        with read_secret(path, follow_links=True, group_of_root=True) as file:
+            return file.read()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
 def _bytes(path: Path) -> bytes:
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"cannot use {path}: it is no regular file", "tls_cert and tls_client_ca name PEM files")
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", "tls_cert, tls_key and tls_client_ca name it"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot read {path}: {error.strerror}", "tls_cert, tls_key and tls_client_ca name it")

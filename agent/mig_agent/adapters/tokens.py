@@ -8,12 +8,12 @@ import secrets
 from pathlib import Path
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.secretfiles import read_secret
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import LeaseId
 
 KEY_FILE = "token.key"
 _KEY_BYTES = 32
-_OTHERS = 0o077
 
 
 class Tokens:
@@ -27,14 +27,21 @@ class Tokens:
         """With the key in this file, which is made when it is not there, readable by its owner alone.
 
         Two processes that make it at once end with one key, and a crash leaves a whole one or none. Raises ConfigError
-        for a file that is no key or that others may read, and OSError where it cannot be made.
+        where it cannot be made, for what is no key (a link, a folder), and for a file that others may read or own: who
+        owns it knows every token.
         """
         try:
             return cls(_read(path))
         except FileNotFoundError:
+            pass
+        try:
             with CRASH_POINTS.around("token-key"):
                 _make(path)
-            return cls(_read(path))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the key of the tokens, {path}: {error.strerror}", "see that its folder can be written"
+            ) from error
+        return cls(_read(path))
 
     def token(self, lease: LeaseId) -> str:
         """64 hexadecimal digits."""
@@ -46,12 +53,9 @@ class Tokens:
 
 
 def _read(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
-        mode = os.fstat(descriptor).st_mode
+    """Return the key. Raises FileNotFoundError where there is nothing, and ConfigError for what is no key."""
+    with read_secret(path, follow_links=False, group_of_root=False) as file:
         key = file.read(_KEY_BYTES + 1)
-    if mode & _OTHERS:
-        raise ConfigError(f"cannot use {path}: others than its owner may read or write it", f"chmod 600 {path}")
     if len(key) != _KEY_BYTES:
         raise ConfigError(
             f"cannot use {path}: it is not a key of {_KEY_BYTES} bytes",

@@ -35,7 +35,8 @@ class Settings(KubernetesSettings):
 
     state_dir: Path = setting(
         Path("/var/lib/mig-agent"),
-        "Folder of the ledger of leases and its key, mode 0700. One agent a folder.",
+        "Folder of the ledger of leases and its key: of the agent's own user, mode 0700, and no link. One agent a "
+        "folder.",
         kind=kinds.PATH,
         group=_PLACE,
         example="/var/lib/mig-agent",
@@ -123,7 +124,7 @@ class Settings(KubernetesSettings):
     )
     tls_key: Path | None = setting(
         None,
-        "The private key of `tls_cert` (PEM).",
+        "The private key of `tls_cert` (PEM): a file of root's or of the agent's user, which nobody else may read.",
         kind=kinds.PATH,
         group=_TLS,
         example="/etc/mig-agent/tls/server.key",
@@ -147,7 +148,7 @@ class Settings(KubernetesSettings):
     )
     tls_schedulers: tuple[str, ...] = setting(
         (),
-        "Clients who may ask over TCP for others, under any tenant and name.",
+        "Clients who may ask over TCP for others, under any tenant and name; common names, too.",
         kind=kinds.NAMES,
         group=_TLS,
         example="scheduler.cluster-a",
@@ -155,7 +156,7 @@ class Settings(KubernetesSettings):
     )
     tls_users: tuple[str, ...] | None = setting(
         None,
-        "Clients who may ask over TCP for themselves; the name in the certificate is their tenant.",
+        "Clients who may ask over TCP for themselves; the common name in the certificate is their tenant.",
         kind=kinds.NAMES,
         group=_TLS,
         example="alice, bob",

@@ -17,11 +17,12 @@ from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.private import PrivateFolder, refuse_if_replaceable
 from mig_agent.adapters.threads import CallThread
+from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.config import Settings
-from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import GpuUuid
-from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus
+from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus, simulated_file
 from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import serve_metrics
 from mig_agent.daemon.roles import configured_roles
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
 """For tests: the agent fails where its engine is used off the event loop."""
-_STATE_DIR_MODE = 0o700
 _LAST_ANSWERS_SECONDS = 2.0
 """For calls that are open when the manager has closed: what is decided still reaches its caller."""
 _CLOSING_SECONDS = 3.0
@@ -178,14 +178,13 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
 
 
 def _make_state_dir(settings: Settings) -> None:
+    """Make the folder where it is missing, and see to it that only the agent's user can enter it."""
     folder = settings.state_dir
-    try:
-        with CRASH_POINTS.around("state-folder"):
-            folder.mkdir(mode=_STATE_DIR_MODE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot keep state in {folder}: {error.strerror}", "run as root, or give another --state-dir"
-        ) from error
+    known = {LEDGER_FILE, KEY_FILE, "lock", simulated_file(settings)}
+    with CRASH_POINTS.around("state-folder"):
+        state = PrivateFolder.open(folder, "keep state in", known)
+    state.close()
+    refuse_if_replaceable(folder, "the state directory", "give another --state-dir")
 
 
 async def _connect_to_kubernetes(settings: Settings) -> Kubernetes | None:

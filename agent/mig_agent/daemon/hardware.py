@@ -64,6 +64,15 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
     return Hardware(driver=driver, host=Host(), lock_folder=settings.lock_dir)
 
 
+def simulated_file(settings: Settings) -> str:
+    """Return the name of the file of the simulated machine, where that lives in the state directory; else nothing."""
+    if not settings.simulate or settings.simulated_dir != settings.state_dir:
+        return ""
+    from mig_agent.simulator import STATE_FILE  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
+
+    return STATE_FILE
+
+
 def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool) -> Hardware:
     from mig_agent.simulator import (  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
         STATE_FILE,

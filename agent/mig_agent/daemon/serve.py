@@ -1,10 +1,11 @@
-"""`mig-agent serve` as a process: its signals, its exit code, and the last word in its log."""
+"""`mig-agent serve` as a process: its signals, its limits, its exit code, and the last word in its log."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from mig_agent.daemon.agent import Agent, start_agent
 from mig_agent.daemon.hardware import CannotServeError
 from mig_agent.daemon.notify import keep_alive, notify
 
+_UMASK = 0o022
 CLEAN = 0
 FAILED = 1
 _BY_SIGNAL = 128
@@ -38,6 +40,7 @@ def serve(settings: Settings) -> NoReturn:
 
     It ends without waiting for threads: one may hang in the driver for good.
     """
+    _confine()
     logs.configure(settings)
     code = FAILED
     try:
@@ -51,6 +54,15 @@ def serve(settings: Settings) -> NoReturn:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _confine() -> None:
+    """Give this process what must not depend on who starts it: the mode of new files, and no core dump."""
+    # Files and folders come out with the modes that the code names, which it narrows itself where only it may read.
+    os.umask(_UMASK)
+    # A core would hold the key of the tokens and that of the certificate. Programs that cores are piped to are told of
+    # this limit, too, and systemd-coredump keeps nothing then.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _collect_garbage_from_now_on() -> None:
@@ -82,6 +94,7 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         async with asyncio.TaskGroup() as group:
             self._main = group.create_task(self._serve(group), name="serve")
         return CLEAN if self._main.cancelled() else self._main.result()
@@ -98,6 +111,11 @@ class _Process:
         self._stop.set()
         if not self._started and self._main is not None:
             self._main.cancel()
+
+    @staticmethod
+    def _on_hangup() -> None:
+        """Ends nothing, as it would by default: a terminal was closed, or somebody wants settings to be read again."""
+        _log.warning("SIGHUP is ignored: settings are read at the start, and renewed certificates are taken up anyway")
 
     def _on_outdated(self) -> None:
         """The library that a container has is the one of its start; whoever started it starts it anew."""

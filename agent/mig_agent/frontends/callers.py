@@ -5,6 +5,7 @@ Which Unix socket was opened decides who is an administrator there; the file's m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,13 @@ from typing import Protocol
 from mig_agent.adapters.peers import Peer, peer_from
 from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.engine.callers import Caller, Role
+
+_LONGEST_NAME = 256
+"""Bytes; as long as any other name that a caller gives. X.520 allows 64 characters."""
+_ESCAPED = re.compile(rb"\\(?:([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_ATTRIBUTE = re.compile(rb"((?:[^\\,+]|\\.)+)", re.DOTALL)
+"""One of a subject (RFC 2253), `CN=alice`: what could end its value too early is behind a backslash."""
+_COMMON_NAME = b"CN="
 
 
 class Transport(Protocol):
@@ -86,7 +94,14 @@ def caller_of(context: Transport, *, admin: bool, roles: Roles) -> Caller:
         return roles.by_kernel(peer, admin=admin)
     properties = context.auth_context()
     if properties.get("transport_security_type") == [b"ssl"]:
-        return roles.by_certificate(_certified_name(properties))
+        name, fault = common_name(properties)
+        if fault:
+            raise refuse(
+                Reason.NOT_PERMITTED,
+                f"cannot serve this certificate: {fault}",
+                "clients are known by the one common name (CN) in the subject of their certificates",
+            )
+        return roles.by_certificate(name)
     role = roles.unidentified
     return Caller(admin=admin or role is Role.ADMIN, scheduler=role is Role.SCHEDULER)
 
@@ -96,15 +111,34 @@ def caller_named(context: Transport, *, admin: bool, roles: Roles) -> Caller:
     try:
         return caller_of(context, admin=admin, roles=roles)
     except RefusedError:
-        return Caller(name=_certified_name(context.auth_context()))
+        return Caller(name=common_name(context.auth_context())[0])
 
 
-def _certified_name(properties: Mapping[str, Iterable[bytes]]) -> str:
-    for name in ("x509_common_name", "x509_subject_alternative_name"):
-        for value in properties.get(name, ()):
-            if value:
-                return value.decode("utf-8", "replace")
-    return ""
+def common_name(properties: Mapping[str, Iterable[bytes]]) -> tuple[str, str]:
+    """Return the common name in a certificate, as gRPC tells of its subject, and why it is no name to go by.
+
+    One of the two is empty. Other names in a certificate (host names, addresses) say where it may be used, not who
+    holds it: they give no role. A name with characters that cannot be seen would look like another one's.
+    """
+    first = next(iter(properties.get("x509_common_name", ())), b"")
+    attributes = _ATTRIBUTE.findall(next(iter(properties.get("x509_subject", ())), b""))
+    names = [_unescaped(each[len(_COMMON_NAME) :]) for each in attributes if each.startswith(_COMMON_NAME)]
+    if not any(names):
+        return "", "it has no common name"
+    if len(names) > 1:
+        return "", "it has several common names"
+    if len(names[0]) > _LONGEST_NAME:
+        return "", f"its common name is longer than {_LONGEST_NAME} bytes"
+    name = names[0].decode(errors="replace")
+    # gRPC's own property ends at a NUL: `ops` of `ops\\0.example`. And U+FFFD stands for what is no text.
+    if first != names[0] or not name.isprintable() or name != name.strip() or "\ufffd" in name:
+        return "", "its common name has characters in it that cannot be seen"
+    return name, ""
+
+
+def _unescaped(value: bytes) -> bytes:
+    """Undo what RFC 2253 does to a value."""
+    return _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else found[2], value)
 
 
 def require_admin(caller: Caller, what: str) -> None:
