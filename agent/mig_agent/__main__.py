@@ -1,6 +1,11 @@
 """`mig-agent`, and `python -m mig_agent`."""
 
-from mig_agent import starting
+import os
+
+try:
+    from mig_agent import starting
+except KeyboardInterrupt:  # it could not yet see to that
+    os._exit(130)
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
 """The first moments of a program, before its modules are imported: interrupts, and files that are closed.
 
-It imports nothing but what the interpreter has imported by then, so that hardly a moment passes before it runs.
+It imports nothing but what the interpreter has imported by then, so that hardly a moment passes before it runs: the
+module `signal` is `_signal` with enums around it, and to import those takes longer than all that is done here.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
+from _signal import SIG_IGN, SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]  # typeshed has none
 
 INTERRUPTED = 130
 
@@ -18,19 +19,19 @@ def end_when_interrupted() -> None:
     A KeyboardInterrupt would come in the middle of an import, and not everything that is imported lets it through.
     Where interrupts are ignored (nohup, a job in the background) they still are.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _end)
+    if getsignal(SIGINT) is default_int_handler:
+        signal(SIGINT, _end)
 
 
 def raise_when_interrupted() -> None:
     """From now on an interrupt raises KeyboardInterrupt: there is something to be given back."""
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if getsignal(SIGINT) is _end:
+        signal(SIGINT, default_int_handler)
 
 
 def ignore_interrupts() -> None:
     """From now on nothing can be interrupted: the work is done, and the exit code is to say so."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal(SIGINT, SIG_IGN)
 
 
 def open_standard_files() -> None:

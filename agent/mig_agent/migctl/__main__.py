@@ -4,7 +4,10 @@ import gc
 import os
 import sys
 
-from mig_agent import starting
+try:
+    from mig_agent import starting
+except KeyboardInterrupt:  # it could not yet see to that
+    os._exit(130)
 
 _SELDOM = 100_000
 
