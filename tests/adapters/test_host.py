@@ -48,6 +48,13 @@ def test_a_simulated_process(simulator: Simulator, host: Host) -> None:
     assert host.describe_process(pid) == f"pid {pid}"
 
 
+def test_the_title_of_a_process_hides_nothing(simulator: Simulator, host: Host) -> None:
+    """Whoever owns the process wrote it."""
+    simulator.create_foreign(0, "1g.5gb")
+    pid = simulator.occupy("0/13", name="train\u202egnp \x1b[2J \x9b")
+    assert host.describe_process(pid) == f"train\\u202egnp \\u001b[2J \\u009b (pid {pid})"
+
+
 def test_who_holds_an_instance(simulator: Simulator, host: Host) -> None:
     """Through the GPU instance's node or a compute instance's; nobody else's."""
     simulator.create_foreign(0, "1g.5gb")

@@ -88,8 +88,8 @@ def test_memory(text: str, amount: int) -> None:
         ("0x10G", "cannot understand 0x10G as memory", "4G"),
         ("9999999999T", "no GPU has that much", "4G"),
         ("1" * 50 + "G", "it is 51 characters long", "4G"),
-        ("4\nG", "cannot understand 4?G", "4G"),
-        ("4G\x1b[2J", "cannot understand 4G?[2J", "4G"),
+        ("4\nG", "cannot understand 4\\u000aG", "4G"),
+        ("4G\x1b[2J", "cannot understand 4G\\u001b[2J", "4G"),
     ],
 )
 def test_memory_that_cannot_be_meant(text: str, message: str, hint: str) -> None:
@@ -227,5 +227,5 @@ def test_a_fraction_too_small_for_a_float_is_still_above_zero() -> None:
 
 
 def test_what_messages_repeat_is_short_and_printable() -> None:
-    assert shown("a\nb\tc") == "a?b?c"
+    assert shown("a\nb\tc") == "a\\u000ab\\u0009c"
     assert len(shown("x" * 1000)) == 40

@@ -149,7 +149,7 @@ def with_want(**fields: object) -> Request:
         (replace(GOOD, gpus=("0",) * 65), "65 named GPUs"),
         (replace(GOOD, holder=Holder(name="x" * 300)), "name of the holder of 300 bytes"),
         (replace(GOOD, holder=Holder(tenant="\N{GRINNING FACE}" * 65)), "tenant of 260 bytes"),
-        (replace(GOOD, holder=Holder(tenant="a\nb")), "cannot be printed"),
+        (replace(GOOD, holder=Holder(tenant="a\nb")), "as the tenant: it has the character U+000A"),
         (replace(GOOD, request_id=RequestId("x" * 200)), "as a request id"),
         (replace(GOOD, request_id=RequestId("a\x00b")), "as a request id"),
         (replace(GOOD, priority=2**31), "as a priority"),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mig_agent.__main__ import program
 from mig_agent.config import load
+from mig_agent.program import program
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -107,8 +107,8 @@ def serve() -> None:
 
 def _be_an_agent(order: Mapping[str, Any]) -> None:
     try:
-        from mig_agent.__main__ import main  # noqa: PLC0415 -- in the child alone
         from mig_agent.adapters.crashpoints import CRASH_POINTS  # noqa: PLC0415 -- the same
+        from mig_agent.program import run  # noqa: PLC0415 -- in the child alone
 
         folder = Path(order["folder"])
         log = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -119,7 +119,7 @@ def _be_an_agent(order: Mapping[str, Any]) -> None:
         os.environ.update(order["environment"])
         os.chdir(folder)
         CRASH_POINTS.listener = Listener(folder)
-        main(order["arguments"], prog_name="mig-agent")
+        run(order["arguments"])
     finally:
         os._exit(1)  # serving ends the process by itself
 

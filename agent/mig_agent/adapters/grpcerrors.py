@@ -14,6 +14,7 @@ from typing import Final
 from grpc import StatusCode
 
 from mig_agent.core.errors import Blocker, Reason, Refusal
+from mig_agent.core.texts import visible
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 TRAILER: Final = "migagent-refusal-bin"
@@ -70,8 +71,8 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
     """The typed details of a refusal, shortened to so many bytes."""
     detail = pb.RefusalDetail(
         reason=refusal.reason.value,
-        message=shortened(refusal.message, LONGEST_WORDS),
-        hint=shortened(refusal.hint, LONGEST_WORDS),
+        message=shortened(visible(refusal.message), LONGEST_WORDS),
+        hint=shortened(visible(refusal.hint), LONGEST_WORDS),
         retryable=refusal.retryable,
         revision=refusal.revision,
         changed=refusal.changed,  # kinds of events: few and short
@@ -85,7 +86,7 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         detail.blockers.append(message)
     detail.blockers_left_off = len(refusal.blockers) - len(detail.blockers)
     for line in refusal.explanation:
-        words = shortened(line, LONGEST_LINE)
+        words = shortened(visible(line), LONGEST_LINE)
         room -= len(words.encode()) + 4
         if room < 0:
             break
@@ -104,8 +105,8 @@ def shortened(text: str, most: int) -> str:
 def _blocker(blocker: Blocker) -> pb.Blocker:
     return pb.Blocker(
         gpu_index=blocker.gpu_index,
-        what=shortened(blocker.what, LONGEST_NAME),
+        what=shortened(visible(blocker.what), LONGEST_NAME),
         state=shortened(blocker.state, LONGEST_NAME),
         lease=shortened(blocker.lease, LONGEST_NAME),
-        holder=shortened(blocker.holder, LONGEST_NAME),
+        holder=shortened(visible(blocker.holder), LONGEST_NAME),
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from mig_agent.adapters import processes
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.errors import DriverError, DriverErrorKind
+from mig_agent.core.texts import visible
 
 _CAPS_FOLDER = "dev/nvidia-caps"
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
@@ -103,9 +104,10 @@ class Host:
             if state in {"Z", "X"}:
                 return None
             words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            command = b" ".join(words).decode(errors="replace").strip()
+            # Whoever owns the process has written it, and others read it.
+            command = visible(b" ".join(words).decode(errors="replace").strip())
             if not command:
-                command = f"[{(folder / 'comm').read_text(encoding='utf-8', errors='replace').strip()}]"
+                command = f"[{visible((folder / 'comm').read_text(encoding='utf-8', errors='replace').strip())}]"
         except (OSError, IndexError, ValueError):
             return None
         return ProcessInfo(pid=pid, command=command, container=self._container(folder), started=started)

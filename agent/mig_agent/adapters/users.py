@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from mig_agent.core.texts import visible
+
 _FRESH_SECONDS = 600.0
 _PATIENCE_SECONDS = 1.0
 _NO_ANSWER_SECONDS = 30.0
@@ -60,7 +62,7 @@ class Users:
             name = self._find(uid)
         except (KeyError, OSError, OverflowError, ValueError):
             name = ""
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
+        if visible(name) != name or len(name) > _LONGEST_NAME:
             name = ""
         try:
             loop.call_soon_threadsafe(self._learn, uid, name)

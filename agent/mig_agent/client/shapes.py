@@ -11,8 +11,22 @@ from typing import TypeAlias
 
 from mig_agent.client import answers
 from mig_agent.core.errors import Blocker
+from mig_agent.core.texts import visible
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
+
+
+def shown(value: Json) -> Json:
+    """Make a shape fit to be printed: an older agent may send texts with characters that hide or move others."""
+    match value:
+        case str():
+            return visible(value)
+        case list():
+            return [shown(each) for each in value]
+        case dict():
+            return {visible(name): shown(each) for name, each in value.items()}
+        case _:
+            return value
 
 
 def lease(grant: answers.Grant) -> Json:

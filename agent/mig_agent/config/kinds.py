@@ -15,6 +15,7 @@ from mig_agent.config.addresses import TcpAddress, UnixAddress, parse_address, p
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import format_duration, parse_duration, shown
 from mig_agent.core.requests import parse_gpu
+from mig_agent.core.texts import visible
 
 OFF = "off"
 AUTO = "auto"
@@ -139,7 +140,7 @@ def _parse_selected_gpu(text: str) -> str:
 
 
 def _parse_name(text: str) -> str:
-    if not text or not text.isprintable() or len(text) > _LONGEST_NAME:
+    if not text or visible(text) != text or len(text) > _LONGEST_NAME:
         raise UsageError(f"cannot take {_named(text)} as a name", "write a name without line ends")
     return text
 

@@ -10,6 +10,7 @@ import math
 import re
 
 from mig_agent.core.errors import UsageError
+from mig_agent.core.texts import visible
 
 _MEMORY_UNITS = {
     "B": 1,
@@ -44,8 +45,8 @@ _FRACTION_HINT = "write a number above 0 and up to 1, such as 0.25"
 
 
 def shown(text: str) -> str:
-    """`text` as messages repeat it: on one line, printable and not long."""
-    clean = "".join(each if each.isprintable() else "?" for each in text)
+    """`text` as messages repeat it: on one line, with nothing hidden in it, and not long."""
+    clean = visible(text)
     return clean if len(clean) <= _LONGEST_TEXT else clean[: _LONGEST_TEXT - 3] + "..."
 
 

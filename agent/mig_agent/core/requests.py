@@ -11,6 +11,7 @@ import re
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Pod, Request, Want
 from mig_agent.core.quantities import parse_fraction, parse_memory, shown
+from mig_agent.core.texts import check_text
 
 MOST_WANTS = 64
 """Devices in one request."""
@@ -59,7 +60,8 @@ def profile_want(text: str) -> Want:
     name = text.strip()
     if not name:
         raise UsageError("cannot take an empty text as a profile", "write its name, such as 1g.10gb")
-    if len(name) > LONGEST_TEXT or not name.isprintable() or any(each.isspace() for each in name):
+    check_text(name, "a profile")
+    if len(name) > LONGEST_TEXT or " " in name:
         raise UsageError(f"cannot take {shown(name)} as a profile", "write its name, such as 1g.10gb")
     return Want(profile=name, text=name)
 
@@ -170,6 +172,7 @@ def validate_want(want: Want) -> None:
         profile_want(want.profile)
     if _bytes(want.text) > LONGEST_TEXT:
         raise UsageError(f"cannot serve a device whose text is {_bytes(want.text)} bytes long: at most {LONGEST_TEXT}")
+    check_text(want.text, "the text of a device")
     validate_numbers(attributes=len(want.attributes))
     for attribute in want.attributes:
         if parse_attribute(attribute) != attribute:
@@ -185,9 +188,9 @@ def _validate_texts(request: Request) -> None:
     for what, text in texts.items():
         if _bytes(text) > LONGEST_TEXT:
             raise UsageError(f"cannot take a {what} of {_bytes(text)} bytes: at most {LONGEST_TEXT}")
-        if not text.isprintable():
-            raise UsageError(f"cannot take {shown(text)} as the {what}: it has characters that cannot be printed")
-    if _bytes(request.request_id) > LONGEST_REQUEST_ID or not request.request_id.isprintable():
+        check_text(text, f"the {what}")
+    check_text(request.request_id, "a request id")
+    if _bytes(request.request_id) > LONGEST_REQUEST_ID:
         raise UsageError(f"cannot take {shown(request.request_id)} as a request id", "leave it out to have one made")
 
 
@@ -209,8 +212,7 @@ def parse_reason(text: str) -> str:
     reason = text.strip()
     if _bytes(reason) > LONGEST_TEXT:
         raise UsageError(f"cannot take a reason of {_bytes(reason)} bytes: at most {LONGEST_TEXT}")
-    if not reason.isprintable():
-        raise UsageError(f"cannot take {shown(reason)} as the reason: it has characters that cannot be printed")
+    check_text(reason, "the reason")
     return reason
 
 

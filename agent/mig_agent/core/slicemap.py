@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mig_agent.core.texts import visible
+
 FREE = "free"
 
 
@@ -172,7 +174,7 @@ def _fitted(text: str, columns: int, lines: _Lines) -> str:
 
 def _plain(text: str, *, unicode: bool) -> str:
     """Text that takes one line and moves no cursor."""
-    return "".join(each if each.isprintable() and (unicode or each.isascii()) else "?" for each in text)
+    return "".join(each if unicode or each.isascii() else "?" for each in visible(text))
 
 
 def _columns(text: str) -> int:

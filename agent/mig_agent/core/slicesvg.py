@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from mig_agent.core.slicemap import FREE, SliceMapBlock, SliceMapGpu, filled
+from mig_agent.core.texts import visible
 
 _WIDTH = 760
 _MARGIN = 20
@@ -129,4 +130,4 @@ def _cut(text: str, width: float) -> str:
 
 def _printable(text: str) -> str:
     """XML has no room for control characters, not even escaped ones."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return visible(text)

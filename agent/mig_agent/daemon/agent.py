@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,8 +98,10 @@ class Agent:
         await asyncio.wait({self.driver_thread.run(self.hardware.driver.close_at_exit)}, timeout=_CLOSING_SECONDS)
 
 
-async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
+async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: Callable[[], int]) -> Agent:
     """Takes the locks and addresses, recovers, serves. What must be let go at the end is put on the stack.
+
+    `lines_dropped` tells how many lines of the log were dropped so far.
 
     Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all in words for people.
     """
@@ -109,7 +111,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack) -> Agent:
     stack.push_async_callback(servers.stop, 0.0)
     await servers.start()
 
-    metrics = Metrics()
+    metrics = Metrics(lines_dropped)
     driver_thread = CallThread("driver")
     kubernetes = await _connect_to_kubernetes(settings)
     paused = () if kubernetes is None else kubernetes.paused

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import io
 import logging
 import sys
-from typing import TextIO
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from mig_agent.config import Settings
 from mig_agent.core.event import Event, EventKind
+from mig_agent.core.texts import visible
+from mig_agent.daemon.logwriter import LogWriter
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _WARNINGS = frozenset(
@@ -31,43 +37,158 @@ _ERRORS = frozenset(
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
 """Another event tells the same to most readers."""
 _TOGETHER_SECONDS = 0.02
+_STANDARD_ERROR = 2
+_LONGEST_BEGUN = 65_536
+"""Characters of a line without an end that are kept until it has one."""
 
 
-def configure(settings: Settings, stream: TextIO | None = None) -> None:
-    """Sends all logs of this process, those of libraries included, to standard error or the stream."""
+def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | None:
+    """Send all logs of this process to standard error, by a thread of their own that is returned, or to the stream.
+
+    Without a stream, so goes what libraries log, Python's warnings, what nobody caught in threads and finalisers, and
+    whatever is written to `sys.stderr`.
+    """
     out = stream or sys.stderr
-    as_text = settings.log_format == "text" or (settings.log_format == "auto" and out.isatty())
-    shared: list[Processor] = [
+    is_terminal = out is not None and out.isatty()
+    as_text = settings.log_format == "text" or (settings.log_format == "auto" and is_terminal)
+    processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
-    ]
-    finish: list[Processor] = (
-        [
-            structlog.dev.ConsoleRenderer(
-                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
-            )
-        ]
+        structlog.processors.format_exc_info,
+        _escaped,
+        structlog.dev.ConsoleRenderer(
+            colors=is_terminal, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+        )
         if as_text
-        else [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
-    )
+        else structlog.processors.JSONRenderer(ensure_ascii=False, default=_in_words),
+    ]
+    writer = None
+    if stream is None:
+        writer = LogWriter(_STANDARD_ERROR, functools.partial(_say_dropped, processors))
+        write: Callable[[str], object] = writer.write
+    else:
+        write = stream.write
     structlog.configure(
-        processors=[*shared, *finish],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
-        logger_factory=structlog.WriteLoggerFactory(file=out),
+        logger_factory=lambda *_: _Lines(write),
         cache_logger_on_first_use=True,
     )
     # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
     logging.basicConfig(handlers=[_ToStructlog()], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
+    if stream is None:
+        _catch_what_goes_to_standard_error()
+    return writer
+
+
+def _catch_what_goes_to_standard_error() -> None:
+    """A pipe that nobody reads would hold up every thread that writes to it, and a full disk would raise there."""
+    logging.captureWarnings(capture=True)
+    logging.raiseExceptions = False  # of a record that cannot be formatted a line on stderr would tell
+    threading.excepthook = _thread_failed
+    sys.unraisablehook = _nobody_caught
+    sys.stderr = _StandardErrorLines()
+
+
+def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+    if failure.exc_value is not None and failure.exc_type is not SystemExit:
+        name = "unknown" if failure.thread is None else failure.thread.name
+        structlog.get_logger("threads").error("a thread ended unexpectedly", thread=name, exc_info=failure.exc_value)
+
+
+def _nobody_caught(failure: sys.UnraisableHookArgs) -> None:
+    what = failure.err_msg or "Exception ignored in"
+    about = repr(failure.object)
+    structlog.get_logger("python").error(
+        "nobody could catch an exception", where=f"{what}: {about}", exc_info=failure.exc_value
+    )
+
+
+class _StandardErrorLines(io.TextIOBase):
+    """Takes the place of `sys.stderr`: each line that is written to it becomes a line of the log."""
+
+    def __init__(self) -> None:
+        self._begun = ""
+
+    def fileno(self) -> int:
+        """Standard error itself, for programs that are started with it."""
+        return _STANDARD_ERROR
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Log each line that has its end; what follows the last one waits for the rest."""
+        *lines, begun = f"{self._begun}{text}".split("\n")
+        self._begun = begun[-_LONGEST_BEGUN:]
+        for line in filter(None, lines):
+            structlog.get_logger("stderr").warning(line, logger="stderr")
+        return len(text)
+
+
+class _Lines:
+    """What structlog calls with each finished line."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+
+    def msg(self, line: str) -> None:
+        """Write it."""
+        self._write(line + "\n")
+
+    log = debug = info = warn = warning = error = critical = exception = fatal = msg
+
+
+def _say_dropped(processors: Sequence[Processor], lines: int) -> str:
+    words = f"{lines} log line{' was' if lines == 1 else 's were'} dropped"
+    line: Any = {"event": words, "dropped": lines}
+    for each in processors:
+        line = each(None, "warning", line)
+    return f"{line}\n"
+
+
+def _escaped(_logger: object, _name: str, fields: EventDict) -> EventDict:
+    """A processor: nothing that was read from elsewhere moves a cursor, hides, or starts a line of its own."""
+    for name, value in fields.items():
+        if name == "exception":
+            fields[name] = "\n".join(map(visible, str(value).split("\n")))
+        elif isinstance(value, str):
+            fields[name] = visible(value)
+        elif isinstance(value, (list, tuple, dict)):
+            fields[name] = _visible_within(value)
+    return fields
+
+
+def _visible_within(value: object) -> object:
+    match value:
+        case str():
+            return visible(value)
+        case dict():
+            return {visible(str(name)): _visible_within(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_visible_within(each) for each in value]
+        case _:
+            return value
+
+
+def _in_words(value: object) -> str:
+    """What JSON has no form for."""
+    return visible(repr(value))
 
 
 class _ToStructlog(logging.Handler):
     """Passes a library's records on."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record."""
-        log = structlog.get_logger()
-        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        """One record, whatever its level and arguments are."""
+        try:
+            message = record.getMessage()
+        except Exception:  # noqa: BLE001 -- a library's mistake in a message must not raise where it logs
+            message = str(record.msg)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
+        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info)
 
 
 class EventLog:

@@ -7,9 +7,8 @@ import gc
 import os
 import resource
 import signal
-import sys
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import NoReturn
 
 import structlog
@@ -20,6 +19,7 @@ from mig_agent.core.errors import DriverError, LedgerError, RefusedError, UsageE
 from mig_agent.daemon import logs
 from mig_agent.daemon.agent import Agent, start_agent
 from mig_agent.daemon.hardware import CannotServeError
+from mig_agent.daemon.logwriter import LogWriter
 from mig_agent.daemon.notify import keep_alive, notify
 
 _UMASK = 0o022
@@ -29,6 +29,8 @@ _BY_SIGNAL = 128
 _SAME_SIGNAL_SECONDS = 0.5
 """timeout(1), and a shell on Ctrl-C, signal both the process and its group: that is one wish, not two."""
 
+_LAST_LINES_SECONDS = 1.0
+"""For the log to take the last lines; a pipe that nobody reads keeps the process no longer."""
 _GPUS_SECONDS = 30.0
 """Between two looks for a GPU on a node that has none."""
 
@@ -38,22 +40,28 @@ _log = structlog.get_logger(__name__)
 def serve(settings: Settings) -> NoReturn:
     """Serves until SIGTERM or SIGINT, and ends the process.
 
-    It ends without waiting for threads: one may hang in the driver for good.
+    It ends without waiting for threads: one may hang in the driver for good. Nor is the event loop taken down: when
+    something has raised out of it, calls of gRPC are under way, and to cancel their tasks crashed the interpreter.
     """
     _confine()
-    logs.configure(settings)
+    log = logs.configure(settings)
     code = FAILED
+    runner = asyncio.Runner()
     try:
-        code = asyncio.run(_Process(settings).run())
+        code = runner.run(_Process(settings, log).run())
     except BaseExceptionGroup as group:
         _tell_unexpected(group.exceptions[0])
     except Exception as error:  # noqa: BLE001 -- the last line of defence: one line, and the exit code
         _tell_unexpected(error)
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
+        _leave(log, code)
+
+
+def _leave(log: LogWriter | None, code: int) -> NoReturn:
+    """End the process, with what the log takes within a moment written to it."""
+    if log is not None:
+        log.close(_LAST_LINES_SECONDS)
+    os._exit(code)
 
 
 def _confine() -> None:
@@ -80,8 +88,9 @@ def _tell_unexpected(error: BaseException) -> None:
 class _Process:
     """One run: starts the agent, waits for a signal, stops it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, log: LogWriter | None) -> None:
         self._settings = settings
+        self._log = log
         self._began = time.monotonic()
         self._stop = asyncio.Event()
         self._main: asyncio.Task[int] | None = None
@@ -99,13 +108,16 @@ class _Process:
             self._main = group.create_task(self._serve(group), name="serve")
         return CLEAN if self._main.cancelled() else self._main.result()
 
+    def _lines_dropped(self) -> int:
+        return 0 if self._log is None else self._log.dropped
+
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
         if self._stop.is_set():
             if now - self._asked_at < _SAME_SIGNAL_SECONDS:
                 return
             _log.warning("stopping at once", signal=number.name)
-            os._exit(_BY_SIGNAL + number)
+            _leave(self._log, _BY_SIGNAL + number)
         _log.info("stopping", signal=number.name)
         self._asked_at = now
         self._stop.set()
@@ -136,7 +148,7 @@ class _Process:
     async def _serve(self, group: asyncio.TaskGroup) -> int:
         try:
             async with AsyncExitStack() as stack:
-                agent = await start_agent(self._settings, stack)
+                agent = await start_agent(self._settings, stack, self._lines_dropped)
                 self._started = True
                 if self._settings.kubernetes:
                     agent.manager.on_outdated.append(self._on_outdated)

@@ -8,6 +8,7 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.event import EventKind
 from mig_agent.core.quantities import shown
+from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.journal import Journal
 
@@ -44,7 +45,7 @@ class Denials:
         self._told[who] = mine + 1
         left_out, self._left_out = self._left_out, 0
         more = f"; {left_out} such calls before it are not listed" if left_out else ""
-        words = "".join(each if each.isprintable() else "?" for each in _without_tokens(refusal.message))[:_LONGEST]
+        words = visible(_without_tokens(refusal.message))[:_LONGEST]
         self._journal.tell(
             self._journal.event(
                 EventKind.ACCESS_DENIED,

@@ -17,6 +17,7 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, ref
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import LeaseId
 from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
+from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifetimes import StreamEnd
 from mig_agent.engine.manager import Manager
@@ -222,7 +223,8 @@ class PartitionManagerServicer:
         """Keeps new leases off a GPU, or allows them again."""
         caller = self._caller(context)
         require_admin(caller, f"{'uncordon' if message.uncordon else 'cordon'} a GPU")
-        gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, message.reason, caller)
+        reason = parse_reason(message.reason)
+        gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, reason, caller)
         return pb.CordonResponse(gpu=messages.gpu(gpu, self._manager.view.leases))
 
     async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
@@ -239,14 +241,14 @@ class PartitionManagerServicer:
         caller = self._caller(context)
         require_admin(caller, "pause the agent")
         answer = await self._manager.pause(parse_reason(message.reason), caller, lasting=True)
-        return pb.PauseResponse(paused=answer.paused, let_go=answer.let_go, words=answer.words)
+        return pb.PauseResponse(paused=map(visible, answer.paused), let_go=answer.let_go, words=visible(answer.words))
 
     async def resume(self, _message: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """Takes an administrator's pause back."""
         caller = self._caller(context)
         require_admin(caller, "resume the agent")
         answer = await self._manager.resume("", caller, lasting=True)
-        return pb.ResumeResponse(paused=answer.paused, let_go=answer.let_go, words=answer.words)
+        return pb.ResumeResponse(paused=map(visible, answer.paused), let_go=answer.let_go, words=visible(answer.words))
 
     def refused(self, method: str, message: object, context: Context, refusal: Refusal) -> None:
         """A call was refused; the record of who did what is told."""

@@ -17,7 +17,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError
+from mig_agent.core.texts import visible
 from mig_agent.frontends.room import Room, Rooms
+from mig_agent.frontends.texts import check_texts
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -34,7 +36,10 @@ _log = structlog.get_logger(__name__)
 
 
 class _Unreadable:
-    """Stands for a request whose bytes are no message of its method."""
+    """Stands for a request whose bytes are no message of its method, or whose texts cannot be taken."""
+
+    def __init__(self, error: UsageError | None = None) -> None:
+        self.error = error
 
 
 def _nobody_listens(_method: str, _message: object, _context: Context, _refusal: Refusal) -> None:
@@ -66,7 +71,7 @@ async def abort(context: Context, refusal: Refusal) -> None:
     """Ends the call with the status of the refusal and its details."""
     await context.abort(
         STATUS[refusal.reason],
-        shortened(refusal.message, LONGEST_WORDS),
+        shortened(visible(refusal.message), LONGEST_WORDS),
         trailing_metadata=((TRAILER, trailer_of(refusal)),),
     )
 
@@ -77,7 +82,7 @@ def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Han
             if not isinstance(message, _Unreadable):
                 with room.place():
                     return await call(message, context)
-            await abort(context, _unreadable(name))
+            await abort(context, _unreadable(name, message.error))
         except RefusedError as error:
             on_refused(name, message, context, error.refusal)
             await abort(context, error.refusal)
@@ -98,7 +103,9 @@ def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Han
     return guarded
 
 
-def _unreadable(method: str) -> Refusal:
+def _unreadable(method: str, error: UsageError | None) -> Refusal:
+    if error is not None:
+        return Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint)
     return Refusal(
         reason=Reason.INVALID_REQUEST,
         message=f"cannot read the message of {method}: it is not what the API defines",
@@ -109,9 +116,13 @@ def _unreadable(method: str) -> Refusal:
 def _reader(message: type[Message]) -> Callable[[bytes], object]:
     def read(serialised: bytes) -> object:
         try:
-            return message.FromString(serialised)
+            request = message.FromString(serialised)
+            check_texts(request)
         except DecodeError:
             return _Unreadable()
+        except UsageError as error:
+            return _Unreadable(error)
+        return request
 
     return read
 

@@ -25,6 +25,7 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observed import InstanceUsage
 from mig_agent.core.standing import standing
+from mig_agent.core.texts import visible
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -45,7 +46,7 @@ def granted(answer: Granted) -> pb.Granted:
         lease=lease(answer.lease, devices),
         token=answer.token,
         env=environment([each.uuid for each in answer.devices]),
-        notes=answer.notes,
+        notes=map(visible, answer.notes),
         revision=answer.revision,
     )
 
@@ -91,7 +92,7 @@ def lease(
     """
     return pb.Lease(
         id=each.id,
-        request_id=each.request_id if in_full else "",
+        request_id=visible(each.request_id) if in_full else "",
         holder=holder(each.holder, left=left),
         devices=devices,
         created_at=each.created_at,
@@ -100,19 +101,23 @@ def lease(
         hold=each.hold,
         unused=unused,
         pod=pod(each.holder.pod) if each.holder.pod is not None else None,
-        kubelet_devices=[pb.KubeletDevice(resource=one.resource, id=one.id) for one in each.kubelet_devices],
+        kubelet_devices=[
+            pb.KubeletDevice(resource=visible(one.resource), id=visible(one.id)) for one in each.kubelet_devices
+        ],
         arrived=each.of_pod,
     )
 
 
 def pod(each: Pod) -> pb.Pod:
     """A pod that holds a lease."""
-    return pb.Pod(namespace=each.namespace, name=each.name, uid=each.uid)
+    return pb.Pod(namespace=visible(each.namespace), name=visible(each.name), uid=visible(each.uid))
 
 
 def holder(each: Holder, *, left: bool = False) -> pb.Holder:
     """Who holds or asks; without the process where that has `left`."""
-    return pb.Holder(tenant=each.tenant, name=each.name, uid=each.uid, pid=None if left else each.pid)
+    return pb.Holder(
+        tenant=visible(each.tenant), name=visible(each.name), uid=each.uid, pid=None if left else each.pid
+    )
 
 
 def placement(each: Placement) -> pb.Placement:
@@ -130,10 +135,10 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
     return pb.Gpu(
         index=each.index,
         uuid=each.uuid,
-        model=each.layout.model,
+        model=visible(each.layout.model),
         mig=mig_mode(each.mode),
         state=_GPU_STATES[each.state],
-        reason=each.reason,
+        reason=visible(each.reason),
         memory_slices=each.layout.memory_slices,
         memory_mib=each.layout.memory_mib,
         instances=[instance(one, each.index, leases) for one in each.instances],
@@ -158,10 +163,10 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
         compute_instance_id=each.compute_instance_id,
         state=_INSTANCE_STATES[each.state],
         lease=each.lease or "",
-        holder=str(held.holder) if held else "",
-        tenant=held.holder.tenant if held else "",
+        holder=visible(str(held.holder)) if held else "",
+        tenant=visible(held.holder.tenant) if held else "",
         since=each.since,
-        reason=each.reason,
+        reason=visible(each.reason),
         gpu=each.slot.gpu,
         gpu_index=gpu_index,
     )
@@ -170,9 +175,9 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
 def queued(each: Queued, *, in_full: bool = True) -> pb.QueuedRequest:
     """A request that waits. Its id is for who made it."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
-    wants = shortened(", ".join(want.text or "a device" for want in each.wants), _LONGEST_WANTS)
+    wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
     return pb.QueuedRequest(
-        request_id=each.request_id if in_full else "",
+        request_id=visible(each.request_id) if in_full else "",
         holder=holder(each.who),
         priority=each.priority,
         position=each.position,
@@ -183,7 +188,9 @@ def queued(each: Queued, *, in_full: bool = True) -> pb.QueuedRequest:
 
 def mode_change(each: ModeAnswer) -> pb.SetMigModeResponse:
     """How a switch of MIG mode went."""
-    return pb.SetMigModeResponse(gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], words=each.words)
+    return pb.SetMigModeResponse(
+        gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], words=visible(each.words)
+    )
 
 
 def event(each: Event) -> pb.Event:
@@ -192,13 +199,13 @@ def event(each: Event) -> pb.Event:
         kind=each.kind.value,
         at=each.at,
         revision=each.revision,
-        words=each.words,
+        words=visible(each.words),
         gpu=each.gpu or "",
         gpu_index=each.gpu_index,
         lease=each.lease or "",
         generation=each.generation,
-        holder=each.holder,
-        data={name: _fact(value) for name, value in each.data.items()},
+        holder=visible(each.holder),
+        data={visible(name): _fact(value) for name, value in each.data.items()},
     )
 
 
@@ -216,7 +223,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
     """The node as it was last published, as far as the reader may see it."""
     view = snapshot.view
     return pb.StatusResponse(
-        node=view.node,
+        node=visible(view.node),
         revision=view.revision,
         gpus=[gpu(each, view.leases) for each in view.gpus],
         leases=[
@@ -231,13 +238,15 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         ],
         queue=[queued(each, in_full=reader.may_see(each.who)) for each in snapshot.queue],
         started_at=snapshot.started_at,
-        ledger_error=snapshot.ledger_error,
+        ledger_error=visible(snapshot.ledger_error),
         version=version,
-        driver_version=snapshot.driver_version,
+        driver_version=visible(snapshot.driver_version),
         strict_fifo=snapshot.strict_fifo,
         reservation_after_seconds=snapshot.reservation_after_seconds,
-        paused=snapshot.paused,
-        missing_gpus=[pb.MissingGpu(index=index, reason=why) for index, why in sorted(snapshot.missing.items())],
+        paused=map(visible, snapshot.paused),
+        missing_gpus=[
+            pb.MissingGpu(index=index, reason=visible(why)) for index, why in sorted(snapshot.missing.items())
+        ],
     )
 
 
@@ -248,7 +257,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
         gpus_by_layout.setdefault(each.layout, []).append(each.index)
     return [
         pb.GpuModel(
-            model=layout.model,
+            model=visible(layout.model),
             memory_slices=layout.memory_slices,
             memory_mib=layout.memory_mib,
             profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
@@ -324,4 +333,4 @@ def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not
         case float():
             return pb.Fact(number=value)
         case str():
-            return pb.Fact(text=value)
+            return pb.Fact(text=visible(value))

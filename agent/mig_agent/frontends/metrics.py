@@ -10,13 +10,14 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mig_agent import __version__
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
+from mig_agent.core.texts import visible
 from mig_agent.engine.answers import Published
 
 GRANTED = frozenset({"reused", "created"})
@@ -30,7 +31,8 @@ _ACQUIRE_BUCKETS = (0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0,
 class Metrics:
     """Everything that is measured, in a registry of its own. It is the engine's Telemetry and an observer of events."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines_dropped: Callable[[], int] = lambda: 0) -> None:
+        """`lines_dropped` tells how many lines of the log were dropped so far; on the thread of the scrape."""
         # A moment of creation for every counter doubles the series; it is the library's switch, for the process.
         disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one no types
         self.registry = CollectorRegistry()
@@ -69,6 +71,7 @@ class Metrics:
         )
         self._created = Counter("mig_agent_instances_created", "Instances created.", registry=self.registry)
         self._destroyed = Counter("mig_agent_instances_destroyed", "Instances destroyed.", registry=self.registry)
+        self.registry.register(_LogLines(lines_dropped))
         self._counted = {
             EventKind.INSTANCE_REUSED: self._reused,
             EventKind.INSTANCE_CREATED: self._created,
@@ -105,6 +108,18 @@ class Metrics:
             self._call_errors.labels(call, error.value).inc()
 
 
+class _LogLines(Collector):
+    """Lines of the log that could not be written."""
+
+    def __init__(self, dropped: Callable[[], int]) -> None:
+        self._dropped = dropped
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        words = "Lines of the log that were dropped because nothing could be written, or not as fast as they came."
+        yield CounterMetricFamily("mig_agent_log_lines_dropped", words, self._dropped())
+
+
 class _NodeGauges(Collector):
     """The node as last published."""
 
@@ -124,7 +139,7 @@ class _NodeGauges(Collector):
             return
         node = self.published()
         view = node.view
-        info.add_metric((__version__, view.node), 1)
+        info.add_metric((__version__, visible(view.node)), 1)
         yield info
         yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", view.revision)
         yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", node.started_at)
@@ -166,7 +181,8 @@ def _each_gpu(view: NodeView) -> Metric:
         labels=("gpu", "gpu_uuid", "model", "state", "reason"),
     )
     for each in view.gpus:
-        family.add_metric((str(each.index), each.uuid, each.layout.model, each.state.value, each.reason), 1)
+        model, reason = visible(each.layout.model), visible(each.reason)
+        family.add_metric((str(each.index), each.uuid, model, each.state.value, reason), 1)
     return family
 
 
@@ -215,8 +231,8 @@ def _lease_instances(view: NodeView) -> Metric:
                 gi = "" if each.gpu_instance_id is None else str(each.gpu_instance_id)
                 labels = (
                     lease.id,
-                    str(lease.holder),
-                    lease.holder.tenant,
+                    visible(str(lease.holder)),
+                    visible(lease.holder.tenant),
                     each.slot.gpu,
                     gi,
                     each.slot.profile.name,

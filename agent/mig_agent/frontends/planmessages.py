@@ -9,6 +9,7 @@ from mig_agent.core.errors import Refusal
 from mig_agent.core.model import NodeView
 from mig_agent.core.pace import Pace, expected_seconds
 from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
+from mig_agent.core.texts import visible
 from mig_agent.frontends.messages import FRAME_BYTES, place
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -24,7 +25,7 @@ def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str
     """Adds to each outcome its explanation, as long as there is room for it."""
     room = most_bytes
     for each, lines in zip(outcomes, explained, strict=True):
-        text = pb.PlanOutcome(explanation=lines)
+        text = pb.PlanOutcome(explanation=map(visible, lines))
         room -= text.ByteSize() + FRAME_BYTES
         if room < 0:
             return
@@ -36,7 +37,7 @@ def _plan(each: Plan, view: NodeView, pace: Pace) -> pb.PlannedRequest:
         devices=[_planned_device(one, view) for one in each.devices],
         steps=[_step(one, view) for one in each.steps],
         score=each.score,
-        notes=each.notes,
+        notes=map(visible, each.notes),
         expected_seconds=expected_seconds(each, pace),
         wasted_mib=each.wasted_mib,
         capacity_lost=each.capacity_lost,
@@ -70,5 +71,5 @@ def _step(each: Step, view: NodeView) -> pb.Step:
         profile=slot.profile.name,
         placement=place(slot),
         uuid=uuid,
-        words=each.describe(),
+        words=visible(each.describe()),
     )

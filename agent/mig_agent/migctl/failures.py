@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import click
 
 from mig_agent.core.errors import Blocker, MigAgentError, Reason, UsageError
+from mig_agent.core.texts import visible
 
 if TYPE_CHECKING:
     from mig_agent.client.errors import ClientError
@@ -78,7 +79,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 def one_line(text: str) -> str:
     """Text on one line, with nothing that moves a cursor."""
-    return "".join(each if each.isprintable() else " " for each in text)
+    return visible(text if text.isprintable() else " ".join(text.split()))
 
 
 def _tell(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
@@ -169,4 +170,4 @@ def _print_failure(
         revision=revision,
         changed=changed,
     )
-    print(json.dumps(failure), flush=True)
+    print(json.dumps(shapes.shown(failure)), flush=True)

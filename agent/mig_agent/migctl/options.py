@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mig_agent import starting
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl.failures import ReaderGoneError
@@ -74,6 +75,7 @@ class Common:
         """A client of the agent; nothing is connected yet. Raises UsageError."""
         from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
+        starting.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
         given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
         if given is not None and self.tls_server_name:
             given = replace(given, server_name=self.tls_server_name)

@@ -23,7 +23,9 @@ _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
 
 def print_json(value: Json) -> None:
     """One document on stdout, indented for a terminal."""
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
+    from mig_agent.client.shapes import shown  # noqa: PLC0415 -- who prints JSON has imported it
+
+    print(json.dumps(shown(value), indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
 
 
 def table(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from mig_agent.core.texts import visible
+
 COMPONENT: Final = "mig-agent"
 MOST_MESSAGE_BYTES: Final = 1024
 """Of a message; the API server refuses longer ones."""
@@ -119,7 +121,7 @@ def new_event(telling: Telling, name: str, node: str, now: float) -> dict[str, A
         "metadata": {"name": name, "namespace": about.events_namespace},
         "involvedObject": involved,
         "reason": telling.reason,
-        "message": shortened(telling.words),
+        "message": shortened(visible(telling.words)),
         "type": "Warning" if telling.warning else "Normal",
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,

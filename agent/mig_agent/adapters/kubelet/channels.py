@@ -8,6 +8,8 @@ from typing import Final
 
 import grpc
 
+from mig_agent.core.texts import visible
+
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.initial_reconnect_backoff_ms", 100),  # a kubelet that restarts is back within seconds
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -35,5 +37,5 @@ def why(error: grpc.aio.AioRpcError, socket: Path) -> str:
 
 def one_line(text: str, most: int = 300) -> str:
     """A text of somebody else's on one line, not longer than so many characters."""
-    clean = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    clean = visible(" ".join(text.split()))
     return clean if len(clean) <= most else clean[: most - 3] + "..."

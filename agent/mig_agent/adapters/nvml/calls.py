@@ -21,6 +21,7 @@ from mig_agent.adapters.nvml.answers import InstanceAnswer, MemoryAnswer, Proces
 from mig_agent.adapters.nvml.session import Session
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Placement
+from mig_agent.core.texts import visible
 
 GpuHandle = NewType("GpuHandle", object)
 MigHandle = NewType("MigHandle", object)
@@ -386,4 +387,4 @@ class Nvml:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return visible(value.decode(errors="replace") if isinstance(value, bytes) else str(value))

@@ -10,6 +10,7 @@ from typing import Final
 
 from mig_agent.adapters.kubeapi import NodeCondition
 from mig_agent.core.model import Gpu, GpuState, NodeView
+from mig_agent.core.texts import visible
 
 CONDITION: Final = "MigGpuProblem"
 LOST: Final = "GpuLost"
@@ -37,7 +38,7 @@ def condition_of(view: NodeView) -> NodeCondition | None:
         type=CONDITION,
         status="True",
         reason=LOST if lost else CORDONED,
-        message="; ".join(_words(gpu) for gpu in bad)[:_LONGEST_MESSAGE],
+        message=visible("; ".join(_words(gpu) for gpu in bad))[:_LONGEST_MESSAGE],
     )
 
 

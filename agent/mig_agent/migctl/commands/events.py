@@ -55,6 +55,6 @@ def _print(event: Event, output: str) -> None:
 
         from mig_agent.client import shapes  # noqa: PLC0415 -- the client is imported by now
 
-        print(json.dumps(shapes.event(event), ensure_ascii=False), flush=True)
+        print(json.dumps(shapes.shown(shapes.event(event)), ensure_ascii=False), flush=True)
     else:
         print(f"{local_time(event.at)}  {failures.one_line(event.words)}", flush=True)

@@ -43,11 +43,11 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
 
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
     counts = f"{counted(len(node.gpus), 'GPU')}, {counted(len(node.leases), 'lease')}{waiting}"
-    parts = [f"{node.node}: {counts} (revision {node.revision})"]
+    parts = [failures.one_line(f"{node.node}: {counts} (revision {node.revision})")]
     if node.paused:
         parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
     if node.ledger_error:
-        parts.append(f"no new leases: {node.ledger_error}")
+        parts.append(failures.one_line(f"no new leases: {node.ledger_error}"))
     pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
     parts += [render_text(slice_map(each, pods), width, color=color, unicode=unicode) for each in node.gpus]
     if node.missing_gpus:

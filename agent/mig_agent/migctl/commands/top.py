@@ -54,7 +54,7 @@ def render(node: Status, usage: Mapping[int, Usage]) -> str:
         for each in gpu.instances
     ]
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    head = f"{node.node}: {counted(len(node.leases), 'lease')}{waiting}"
+    head = failures.one_line(f"{node.node}: {counted(len(node.leases), 'lease')}{waiting}")
     return f"{head}\n\n{table(_HEADER, rows)}" if rows else f"{head}\n\nno instances"
 
 

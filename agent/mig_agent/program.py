@@ -1,0 +1,163 @@
+"""The program `mig-agent`: serve, health, demo, leave, version."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from mig_agent import __version__, starting
+from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
+from mig_agent.config.load import load
+from mig_agent.core.errors import ConfigError, UsageError
+from mig_agent.core.quantities import parse_duration
+
+_NAME = "mig-agent"
+_USAGE = 2
+
+
+def _tell(message: str, hint: str) -> None:
+    with contextlib.suppress(OSError):  # a disk that is full must not change the exit code
+        click.echo(f"mig-agent: {message}{f'. Hint: {hint}' if hint else ''}", err=True)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="mig-agent %(version)s")
+def program() -> None:
+    """Turns requests for GPU memory into MIG instances, on this node."""
+
+
+@program.command(cls=GroupedCommand, params=settings_flags())
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="MIG_AGENT_CONFIG",
+    metavar="FILE",
+    help="Read settings from this YAML file first; flags and MIG_AGENT_ variables win over it.",
+)
+def serve(config: Path | None, **flags: object) -> None:
+    """Serve until SIGTERM: take requests, partition GPUs, keep leases.
+
+    On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir D --listen unix:///tmp/agent.sock
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also until it has a loop that says so
+    try:
+        settings = load(config, texts_of(flags))
+    except ConfigError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+    gc.disable()  # nearly all that is made until it serves stays; `daemon.serve` turns it on again
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are no JSON, and ours say the same in words
+    from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
+
+    until_stopped(settings)
+
+
+@program.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"mig-agent {__version__}")
+
+
+@program.command()
+@click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
+@click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
+@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long for an answer.  [default: 5]")
+@click.option(
+    "--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for it to become ready.  [default: 0]"
+)
+def health(address: str | None, *, live: bool, timeout: float, wait: float) -> None:
+    """For probes: end with 0 if the agent on this machine is ready, else say why not and end with 1.
+
+    It is ready when it serves; as a device plugin of Kubernetes, when the kubelet also knows what it offers.
+    """
+    from mig_agent.client.addresses import resolve  # noqa: PLC0415 -- `--help` must not wait for gRPC
+    from mig_agent.client.channels import Tls  # noqa: PLC0415 -- as above
+    from mig_agent.client.errors import NoAgent  # noqa: PLC0415 -- as above
+    from mig_agent.client.health import Health, health_of  # noqa: PLC0415 -- as above
+
+    try:
+        found = health_of(resolve(address), Tls.from_environment(), seconds=timeout, patience=0.0 if live else wait)
+    except UsageError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+    except NoAgent as error:
+        _tell(error.message, error.hint)
+        sys.exit(1)
+    if found is Health.READY or live:
+        return
+    if found is Health.SERVES:
+        _tell("the agent serves, but the kubelet does not know its resources yet", "see the agent's log")
+    else:
+        _tell("the agent does not serve: it starts or stops", "")
+    sys.exit(1)
+
+
+@program.command()
+@click.option("--fast", is_flag=True, help="Do not pause between the steps.")
+def demo(*, fast: bool) -> None:
+    """Show what the agent does, over simulated GPUs; takes about 15 seconds and leaves nothing behind."""
+    from mig_agent.demo import show  # noqa: PLC0415 -- as above
+
+    starting.raise_when_interrupted()
+    sys.exit(show(fast=fast))
+
+
+@program.command()
+@click.option("--daemon-set", metavar="NAME", help="The DaemonSet that runs the agents.")
+@click.option("--namespace", metavar="NAME", help="Where it is.")
+@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs any more to do it.")
+@click.option("--timeout", default="2m", show_default=True, metavar="DURATION", help="How long to wait for its pods.")
+@click.option(
+    "--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Without it: the service account of the pod."
+)
+def leave(
+    daemon_set: str | None, namespace: str | None, node: str | None, timeout: str, kubeconfig: Path | None
+) -> None:
+    """Uninstall from a Kubernetes cluster: delete the DaemonSet and wait until its agents have left their nodes clean.
+
+    The Helm chart runs this before it deletes anything else. Leases of pods that run, and their instances, stay. With
+    --node only labels, numbers and the condition of one node are taken back, after an agent that could not.
+    """
+    if node is not None and daemon_set is None and namespace is None:
+        from mig_agent.daemon.uninstall import clean  # noqa: PLC0415 -- `--help` must not wait for it
+
+        starting.raise_when_interrupted()
+        sys.exit(clean(node, kubeconfig))
+    if node is not None or daemon_set is None or namespace is None:
+        _tell("cannot tell what to leave", "give --daemon-set and --namespace, or --node alone")
+        sys.exit(_USAGE)
+    try:
+        seconds = parse_duration(timeout)
+    except UsageError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+    from mig_agent.daemon.uninstall import uninstall  # noqa: PLC0415 -- as above
+
+    starting.raise_when_interrupted()
+    sys.exit(uninstall(namespace, daemon_set, seconds, kubeconfig))
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Runs the program and ends the process. A mistake on the command line is told in one line, as migctl does."""
+    try:
+        code = program.main(arguments, _NAME, standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(_USAGE)
+    except click.ClickException as error:
+        message = error.format_message().strip().rstrip(".")
+        context = getattr(error, "ctx", None)
+        see = _NAME if context is None else context.command_path
+        _tell(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(starting.INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
