@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
+from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health
 
 SERVICE = "migagent.v1.PartitionManager"
@@ -88,7 +89,7 @@ def test_those_who_wait_are_answered_when_it_stops(agent: Agent) -> None:
     agent.ask("request", "--mig-profile", "7g.80gb")
     request = pb.Request(wants=[pb.Want(profile="7g.80gb")], request_id="waits", wait_seconds=600)
     with grpc.insecure_channel(agent.address) as channel:
-        stream = rpc.PartitionManagerStub(channel).Acquire(pb.AcquireRequest(request=request))
+        stream = rpc.PartitionManagerStub(channel).Acquire(asking(request))
         assert next(stream).queued.position == 1
         assert agent.stop() == 0
         with pytest.raises(grpc.RpcError) as caught:
