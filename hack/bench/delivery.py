@@ -209,7 +209,7 @@ async def killed_migctl(times: int, gpus: str) -> dict[str, object]:
             asked = await asyncio.create_subprocess_exec(
                 *command, "4G", "-o", "json", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
             )
-            await asyncio.sleep(_DRAW.uniform(0.6, 1.6) * whole)
+            await asyncio.sleep(_DRAW.uniform(0.5, 1.2) * whole)
             with contextlib.suppress(ProcessLookupError):
                 asked.kill()
             said, _ = await asked.communicate()
