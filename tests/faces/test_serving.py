@@ -313,6 +313,19 @@ def test_it_needs_no_more_than_its_flags(folder: Path) -> None:
             process.wait(GENEROUS_SECONDS)
 
 
+def test_clients_that_are_stopped_while_they_wait_or_confirm_do_not_keep_it_from_stopping(agent: Agent) -> None:
+    requests = [agent.begin("request", "--mig-profile", "7g.80gb", "--wait", "forever") for _ in range(3)]
+    try:
+        eventually(lambda: len(agent.ask("status")["queue"]) == 2, "one has it, two wait")
+        for each in requests:
+            each.send_signal(signal.SIGSTOP)
+        assert agent.stop() == 0
+    finally:
+        for each in requests:
+            each.kill()
+            each.communicate(timeout=GENEROUS_SECONDS)
+
+
 def test_a_client_that_does_not_read_does_not_keep_it_from_stopping(agent: Agent) -> None:
     ping = b"\0\0\x08\6\0\0\0\0\0" + b"x" * 8  # RFC 9113 6.7: it has to be answered
     with socket.socket(socket.AF_UNIX) as client:
