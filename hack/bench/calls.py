@@ -17,6 +17,8 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as pb_grpc
 if TYPE_CHECKING:
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub as AsyncStub
 
+_RECEIVED = pb.AcquireRequest(received=pb.Received())
+
 Pair = Callable[[], Awaitable[None]]
 """Two calls, one after the other."""
 
@@ -27,12 +29,16 @@ def stub_on(channel: grpc.aio.Channel) -> AsyncStub:
 
 
 async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = (), *, request_id: str = "") -> pb.Granted:
-    """One instance with so much memory, or grpc.RpcError."""
+    """One instance with so much memory, confirmed; or grpc.RpcError."""
     name = request_id or uuid.uuid4().hex
     request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=name, gpus=gpus)
     granted = None
-    async for answer in stub.Acquire(pb.AcquireRequest(request=request)):
-        granted = answer.granted
+    call = stub.Acquire()
+    await call.write(pb.AcquireRequest(request=request))
+    async for answer in call:
+        if answer.HasField("granted"):
+            granted = answer.granted
+            await call.write(_RECEIVED)
     if granted is None:
         message = "cannot measure: Acquire ended without an answer"
         raise RuntimeError(message)

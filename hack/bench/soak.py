@@ -1,4 +1,4 @@
-"""A long run of acquire/release pairs on one agent, with clients and agents killed meanwhile: `hack/soak.sh`.
+"""A long run of acquire/release pairs on one agent, with clients and agents killed, and trouble: `hack/soak.sh`.
 
 Exit code 0 when the agent's memory, file descriptors and threads stayed flat and nothing was left behind, 1 when not,
 2 for a command line that cannot be meant.
@@ -27,6 +27,7 @@ import grpc
 from calls import acquire, release, stub_on
 from processes import Served, agent
 from steadiness import Sample, sample_of, verdict
+from trouble import Trouble
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -62,6 +63,7 @@ class Soak:
     repeated: int = 0
     clients_killed: int = 0
     agents_ended: int = 0
+    trouble: Trouble = field(default_factory=Trouble)
     samples: list[Sample] = field(default_factory=list)
     killing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a client is brought to its end: an agent that is killed meanwhile would wait a minute for it."""
@@ -86,7 +88,7 @@ class Soak:
             await asyncio.gather(*clients)
             with agent(self.options.gpus, state_dir=self.folder):
                 left = await self._left_behind(stub)
-        return [*left, *verdict(self.samples)]
+        return [*left, *self.trouble.wrong, *verdict(self.samples)]
 
     @property
     def _most(self) -> int:
@@ -97,7 +99,8 @@ class Soak:
         """From one start of the agent to its end, in the middle of whatever its clients do."""
         every = self.options.restart_every
         until = self.pairs + every if every else sys.maxsize
-        beside = [asyncio.create_task(self._watch_over(served)), asyncio.create_task(self._kill_clients(served))]
+        work = (self._watch_over(served), self._kill_clients(served), self._make_trouble(served))
+        beside = [asyncio.create_task(each) for each in work]
         try:
             while self.pairs < until and not all(each.done() for each in clients):
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -171,6 +174,14 @@ class Soak:
         if self.options.output == "table":
             print(sample.describe(), flush=True)
 
+    async def _make_trouble(self, served: Served) -> None:
+        """Calls that leave, short waits and rubbish, each time that so many pairs were done."""
+        every = self.options.trouble_every
+        while every:
+            await asyncio.sleep(_PAUSE_SECONDS)
+            if self.pairs >= self.trouble.made * every:
+                await self.trouble.make(served.address)
+
     async def _kill_clients(self, served: Served) -> None:
         """`migctl run` as a process, killed when it has its lease: that ends by itself."""
         while self.options.kill_client_every:
@@ -230,6 +241,7 @@ def report(soak: Soak, wrong: Sequence[str]) -> dict[str, object]:
         "calls_repeated": soak.repeated,
         "refused_for_want_of_capacity": soak.refused,
         "clients_killed": soak.clients_killed,
+        "trouble_made": soak.trouble.made,
         "agents_killed_or_stopped": soak.agents_ended,
         "memory_mib": [round(first.memory_mib, 1), round(last.memory_mib, 1)],
         "most_memory_mib": round(max(each.memory_mib for each in soak.samples), 1),
@@ -253,6 +265,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--kill-client-every", type=int, default=0, metavar="PAIRS", help="kill a `migctl run` (default: never)"
+    )
+    parser.add_argument(
+        "--trouble-every",
+        type=int,
+        default=0,
+        metavar="PAIRS",
+        help="a call that leaves, a short wait, a message and bytes that are rubbish (default: never)",
     )
     parser.add_argument(
         "--sample-seconds", type=float, default=10.0, help="between two lines of progress (default: 10)"

@@ -29,16 +29,17 @@ def soak(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_small_soak_with_kills_of_clients_and_agents_leaves_nothing_behind(figure: Figure) -> None:
+def test_a_small_soak_with_kills_of_clients_and_agents_and_trouble_leaves_nothing_behind(figure: Figure) -> None:
     done = soak(
         *("--pairs", str(PAIRS), "--clients", "4", "--restart-every", "120", "--kill-client-every", "100"),
-        *("--sample-seconds", "0.2", "-o", "json"),
+        *("--trouble-every", "10", "--sample-seconds", "0.2", "-o", "json"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)
     assert figures["pairs"] >= PAIRS
     assert figures["agents_killed_or_stopped"] >= 1
     assert figures["clients_killed"] >= 1
+    assert figures["trouble_made"] >= PAIRS // 10
     assert figures["wrong"] == []
     assert figures["ledger_mib"] > 0
     figure("acquire and release pairs of the small soak", figures["pairs"])

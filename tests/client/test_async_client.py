@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -237,3 +238,54 @@ async def test_over_tcp_with_certificates(folder: Path) -> None:
         async with AsyncClient(f"localhost:{port_of(agent)}") as bare:
             with pytest.raises(UsageError, match="without TLS"):
                 await bare.status()
+
+
+# ---------------------------------------------------------------- confirming
+
+
+async def is_confirmed(agent: Agent, request_id: str) -> bool:
+    async with AsyncClient(agent.address) as client:
+        lease = await client.acquire(gpu_memory="4G", request_id=request_id, confirm=False)
+        return lease.grant.confirm_by is None
+
+
+async def test_a_lease_is_confirmed_at_once_or_when_its_holder_says_so(agent: Agent, speaking: AsyncClient) -> None:
+    await speaking.acquire(gpu_memory="4G", request_id="at once")
+    assert await is_confirmed(agent, "at once")
+    lease = await speaking.acquire(gpu_memory="4G", request_id="later", confirm=False)
+    assert not await is_confirmed(agent, "later")
+    await lease.confirm()
+    assert await is_confirmed(agent, "later")
+    renewed = await speaking.acquire(gpu_memory="4G", request_id="renewed", confirm=False)
+    await renewed.renew(None)
+    assert await is_confirmed(agent, "renewed")
+    await renewed.confirm()
+
+
+async def test_confirming_outlives_an_agent_that_restarts(agent: Agent, speaking: AsyncClient) -> None:
+    lease = await speaking.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    await asyncio.to_thread(agent.kill)
+    await asyncio.to_thread(agent.start)
+    await lease.confirm()
+    assert await is_confirmed(agent, "mine")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["an id of the library's", "an id of the caller's"])
+async def test_a_task_that_is_cancelled_while_its_lease_is_confirmed_gives_it_back_if_nobody_can_ask_again(
+    agent: Agent, speaking: AsyncClient, own: bool
+) -> None:
+    """The agent may have taken it for confirmed by then, and its holder has never seen it."""
+    lease = await speaking.acquire(gpu_memory="4G", confirm=False, request_id=None if own else "known")
+    acquiring = lease._acquiring
+    assert acquiring is not None
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGSTOP)
+    confirming = asyncio.create_task(acquiring._finish(lease.grant))
+    await asyncio.sleep(0.1)
+    confirming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await confirming
+    agent.process.send_signal(signal.SIGCONT)
+    await speaking.close()
+    async with AsyncClient(agent.address) as other:
+        assert [each.id for each in (await other.status()).leases] == ([] if own else [lease.id])

@@ -305,3 +305,69 @@ def test_no_agent_is_told_at_once_and_in_words(tmp_path: Path) -> None:
     assert "there is no such socket" in error.value.message
     assert "mig-agent serve" in error.value.hint
     assert error.value.retryable
+
+
+# ---------------------------------------------------------------- confirming
+
+
+def is_confirmed(agent: Agent, request_id: str) -> bool:
+    """Whether the lease of a request stays, as whoever asks for it again is told."""
+    with Client(agent.address) as client:
+        return client.acquire(gpu_memory="4G", request_id=request_id, confirm=False).grant.confirm_by is None
+
+
+def test_a_lease_in_the_hand_is_confirmed(client: Client, agent: Agent) -> None:
+    lease = client.acquire(gpu_memory="4G", request_id="mine")
+    assert lease.grant.confirm_by is not None
+    assert is_confirmed(agent, "mine")
+    lease.confirm()  # nothing is left to do
+    lease.release()
+
+
+def test_a_lease_that_has_to_be_written_down_first_is_confirmed_when_its_holder_says_so(
+    client: Client, agent: Agent
+) -> None:
+    lease = client.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    assert not is_confirmed(agent, "mine")
+    lease.confirm()
+    assert is_confirmed(agent, "mine")
+
+
+def test_who_closes_the_client_without_confirming_has_not_confirmed(agent: Agent) -> None:
+    with Client(agent.address) as client:
+        client.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    assert not is_confirmed(agent, "mine")
+
+
+def test_renewing_confirms_what_was_not(client: Client, agent: Agent) -> None:
+    lease = client.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    lease.renew(None)
+    assert is_confirmed(agent, "mine")
+    lease.confirm()
+
+
+def test_confirming_outlives_an_agent_that_restarts(client: Client, agent: Agent) -> None:
+    lease = client.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    agent.kill()
+    agent.start()
+    lease.confirm()
+    assert is_confirmed(agent, "mine")
+
+
+def test_confirming_what_has_ended_is_refused(client: Client) -> None:
+    lease = client.acquire(gpu_memory="4G", confirm=False)
+    client.release(lease.id, lease.token)
+    with pytest.raises(Refused) as refused:
+        lease.confirm()
+    assert refused.value.reason == "lease-ended"
+
+
+def test_the_threads_in_which_requests_are_sent_end_with_their_calls(client: Client) -> None:
+    client.acquire(gpu_memory="4G").release()
+    before = threading.active_count()
+    for _ in range(10):
+        client.acquire(gpu_memory="4G").release()
+        client.acquire(gpu_memory="4G", confirm=False).release()
+        with pytest.raises(Refused):
+            client.acquire(gpu_memory="900G")
+    eventually(lambda: threading.active_count() <= before, "nothing runs any more")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from mig_agent.client import Client
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 
 
@@ -56,3 +60,26 @@ def test_at_any_moment_of_many_requests_nothing_leaks(agent: Agent) -> None:
             each.communicate(timeout=GENEROUS_SECONDS)
     eventually(lambda: not agent.ask("status")["leases"], "all leases have ended")
     eventually(lambda: {each["state"] for each in agent.instances()} <= {"idle"}, "all instances are idle")
+
+
+def test_a_request_that_is_killed_before_it_has_printed_its_lease_has_not_confirmed_it(agent: Agent) -> None:
+    """It hangs in printing, into a pipe that is full: the agent's answer is there, and no person has seen it."""
+    command = [sys.executable, "-m", "mig_agent.migctl", "request", "--gpu-memory", "4G", "--request-id"]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, b"x" * 4096)
+        os.set_blocking(writer, True)
+        asking = subprocess.Popen([*command, "unseen"], stdout=writer, env=agent.person())
+        eventually(lambda: agent.ask("status")["leases"], "it has its lease")
+        asking.kill()
+        asking.wait(timeout=GENEROUS_SECONDS)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    agent.migctl(*command[3:], "seen")
+    with Client(agent.address) as client:
+        again = {each: client.acquire(gpu_memory="4G", request_id=each, confirm=False) for each in ("unseen", "seen")}
+    assert {each: lease.grant.confirm_by is None for each, lease in again.items()} == {"unseen": False, "seen": True}

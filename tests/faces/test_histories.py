@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.simulator import Code, SimulatorError
+from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, eventually
 from support.figures import Figure
 from support.nursery import Nursery, nursery
@@ -235,7 +236,7 @@ class Histories(RuleBasedStateMachine):
         world = self.world
         fault = world.agent.simulator.hang(call)
         request = request_for(wants)
-        stream = world.users[0].Acquire(pb.AcquireRequest(request=request), timeout=PATIENCE)
+        stream = world.users[0].Acquire(asking(request), timeout=PATIENCE)
         world.in_doubt[request.request_id] = request
         world.status()
         stream.cancel()

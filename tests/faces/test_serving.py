@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
+from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health
 
 SERVICE = "migagent.v1.PartitionManager"
@@ -88,7 +89,7 @@ def test_those_who_wait_are_answered_when_it_stops(agent: Agent) -> None:
     agent.ask("request", "--mig-profile", "7g.80gb")
     request = pb.Request(wants=[pb.Want(profile="7g.80gb")], request_id="waits", wait_seconds=600)
     with grpc.insecure_channel(agent.address) as channel:
-        stream = rpc.PartitionManagerStub(channel).Acquire(pb.AcquireRequest(request=request))
+        stream = rpc.PartitionManagerStub(channel).Acquire(asking(request))
         assert next(stream).queued.position == 1
         assert agent.stop() == 0
         with pytest.raises(grpc.RpcError) as caught:
@@ -310,6 +311,19 @@ def test_it_needs_no_more_than_its_flags(folder: Path) -> None:
         finally:
             process.terminate()
             process.wait(GENEROUS_SECONDS)
+
+
+def test_clients_that_are_stopped_while_they_wait_or_confirm_do_not_keep_it_from_stopping(agent: Agent) -> None:
+    requests = [agent.begin("request", "--mig-profile", "7g.80gb", "--wait", "forever") for _ in range(3)]
+    try:
+        eventually(lambda: len(agent.ask("status")["queue"]) == 2, "one has it, two wait")
+        for each in requests:
+            each.send_signal(signal.SIGSTOP)
+        assert agent.stop() == 0
+    finally:
+        for each in requests:
+            each.kill()
+            each.communicate(timeout=GENEROUS_SECONDS)
 
 
 def test_a_client_that_does_not_read_does_not_keep_it_from_stopping(agent: Agent) -> None:

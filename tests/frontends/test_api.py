@@ -13,6 +13,7 @@ import pytest
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, LeaseId, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from support.acquire import asking
 from support.service import TIMEOUT, Service, ask, detail_of, service
 
 _Message = TypeVar("_Message")
@@ -134,7 +135,7 @@ async def test_a_refusal_says_why_what_blocks_and_whether_to_try_again(served: S
 )
 async def test_what_cannot_be_served_is_refused_for_good(served: Service, request_: pb.Request, reason: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        async for _ in served.users.Acquire(pb.AcquireRequest(request=request_), timeout=TIMEOUT):
+        async for _ in served.users.Acquire(asking(request_), timeout=TIMEOUT):
             pass
     detail = detail_of(refused.value)
     assert detail.reason == reason
@@ -187,10 +188,7 @@ async def test_renew_sets_and_takes_away_a_deadline(served: Service) -> None:
 
 async def test_a_waiting_caller_hears_its_place_and_then_gets_its_lease(served: Service) -> None:
     held = await fill(served)
-    calls = [
-        served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=600)), timeout=TIMEOUT)
-        for _ in range(2)
-    ]
+    calls = [served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=600)), timeout=TIMEOUT) for _ in range(2)]
     places = [await first(call) for call in calls]
     assert sorted(each.queued.position for each in places) == [1, 2]
     status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
@@ -212,8 +210,7 @@ async def test_a_waiting_caller_hears_its_place_and_then_gets_its_lease(served: 
 
 async def test_a_caller_that_goes_away_leaves_the_queue(served: Service) -> None:
     await fill(served)
-    request = pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=float("inf")))
-    call = served.users.Acquire(request, timeout=TIMEOUT)
+    call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=float("inf"))), timeout=TIMEOUT)
     await first(call)
     assert len(served.node.manager.snapshot.queue) == 1
     call.cancel()
@@ -222,7 +219,7 @@ async def test_a_caller_that_goes_away_leaves_the_queue(served: Service) -> None
 
 async def test_a_caller_that_waits_too_long_is_told(served: Service) -> None:
     await fill(served)
-    call = served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=5)), timeout=TIMEOUT)
+    call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=5)), timeout=TIMEOUT)
     await first(call)
     served.node.clock.advance(6)
     with pytest.raises(grpc.RpcError) as refused:
@@ -234,7 +231,7 @@ async def test_a_caller_that_waits_too_long_is_told(served: Service) -> None:
 
 async def test_who_waits_is_told_when_the_agent_stops(served: Service) -> None:
     await fill(served)
-    call = served.users.Acquire(pb.AcquireRequest(request=ask(profile="7g.40gb", wait_seconds=60)), timeout=TIMEOUT)
+    call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=60)), timeout=TIMEOUT)
     await first(call)
     await served.node.manager.close()
     with pytest.raises(grpc.RpcError) as refused:

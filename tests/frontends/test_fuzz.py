@@ -101,11 +101,14 @@ def test_the_planner_answers_every_request_that_the_api_lets_through(messages: l
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
 async def test_bytes_that_are_no_message_are_refused_in_words(tmp_path: Path, method: str) -> None:
     async with service(tmp_path) as served, grpc.aio.insecure_channel(served.address) as channel:
-        streaming = SERVICE.methods_by_name[method].server_streaming
+        kind = SERVICE.methods_by_name[method]
         path = f"/{SERVICE.full_name}/{method}"
-        make: Any = channel.unary_stream if streaming else channel.unary_unary
+        make: Any = channel.unary_stream if kind.server_streaming else channel.unary_unary
+        if kind.client_streaming:
+            make = channel.stream_stream
+        rubbish = b"\xff\xff\xff"
         with pytest.raises(grpc.RpcError) as refused:
-            await answered(make(path)(b"\xff\xff\xff", timeout=TIMEOUT))
+            await answered(make(path)(iter([rubbish]) if kind.client_streaming else rubbish, timeout=TIMEOUT))
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert method in detail_of(refused.value).message
         assert (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).node
@@ -115,7 +118,9 @@ async def test_every_method_of_the_service_is_served(tmp_path: Path) -> None:
     """Called with an empty message, each answers, streams, or refuses with typed details."""
     async with service(tmp_path) as served:
         for method in SERVICE.methods:
-            call = getattr(served.admins, method.name)(getattr(pb, method.input_type.name)(), timeout=TIMEOUT)
+            message = getattr(pb, method.input_type.name)()
+            said = iter([message]) if method.client_streaming else message
+            call = getattr(served.admins, method.name)(said, timeout=TIMEOUT)
             reason = ""
             try:
                 await answered(call)
@@ -136,7 +141,7 @@ async def planned(served: Service, message: pb.Request) -> pb.PlanOutcome:
 
 async def answered(call: Any) -> None:
     """Returns after the call's answer, or the first message of its stream."""
-    if isinstance(call, grpc.aio.UnaryStreamCall):
+    if isinstance(call, (grpc.aio.UnaryStreamCall, grpc.aio.StreamStreamCall)):
         await asyncio.wait_for(anext(aiter(call)), TIMEOUT)
         call.cancel()
     else:

@@ -16,6 +16,7 @@ from mig_agent.adapters.places import allow_open_files
 from mig_agent.engine.events import MOST_SUBSCRIBERS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import asking, granted_on
 from support.agent import Agent, eventually, short_folder
 from support.figures import Figure
 from support.service import TIMEOUT, ask, detail_of
@@ -72,8 +73,7 @@ def memory_mib(agent: Agent) -> float:
 async def test_a_thousand_clients_wait_and_one_more_is_refused(folder: Path, figure: Figure) -> None:
     with Agent(folder, "a30", flags=["--max-waiting", str(CLIENTS)]) as agent:
         async with clients(agent, 2) as (holder, visitor):
-            stream = holder.Acquire(pb.AcquireRequest(request=ask(profile="4g.24gb")), timeout=TIMEOUT)
-            granted = [answer async for answer in stream][-1].granted
+            granted = await granted_on(holder, ask(profile="4g.24gb"), TIMEOUT)
             memory = []
             for number in range(ROUNDS):
                 await a_round(agent, visitor, number)
@@ -91,8 +91,8 @@ async def a_round(agent: Agent, visitor: PartitionManagerAsyncStub, number: int)
     async with clients(agent, CLIENTS) as crowd:
         waiting = [
             each.Acquire(
-                pb.AcquireRequest(
-                    request=ask(
+                asking(
+                    ask(
                         pb.Want(memory=f"{20_000 + place % 100}M"),
                         wait_seconds=float("inf"),
                         request_id=f"{number}/{place}",
@@ -107,7 +107,7 @@ async def a_round(agent: Agent, visitor: PartitionManagerAsyncStub, number: int)
         seen = await status(visitor)
         assert len(seen.queue) == CLIENTS
         with pytest.raises(grpc.RpcError) as refused:
-            await anext(aiter(visitor.Acquire(pb.AcquireRequest(request=ask(memory="20G", wait_seconds=60.0)))))
+            await anext(aiter(visitor.Acquire(asking(ask(memory="20G", wait_seconds=60.0)))))
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert f"{CLIENTS} requests wait already, which is the limit" in detail_of(refused.value).message
         for each in waiting[::2]:
@@ -134,9 +134,8 @@ async def test_a_thousand_clients_that_all_want_something_at_once_are_all_answer
 
 
 async def take_and_give_back(stub: PartitionManagerAsyncStub) -> str:
-    call = stub.Acquire(pb.AcquireRequest(request=ask(profile="1g.10gb")), timeout=PATIENT)
     try:
-        granted = [answer async for answer in call][-1].granted
+        granted = await granted_on(stub, ask(profile="1g.10gb"), PATIENT)
     except grpc.RpcError as error:
         return detail_of(error).reason
     await status(stub)
@@ -173,7 +172,7 @@ async def test_a_message_that_is_too_long_is_refused_and_the_agent_goes_on(folde
         async with clients(agent, 1) as (stub,):
             huge = ask(memory="4G", request_id="x" * (2 << 20))
             with pytest.raises(grpc.RpcError) as refused:
-                await anext(aiter(stub.Acquire(pb.AcquireRequest(request=huge), timeout=TIMEOUT)))
+                await anext(aiter(stub.Acquire(asking(huge), timeout=TIMEOUT)))
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "larger than max" in str(refused.value.details())
             assert (await status(stub)).gpus

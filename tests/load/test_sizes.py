@@ -21,6 +21,7 @@ from mig_agent.engine.answers import Queued
 from mig_agent.frontends import api, messages
 from mig_agent.frontends.api import MOST_ANSWER_BYTES, MOST_PLANS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from support.acquire import asking
 from support.engine import ANYBODY
 from support.service import TIMEOUT, Service, ask, service
 from support.service import detail_of as detail_of_error
@@ -53,7 +54,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Service]:
 
 async def refused(served: Service, request: pb.Request) -> grpc.RpcError:
     with pytest.raises(grpc.RpcError) as error:
-        await anext(aiter(served.users.Acquire(pb.AcquireRequest(request=request), timeout=TIMEOUT)))
+        await anext(aiter(served.users.Acquire(asking(request), timeout=TIMEOUT)))
     return error.value
 
 

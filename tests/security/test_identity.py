@@ -17,6 +17,8 @@ import pytest
 from mig_agent.adapters.grpcerrors import TRAILER
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import asking
+from support.acquire import granted as granted_to
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 from support.people import ALICE, BOB, NOBODY, as_user, needs_root, person
 
@@ -53,13 +55,13 @@ def admin(folder: Path, agent: Agent) -> Iterator[PartitionManagerStub]:
         yield PartitionManagerStub(channel)
 
 
-def asking(**fields: Any) -> pb.AcquireRequest:
+def wanting(**fields: Any) -> pb.Request:
     fields.setdefault("request_id", uuid.uuid4().hex)
-    return pb.AcquireRequest(request=pb.Request(wants=[pb.Want(memory="4G")], **fields))
+    return pb.Request(wants=[pb.Want(memory="4G")], **fields)
 
 
 def acquire(stub: PartitionManagerStub, **fields: Any) -> pb.Granted:
-    return list(stub.Acquire(asking(**fields), timeout=GENEROUS_SECONDS))[-1].granted
+    return granted_to(stub, wanting(**fields), GENEROUS_SECONDS)
 
 
 def status(stub: PartitionManagerStub) -> pb.StatusResponse:
@@ -168,8 +170,8 @@ def test_the_id_of_a_request_is_told_to_who_made_it_alone(calls_as: As, admin: P
         assert own.token != granted.token
         release(calls_as(uid), own.lease.id)
     waiting = calls_as(ALICE).Acquire(
-        pb.AcquireRequest(
-            request=pb.Request(
+        asking(
+            pb.Request(
                 wants=[pb.Want(profile="7g.40gb")], request_id="waits", gpus=["0"], wait_seconds=GENEROUS_SECONDS
             )
         )

@@ -17,6 +17,7 @@ from mig_agent.adapters.grpcerrors import TRAILER
 from mig_agent.frontends.handlers import SERVICE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import granted as granted_to
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
 from support.certificates import Authority
 from support.people import ALICE, needs_root, person
@@ -134,7 +135,7 @@ class Calls:
 
 
 def granted(stub: PartitionManagerStub, request: pb.Request) -> pb.Granted:
-    return list(stub.Acquire(pb.AcquireRequest(request=request), timeout=GENEROUS_SECONDS))[-1].granted
+    return granted_to(stub, request, GENEROUS_SECONDS)
 
 
 def stream_until(stream: Any, field: str) -> Iterator[Any]:

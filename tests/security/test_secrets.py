@@ -19,6 +19,7 @@ from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.model import LeaseId
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import granted as granted_to
 from support.agent import GENEROUS_SECONDS, Agent
 
 TOKEN = re.compile(r"[0-9a-f]{64}")
@@ -43,8 +44,8 @@ def be_busy(stub: PartitionManagerStub, admin: PartitionManagerStub) -> list[str
     tokens = []
     for number in range(12):
         request = pb.Request(wants=[pb.Want(memory="4G")], request_id=f"request-{number}", ttl_seconds=600.0)
-        granted = list(stub.Acquire(pb.AcquireRequest(request=request), timeout=GENEROUS_SECONDS))[-1].granted
-        again = list(stub.Acquire(pb.AcquireRequest(request=request), timeout=GENEROUS_SECONDS))[-1].granted
+        granted = granted_to(stub, request, GENEROUS_SECONDS)
+        again = granted_to(stub, request, GENEROUS_SECONDS)
         assert again.token == granted.token
         tokens.append(granted.token)
         lease = granted.lease.id

@@ -16,6 +16,7 @@ from mig_agent.adapters.grpcerrors import TRAILER
 from mig_agent.client import Client, NoAgent, Tls
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import granted as granted_to
 from support.agent import GENEROUS_SECONDS, Agent
 from support.certificates import Authority, Pem
 from support.tls import PREFACE, channel_to, client_context, port_of, serving, shake
@@ -50,7 +51,7 @@ def stub_of(stack: ExitStack, agent: Agent, authority: Authority, client: Pem) -
 
 def acquire(stub: PartitionManagerStub, *, tenant: str = "", name: str = "") -> pb.Granted:
     request = pb.Request(wants=[pb.Want(memory="4G")], holder=pb.Holder(tenant=tenant, name=name))
-    return list(stub.Acquire(pb.AcquireRequest(request=request), timeout=GENEROUS_SECONDS))[-1].granted
+    return granted_to(stub, request, GENEROUS_SECONDS)
 
 
 def reason_of(call: Callable[[], object]) -> str:

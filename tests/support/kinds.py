@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+from support.acquire import confirming
 from support.agent import GENEROUS_SECONDS, eventually
 from support.restarted import Answered, World, profile, told
 
@@ -120,7 +121,7 @@ class Waited(Taking):
     def ask(self) -> Answered | None:
         message = self.world.request(*self.wants, request=self.request, gpu=self.gpu)
         message.wait_seconds = GENEROUS_SECONDS
-        stream = self.world.users.Acquire(pb.AcquireRequest(request=message), timeout=GENEROUS_SECONDS)
+        stream = confirming(self.world.users, message, GENEROUS_SECONDS)
         first = next(stream)
         self.world.release(self.before)  # once more where it has ended: that is no error
         return told(list(stream)[-1].granted if first.HasField("queued") else first.granted)

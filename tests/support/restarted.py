@@ -14,6 +14,7 @@ import grpc
 from mig_agent.adapters.host import Host
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import granted
 from support.agent import GENEROUS_SECONDS
 from support.nursery import ForkedAgent
 
@@ -60,8 +61,7 @@ class World:
 
     def acquire(self, *wants: pb.Want, request: str = "", gpu: str = "") -> Answered:
         message = self.request(*wants, request=request, gpu=gpu)
-        stream = self.users.Acquire(pb.AcquireRequest(request=message), timeout=GENEROUS_SECONDS)
-        return told(list(stream)[-1].granted)
+        return told(granted(self.users, message, GENEROUS_SECONDS))
 
     @staticmethod
     def request(*wants: pb.Want, request: str = "", gpu: str = "") -> pb.Request:

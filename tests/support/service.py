@@ -19,6 +19,7 @@ from mig_agent.frontends.callers import Roles
 from mig_agent.frontends.handlers import SERVICE, method_handlers
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
+from support.acquire import granted_on
 from support.engine import Node, engine
 
 if TYPE_CHECKING:  # it is in the stubs alone
@@ -47,9 +48,8 @@ class Service:
         return f"unix://{self.folder}/agent.sock"
 
     async def acquire(self, *, by: PartitionManagerAsyncStub | None = None, **request: Any) -> pb.Granted:
-        """A lease; the stream's last message."""
-        call = (by or self.users).Acquire(pb.AcquireRequest(request=ask(**request)), timeout=TIMEOUT)
-        return [answer async for answer in call][-1].granted
+        """A lease, confirmed."""
+        return await granted_on(by or self.users, ask(**request), TIMEOUT)
 
 
 @contextlib.asynccontextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.simulator import STATE_FILE
+from support.acquire import asking
 from support.agent import eventually
 from support.kinds import CREATE_COMPUTE, Create
 from support.restarted import World, profile
@@ -82,7 +83,7 @@ class AfterACrash(Start):
         simulator.hang(CREATE_COMPUTE, gpu=1)
         calls = [
             world.admins.Reclaim.future(pb.ReclaimRequest()),
-            world.users.Acquire(pb.AcquireRequest(request=world.request(*profile("1g.6gb"), gpu="1"))),
+            world.users.Acquire(asking(world.request(*profile("1g.6gb"), gpu="1"))),
         ]
         eventually(lambda: self._half() == [0, 1], "both are under way")
         world.agent.kill()

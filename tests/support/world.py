@@ -21,6 +21,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from mig_agent.simulator import SimulatorError
 from mig_agent.simulator.state import mig_uuid, profile_of
+from support.acquire import asking, granted
 from support.agent import GENEROUS_SECONDS, eventually
 from support.nursery import ForkedAgent, Nursery
 
@@ -117,7 +118,7 @@ class World:
 
     def acquire(self, client: int, request: pb.Request) -> str:
         """The lease's id, or the reason of the refusal."""
-        answer = self.ask(lambda: _granted(self.users[client].Acquire(_acquire(request), timeout=PATIENCE)))
+        answer = self.ask(lambda: granted(self.users[client], request, PATIENCE))
         return self._answered(request, answer)
 
     def acquire_together(self, requests: Sequence[pb.Request]) -> None:
@@ -125,7 +126,7 @@ class World:
 
         def first(place: int) -> pb.Granted | str:
             stub = self.users[place % CLIENTS]
-            return told(lambda: _granted(stub.Acquire(_acquire(requests[place]), timeout=PATIENCE)))
+            return told(lambda: granted(stub, requests[place], PATIENCE))
 
         with ThreadPoolExecutor(len(requests)) as pool:
             asked = [pool.submit(first, place) for place in range(len(requests))]
@@ -138,7 +139,7 @@ class World:
     def give_up(self, client: int, request: pb.Request) -> None:
         """A client that does not wait for its answer."""
         self.in_doubt[request.request_id] = request
-        self.users[client].Acquire(_acquire(request), timeout=PATIENCE).cancel()
+        self.users[client].Acquire(asking(request), timeout=PATIENCE).cancel()
 
     def ask_again(self, request_id: str) -> None:
         """The same client after all."""
@@ -321,17 +322,6 @@ def _passing(answer: object) -> bool:
 def request_for(wants: Sequence[str], **fields: Any) -> pb.Request:
     """A request with an id of its own."""
     return pb.Request(wants=[pb.Want(profile=each) for each in wants], request_id=uuid.uuid4().hex, **fields)
-
-
-def _acquire(request: pb.Request) -> pb.AcquireRequest:
-    return pb.AcquireRequest(request=request)
-
-
-def _granted(stream: Any) -> pb.Granted:
-    *_, last = stream
-    granted: pb.Granted = last.granted
-    assert granted.token
-    return granted
 
 
 def _first(stream: Any) -> pb.Granted:

@@ -52,6 +52,8 @@ class Grant:
     request_id: str
     notes: tuple[str, ...] = ()
     revision: int = 0
+    confirm_by: float | None = None
+    """When the lease ends unless it is confirmed before; None where nothing is awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

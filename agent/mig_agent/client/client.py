@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 
 from mig_agent.client import answers, calls, reading
+from mig_agent.client.acquiring import Acquiring
 from mig_agent.client.addresses import Address
 from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connection, Connections
 from mig_agent.client.errors import ClientError
 from mig_agent.client.failures import failure_of
-from mig_agent.client.holding import Holding, OnQueued, first_grant
+from mig_agent.client.holding import Holding, OnQueued
 from mig_agent.client.leases import Lease
-from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
     from mig_agent.client.asking import Asking
@@ -89,20 +89,15 @@ class Client:
         self._holdings.add(holding)
         return Lease(self, grant, holding)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, **asking: Unpack[Asking]) -> Lease:
+    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **asking: Unpack[Asking]) -> Lease:
         """Takes devices that stay leased when this process ends: until they are released, or `ttl` or `pid` says so.
 
-        `on_queued` is called with the place in the queue (1 is next) while the request waits.
+        `on_queued` is called with the place in the queue (1 is next) while the request waits. With `confirm=False` the
+        lease ends after a time of grace (60 s) unless its `confirm` is called: for whoever has to write it down first.
         """
-        request = calls.request_for(asking)
-        timeout = calls.acquire_seconds(request)
-        connection = self._connections.users
-
-        def take() -> answers.Grant:
-            stream = connection.stub.Acquire(pb.AcquireRequest(request=request), timeout=timeout)
-            return first_grant(stream, on_queued)
-
-        return Lease(self, connection.call_safely_repeated(lambda _stub: take()))
+        acquiring = Acquiring(self._connections.users, asking)
+        grant = acquiring.take(on_queued, confirm=confirm)
+        return Lease(self, grant, acquiring=None if confirm else acquiring)
 
     def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
         """Ends a lease. Without a token: for the user of this machine who asked for it, and for administrators.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 from mig_agent.client.answers import Device, Grant
 
 if TYPE_CHECKING:
+    from mig_agent.client.acquiring import Acquiring
     from mig_agent.client.client import Client
     from mig_agent.client.errors import ClientError
     from mig_agent.client.holding import Holding
@@ -82,14 +83,33 @@ class Lease(GivenLease):
     ...     subprocess.run(command, env=os.environ | lease.env)
     """
 
-    def __init__(self, client: Client, grant: Grant, holding: Holding | None = None) -> None:
+    def __init__(
+        self, client: Client, grant: Grant, holding: Holding | None = None, acquiring: Acquiring | None = None
+    ) -> None:
         super().__init__(grant, holding)
         self._client = client
         self._holding = holding
+        self._acquiring = acquiring
+        """What confirms it, until that is done."""
+
+    def confirm(self) -> None:
+        """Tell the agent that the lease was written down, where it was taken with `confirm=False`; otherwise nothing.
+
+        Raises Refused where it has ended meanwhile, NoAgent.
+        """
+        if self._acquiring is not None:
+            self._acquiring.confirm()
+            self._acquiring = None
 
     def renew(self, ttl: str | float | None) -> None:
         """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
         self._expires(self._client.renew(self.id, self.token, ttl=ttl).expires_at)
+        self._leave_stream()  # whoever renews a lease has confirmed it
+
+    def _leave_stream(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.close()
+            self._acquiring = None
 
     def release(self) -> None:
         """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
@@ -102,6 +122,7 @@ class Lease(GivenLease):
             if self.lost is None:
                 self._client.release(self.id, self.token)
         finally:
+            self._leave_stream()
             if self._holding is not None:
                 self._holding.close()
 

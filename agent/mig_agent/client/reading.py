@@ -23,6 +23,7 @@ def grant(message: pb.Granted) -> answers.Grant:
         request_id=lease.request_id,
         notes=tuple(message.notes),
         revision=message.revision,
+        confirm_by=message.confirm_by if message.HasField("confirm_by") else None,
     )
 
 

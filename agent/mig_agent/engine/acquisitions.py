@@ -126,6 +126,7 @@ class Acquisitions:
             devices=tuple(devices),
             notes=notes,
             revision=state.revision,
+            confirm_by=self._lifetimes.confirm_by(lease.id),
         )
 
     def _refuse_when_full(self, request: Request) -> None:
@@ -172,6 +173,7 @@ class Acquisitions:
                 f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
                 "ask with a new request id",
             )
+        self._lifetimes.asked_again(lease.id)
         return self.granted(lease)
 
     def _begin(self, request: Request, caller: Caller, digest: str, *, hold: bool) -> _Job:

@@ -39,6 +39,8 @@ class Granted:
     notes: tuple[str, ...] = ()
     """For the person, such as a near miss."""
     revision: int
+    confirm_by: float | None = None
+    """When the lease ends unless its client confirms that it has this answer; None where nothing is awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

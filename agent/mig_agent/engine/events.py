@@ -38,8 +38,6 @@ class Subscription:
         self._ended = False
         self.overrun = False
         """Whether so much is unread that nothing more is kept for the reader."""
-        self.on_overrun: Callable[[], object] = lambda: None
-        """Called when that comes about: a reader that is stuck elsewhere does not see it by itself."""
         if self._unread:
             self._wake.set()
 
@@ -50,7 +48,6 @@ class Subscription:
         else:
             self.overrun = True
             self.close()
-            self.on_overrun()
         self._wake.set()
 
     def end(self) -> None:

@@ -50,6 +50,13 @@ class Leases:
         except LedgerError as error:
             raise ledger_refusal(error, f"release lease {lease}") from error
 
+    async def confirm(self, lease: LeaseId) -> None:
+        """As `Manager.confirm`."""
+        await self._lifetimes.settled(lease)
+        if lease not in self._context.state.leases:
+            raise _ended(f"confirm lease {lease}")
+        self._lifetimes.delivered(lease)
+
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """As `Manager.renew`."""
         await self._lifetimes.settled(lease)

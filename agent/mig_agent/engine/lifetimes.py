@@ -56,7 +56,7 @@ WORDS = {
     EndReason.EXPIRED: "its time is over",
     EndReason.PROCESS_ENDED: "its process has ended",
     EndReason.STREAM_ENDED: "nobody held it any more",
-    EndReason.UNDELIVERED: "its answer could not be delivered and nobody asked again",
+    EndReason.UNDELIVERED: "its client never confirmed that it had the answer",
     EndReason.GPU_LOST: "its GPU was lost",
     EndReason.POD_ENDED: "its pod has ended",
     "reboot": "the machine was rebooted",
@@ -71,6 +71,10 @@ class _Watches:
 
     deadline: Timer | None = None
     grace: Timer | None = None
+    confirm_by: float | None = None
+    """When `grace` ends, where the lease waits for its client to confirm it."""
+    overdue: bool = False
+    """Whether that time has passed, and nobody has asked again since."""
     process: ProcessWatch | None = None
     client: ProcessWatch | None = None
     """The one whose connection has ended."""
@@ -105,12 +109,10 @@ class Lifetimes:
         if delivered and lease.expires_at is None and lease.pid is None:
             return
         watches = self._watches[lease.id] = _Watches()
-        if not delivered:
-            watches.grace = self._later(
-                lease.id,
-                self._context.settings.grace_seconds,
-                EndReason.STREAM_ENDED if lease.hold else EndReason.UNDELIVERED,
-            )
+        if not delivered and lease.hold:
+            watches.grace = self._later(lease.id, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
+        elif not delivered:
+            self._await_confirmation(lease.id, watches)
         if lease.expires_at is not None:
             watches.deadline = self._deadline(lease.id, lease.expires_at)
         if lease.pid is not None:
@@ -118,16 +120,40 @@ class Lifetimes:
             watches.process = self._context.host.watch_client(lease.pid, pid_started, ended)
 
     def delivered(self, lease: LeaseId) -> None:
-        """Its holder has the answer, or is attached again."""
+        """Record in memory that the client has the answer, or is attached again: no time of grace runs any more."""
         watches = self._watches.get(lease)
         if watches is None:
             return
         if watches.grace is not None:
             watches.grace.cancel()
-            watches.grace = None
+            watches.grace = watches.confirm_by = None
         if watches.client is not None:
             watches.client.close()
             watches.client = None
+
+    def confirm_by(self, lease: LeaseId) -> float | None:
+        """Return when the lease ends unless its client confirms it before; None where that is not awaited."""
+        watches = self._watches.get(lease)
+        return None if watches is None else watches.confirm_by
+
+    def asked_again(self, lease: LeaseId) -> None:
+        """Give the client of a lease that is not confirmed its whole time again: it is told the answer once more."""
+        watches = self._watches.get(lease)
+        if watches is not None and watches.confirm_by is not None:
+            if watches.grace is not None:
+                watches.grace.cancel()
+            self._await_confirmation(lease, watches)
+
+    def _await_confirmation(self, lease: LeaseId, watches: _Watches) -> None:
+        seconds = self._context.settings.grace_seconds
+
+        def over() -> None:
+            watches.overdue = True
+            self._end_soon(lease, EndReason.UNDELIVERED)
+
+        watches.overdue = False
+        watches.confirm_by = self._context.clock.now() + seconds
+        watches.grace = self._context.clock.call_later(seconds, over)
 
     def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
         """That the lease's pod has come, or that it goes on, is being recorded."""
@@ -203,6 +229,8 @@ class Lifetimes:
             if current is None:
                 return
             state.put_lease(replace(current, expires_at=expires_at))
+            if not current.hold:
+                self.delivered(lease.id)  # whoever renews a lease has its answer
             watches = self._watches.setdefault(lease.id, _Watches())
             if watches.deadline is not None:
                 watches.deadline.cancel()
@@ -301,8 +329,8 @@ class Lifetimes:
         await self.settled(lease)
         known = self._context.state.leases.get(lease)
         watches = self._watches.get(lease)
-        if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None):
-            return  # its pod has come, or its holder has the answer, meanwhile
+        if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None or not watches.overdue):
+            return  # meanwhile its pod has come, its client has confirmed it, or has asked again
         if reason is EndReason.EXPIRED and known is not None:
             left = (known.expires_at or math.inf) - self._context.clock.now()
             if left > 0:

@@ -117,8 +117,15 @@ class Manager:
                 self._parts.lifetimes.left(lease.id)
 
     def delivered(self, lease: LeaseId) -> None:
-        """The answer was handed to the transport; without this the lease ends after its time of grace."""
+        """Tell that the answer has arrived, for a lease whose client is this process or a stream that stays open."""
         self._parts.lifetimes.delivered(lease)
+
+    async def confirm(self, lease: LeaseId) -> None:
+        """Keep a lease whose client says that it has the answer; without this it ends at `Granted.confirm_by`.
+
+        Raises RefusedError (LEASE_ENDED) where it has ended.
+        """
+        await self._parts.leases.confirm(lease)
 
     async def hold_ended(self, lease: LeaseId, how: StreamEnd, client: int | None = None) -> None:
         """The stream of a held lease has ended: how, and its client's process, say how long the lease stays."""

@@ -33,7 +33,7 @@ class EngineSettings:
     call_deadline_seconds: float = 30.0
     """How long a call of the driver may take before its GPU is cordoned."""
     grace_seconds: float = 60.0
-    """How long a lease lives whose answer could not be delivered, or whose stream the agent ended."""
+    """How long a lease lives that its client has not confirmed, or whose stream the agent ended."""
     follows_pods: bool = False
     """Whether the kubelet is asked which pods there are: then their leases end with them, and by nobody else."""
     listen_to_driver: bool = True

@@ -25,6 +25,7 @@ from mig_agent.frontends import messages, planmessages
 from mig_agent.frontends.callers import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.handlers import Context, abort
 from mig_agent.frontends.requests import held_request_from, request_from
+from mig_agent.frontends.streams import Confirmation, QueueReports, first_request
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
@@ -44,8 +45,8 @@ _STOPPING = Refusal(
 )
 
 
-Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event]]]"
-"""The open streams of each held lease."""
+Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event | None]]]"
+"""The open streams of each held lease: each with the event that ends it, or None when the agent stops."""
 
 
 class PartitionManagerServicer:
@@ -62,60 +63,67 @@ class PartitionManagerServicer:
         self._admin = admin
         self._roles = roles
         self._stopping = False
-        self._streams: set[asyncio.Task[object]] = set()
+        self._on_stop: set[Callable[[], None]] = set()
+        """What ends each stream that is open."""
+        self._unconfirmed: dict[LeaseId, set[Confirmation]] = {}
+        """The open Acquire streams of each lease that a client has not confirmed yet."""
         self._held: Held = {} if held is None else held
         self._fates = Fates() if fates is None else fates
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
-        """Ends all Hold and Watch streams as the agent's doing, so that held leases stay to be attached to again."""
-        self._stopping = True
-        for stream in self._streams:
-            stream.cancel()
+        """End all streams whose requests do not wait, as the agent's doing: leases stay, to be asked for again.
 
-    async def acquire(self, message: pb.AcquireRequest, context: Context) -> None:
-        """Takes devices; streams the place in the queue, then the lease."""
+        No task is cancelled, since it may be in the middle of a write: each ends its stream when its write is done.
+        """
+        self._stopping = True
+        for end in tuple(self._on_stop):
+            end()
+
+    async def acquire(self, _messages: object, context: Context) -> None:
+        """Take devices: stream the place in the queue and then the lease, and hear from the client that it has it."""
         caller = self._caller(context)
-        request = request_from(message.request, caller)
-        reports = _QueueReports(context, lambda queued: pb.AcquireResponse(queued=queued))
-        with reports.cancelled_at_end():
-            granted = await self._manager.acquire(request, caller, reports.report)
-            await reports.written()
-        await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
-        self._manager.delivered(granted.lease.id)
+        request = request_from(await first_request(context), caller)
+        confirmation = Confirmation(context)
+        reports = QueueReports(context, lambda queued: pb.AcquireResponse(queued=queued))
+        try:
+            with confirmation.not_yet():
+                granted = await self._manager.acquire(request, caller, reports.report)
+        finally:
+            await reports.finish()
+        lease = granted.lease.id
+        with self._unconfirmed_by(confirmation, lease):
+            await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
+            received = await confirmation.outcome()
+        if received:
+            await self._manager.confirm(lease)
 
     async def hold(self, message: pb.HoldRequest, context: Context) -> None:
         """Takes devices and keeps them as long as the stream lives."""
         caller = self._caller(context)
         fate = self._fates.of(context.peer())
         request = held_request_from(message.request, caller)
-        reports = _QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
-        with reports.cancelled_at_end():
-            granted = await self._manager.hold(request, caller, reports.report)
-        lease = granted.lease.id
-        ended = self._end_of(lease)
+        reports = QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         try:
-            await reports.written()
-            await context.write(pb.HoldResponse(granted=messages.granted(granted)))
-            self._manager.delivered(lease)
-            # From here on `stop` may cancel: a write that is cancelled under way would leave the stream open.
-            with self._long_stream():
+            granted = await self._manager.hold(request, caller, reports.report)
+        except BaseException:
+            await reports.finish()
+            raise
+        lease, event = granted.lease.id, None
+        try:
+            with self._end_of(lease) as ended:
+                await reports.finish()
+                await context.write(pb.HoldResponse(granted=messages.granted(granted)))
+                self._manager.delivered(lease)
                 event = await ended
-        except (asyncio.CancelledError, grpc.aio.InternalError, RefusedError):
-            by_client = not self._stopping
-            how = await _end_by_client(fate) if by_client else StreamEnd.DROPPED
-            # A client that was cut off may be back on another stream before the end of this one is noticed.
-            if len(self._held[lease]) == 1:
-                await asyncio.shield(self._manager.hold_ended(lease, how, caller.pid))
-            if by_client:
+        except (asyncio.CancelledError, grpc.aio.InternalError):
+            if not self._stopping:
+                await self._let_go(lease, await _end_by_client(fate), caller)
                 raise asyncio.CancelledError from None
-            await abort(context, _STOPPING)
-        else:
+        if event is not None:
             raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.words}")
-        finally:
-            self._held[lease].discard(ended)
-            if not self._held[lease]:
-                del self._held[lease]
+        await self._let_go(lease, StreamEnd.DROPPED, caller)
+        await abort(context, _STOPPING)
 
     async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         """Ends a lease."""
@@ -168,21 +176,12 @@ class PartitionManagerServicer:
         """What happens, as it happens."""
         self._caller(context)  # a certificate without a role sees nothing
         after = message.after_revision if message.HasField("after_revision") else self._manager.view.revision
-        with closing(self._manager.subscribe(after)) as events:
-            # Before `stop` may cancel: the reader may have it before the write returns, and a write that is cancelled
-            # under way leaves the stream open.
+        with closing(self._manager.subscribe(after)) as events, self._ended_by_stop(events.end):
             await context.write(pb.WatchResponse(revision=after))
-            try:
-                with self._long_stream() as stream:
-                    # A reader that does not read keeps the next write waiting for ever.
-                    events.on_overrun = stream.cancel
-                    async for event in events:
-                        await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
-            except asyncio.CancelledError:
-                if events.overrun:
-                    await anext(events)  # tells so
-                if not self._stopping:
-                    raise
+            async for event in events:
+                if self._stopping:
+                    break
+                await context.write(pb.WatchResponse(revision=event.revision, event=messages.event(event)))
         await abort(context, _STOPPING)
 
     async def profiles(self, _message: pb.ProfilesRequest, context: Context) -> pb.ProfilesResponse:
@@ -259,29 +258,62 @@ class PartitionManagerServicer:
     def _caller(self, context: Context) -> Caller:
         return caller_of(context, admin=self._admin, roles=self._roles)
 
-    @contextmanager
-    def _long_stream(self) -> Iterator[asyncio.Task[object]]:
-        """While a stream is open that only `stop` or the client ends; the task that serves it."""
-        task = asyncio.current_task()
-        if task is None or self._stopping:
-            raise RefusedError(_STOPPING)
-        self._streams.add(task)
-        try:
-            yield task
-        finally:
-            self._streams.discard(task)
+    async def _let_go(self, lease: LeaseId, how: StreamEnd, caller: Caller) -> None:
+        """Tell that a stream which held a lease has ended, unless another one holds it."""
+        # A client that was cut off may be back on another stream before the end of this one is noticed.
+        if lease not in self._held:
+            await asyncio.shield(self._manager.hold_ended(lease, how, caller.pid))
 
-    def _end_of(self, lease: LeaseId) -> asyncio.Future[Event]:
-        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        self._held.setdefault(lease, set()).add(future)
-        return future
+    @contextmanager
+    def _ended_by_stop(self, end: Callable[[], None]) -> Iterator[None]:
+        """Have `stop` call this while the block lasts; at once where the agent stops already."""
+        self._on_stop.add(end)
+        try:
+            if self._stopping:
+                end()
+            yield
+        finally:
+            self._on_stop.discard(end)
+
+    @contextmanager
+    def _unconfirmed_by(self, confirmation: Confirmation, lease: LeaseId) -> Iterator[None]:
+        """End the wait for a client's confirmation with its lease, or when the agent stops."""
+        waiting = self._unconfirmed.setdefault(lease, set())
+        waiting.add(confirmation)
+        try:
+            with self._ended_by_stop(lambda: confirmation.fail(RefusedError(_STOPPING))):
+                yield
+        finally:
+            waiting.discard(confirmation)
+            if not waiting:
+                self._unconfirmed.pop(lease, None)
+
+    @contextmanager
+    def _end_of(self, lease: LeaseId) -> Iterator[asyncio.Future[Event | None]]:
+        """The event that ends a held lease while the block lasts; None when the agent stops."""
+        ended: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
+        streams = self._held.setdefault(lease, set())
+        streams.add(ended)
+        try:
+            with self._ended_by_stop(lambda: _tell(ended, None)):
+                yield ended
+        finally:
+            streams.discard(ended)
+            if not streams:
+                self._held.pop(lease, None)
 
     def _observe(self, event: Event) -> None:
-        """A held lease that ends by another's doing ends its stream."""
+        """A lease that ends by another's doing ends the streams that are open for it."""
         if event.kind is EventKind.LEASE_ENDED and event.lease is not None:
             for future in self._held.get(event.lease, ()):
-                if not future.done():
-                    future.set_result(event)
+                _tell(future, event)
+            for confirmation in self._unconfirmed.get(event.lease, ()):
+                confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.words}"))
+
+
+def _tell(stream: asyncio.Future[Event | None], event: Event | None) -> None:
+    if not stream.done():
+        stream.set_result(event)
 
 
 async def _end_by_client(fate: Fate | None) -> StreamEnd:
@@ -294,40 +326,3 @@ async def _end_by_client(fate: Fate | None) -> StreamEnd:
             return StreamEnd.HUNG_UP
         case Ending.BROKEN:
             return StreamEnd.DROPPED
-
-
-class _QueueReports:
-    """Writes a request's place in the queue, the latest only, while the request waits."""
-
-    def __init__(self, context: Context, wrap: Callable[[pb.Queued], pb.AcquireResponse | pb.HoldResponse]) -> None:
-        self._context = context
-        self._wrap = wrap
-        self._latest = 0
-        self._task: asyncio.Task[None] | None = None
-
-    def report(self, position: int) -> None:
-        """Called by the manager, on the event loop, whenever the place changes."""
-        self._latest = position
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._write())
-
-    async def written(self) -> None:
-        """Returns when no report is under way any more."""
-        if self._task is not None:
-            await self._task
-
-    @contextmanager
-    def cancelled_at_end(self) -> Iterator[None]:
-        """Leaves no report under way behind when the request fails."""
-        try:
-            yield
-        except BaseException:
-            if self._task is not None:
-                self._task.cancel()
-            raise
-
-    async def _write(self) -> None:
-        position = 0
-        while position != self._latest:
-            position = self._latest
-            await self._context.write(self._wrap(pb.Queued(position=position)))

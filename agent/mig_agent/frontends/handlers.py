@@ -25,12 +25,22 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 Context = grpc.aio.ServicerContext[Any, Any]
 """The types of messages differ by method; each handler knows its own."""
 Handler = Callable[[Any, Context], Awaitable[Message | None]]
-"""A unary method returns its answer; a streaming one writes them to the context and returns None."""
+"""A unary method returns its answer; a streaming one writes them to the context and returns None.
+
+A method whose client streams, too, reads its messages with `next_message` and ignores its first argument.
+"""
 
 OnRefused = Callable[[str, object, Context, Refusal], None]
 """Hears of each refused call, with its method and message."""
 
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
+
+_MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether the client streams, and whether the server does."""
 
 _log = structlog.get_logger(__name__)
 
@@ -58,13 +68,24 @@ def method_handlers(
     for method in SERVICE.methods:
         room = rooms.of(streams=method.server_streaming)
         call = _guarded(getattr(servicer, _snake_case(method.name)), method.name, room, on_refused)
-        make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        make = _MAKERS[method.client_streaming, method.server_streaming]
         handlers[method.name] = make(
             call,
             request_deserializer=_reader(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return handlers
+
+
+async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 -- the method's own type of message
+    """Read one message of a client that streams; None where it has ended its half of the stream.
+
+    Raises RefusedError for bytes that are no message of the method.
+    """
+    message = await context.read()
+    if isinstance(message, _Unreadable):
+        raise RefusedError(_unreadable(method))
+    return None if message is grpc.aio.EOF else message
 
 
 async def abort(context: Context, refusal: Refusal) -> None:

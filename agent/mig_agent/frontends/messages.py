@@ -48,6 +48,7 @@ def granted(answer: Granted) -> pb.Granted:
         env=environment([each.uuid for each in answer.devices]),
         notes=map(visible, answer.notes),
         revision=answer.revision,
+        confirm_by=answer.confirm_by,
     )
 
 

@@ -225,12 +225,14 @@ func (p *promise) uuids() []string {
 	return found
 }
 
-// acquire reads the stream to its end. Of a refusal it tells the reason, a word, as well.
+// acquire reads the stream to its end and confirms the lease. Of a refusal it tells the reason, a word, as well.
 func acquire(ctx context.Context, agent api.PartitionManagerClient, request *api.Request) (*api.Granted, string, error) {
-	stream, err := agent.Acquire(ctx, &api.AcquireRequest{Request: request})
+	stream, err := agent.Acquire(ctx)
 	if err != nil {
 		return nil, "", said(err)
 	}
+	// What ends the stream, Recv tells: an error of Send says only that it has ended.
+	_ = stream.Send(&api.AcquireRequest{Step: &api.AcquireRequest_Request{Request: request}})
 	var granted *api.Granted
 	for {
 		answer, err := stream.Recv()
@@ -246,6 +248,8 @@ func acquire(ctx context.Context, agent api.PartitionManagerClient, request *api
 		}
 		if answer.GetGranted() != nil {
 			granted = answer.GetGranted()
+			// Without this the lease ends at granted.ConfirmBy. The agent ends the stream when it has heard it.
+			_ = stream.Send(&api.AcquireRequest{Step: &api.AcquireRequest_Received{Received: &api.Received{}}})
 		}
 	}
 }

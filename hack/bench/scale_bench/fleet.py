@@ -57,8 +57,9 @@ class Node(rpc.PartitionManagerServicer):
             outcomes=[planmessages.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
         )
 
-    async def Acquire(self, message: pb.AcquireRequest, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's
+    async def Acquire(self, _messages: object, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's
         """As the agent, without the ledger and the driver."""
+        message: pb.AcquireRequest = await context.read()
         request, view = request_from(message.request, _SCHEDULER), self._cluster.view
         if request.if_revision not in {None, view.revision}:
             words = f"cannot serve it at revision {request.if_revision}: the node is at {view.revision}"
@@ -74,6 +75,7 @@ class Node(rpc.PartitionManagerServicer):
         self.tell(EventKind.LEASE_GRANTED, name)
         granted = pb.Granted(lease=lease, token="0" * 64, revision=self._cluster.view.revision)
         yield pb.AcquireResponse(granted=granted)
+        await context.read()  # that it was received
 
     async def Release(self, message: pb.ReleaseRequest, _context: Context) -> pb.ReleaseResponse:  # noqa: N802 -- gRPC's
         """The instance is idle again."""

@@ -248,12 +248,14 @@ func (ask asking) request() *api.Request {
 	}
 }
 
-// acquire reads the stream to its end: places in the queue, then the lease.
+// acquire reads the stream to its end: places in the queue, then the lease, which it confirms.
 func acquire(ctx context.Context, agent api.PartitionManagerClient, request *api.Request) (*api.Granted, error) {
-	stream, err := agent.Acquire(ctx, &api.AcquireRequest{Request: request})
+	stream, err := agent.Acquire(ctx)
 	if err != nil {
 		return nil, err
 	}
+	// What ends the stream, Recv tells: an error of Send says only that it has ended.
+	_ = stream.Send(&api.AcquireRequest{Step: &api.AcquireRequest_Request{Request: request}})
 	var granted *api.Granted
 	for {
 		answer, err := stream.Recv()
@@ -265,6 +267,8 @@ func acquire(ctx context.Context, agent api.PartitionManagerClient, request *api
 		}
 		if answer.GetGranted() != nil {
 			granted = answer.GetGranted()
+			// Without this the lease ends at granted.ConfirmBy. The agent ends the stream when it has heard it.
+			_ = stream.Send(&api.AcquireRequest{Step: &api.AcquireRequest_Received{Received: &api.Received{}}})
 		}
 	}
 }

@@ -12,15 +12,15 @@ import grpc
 
 from mig_agent.client import answers, calls, reading
 from mig_agent.client.addresses import Address
+from mig_agent.client.aio.acquiring import AsyncAcquiring
 from mig_agent.client.aio.connection import AsyncConnection
-from mig_agent.client.aio.holding import AsyncHolding, first_grant
+from mig_agent.client.aio.holding import AsyncHolding
 from mig_agent.client.aio.leases import AsyncLease, Taking
 from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
 from mig_agent.client.holding import OnQueued
-from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
     from mig_agent.client.asking import Asking
@@ -46,6 +46,8 @@ class AsyncClient:
         """As `Client`. Nothing is connected before the first call, which ties the client to its event loop."""
         self._connections = Connections(AsyncConnection, address, tls, patience)
         self._holdings: weakref.WeakSet[AsyncHolding] = weakref.WeakSet()
+        self._background: set[asyncio.Task[None]] = set()
+        """Tasks that give back leases whose callers were cancelled."""
 
     @property
     def address(self) -> Address:
@@ -56,6 +58,8 @@ class AsyncClient:
         """Closes the connections. Leases that were taken with `lease` end."""
         for holding in tuple(self._holdings):
             await holding.close()
+        if self._background:
+            await asyncio.wait(self._background)
         for connection in self._connections.opened():
             await connection.close()
 
@@ -87,18 +91,13 @@ class AsyncClient:
 
         return Taking(take)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, **asking: Unpack[Asking]) -> Taking:
+    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **asking: Unpack[Asking]) -> Taking:
         """As `Client.acquire`: to be awaited, or entered with `async with`, which releases it at the block's end."""
-        request = calls.request_for(asking)
-        timeout = calls.acquire_seconds(request)
-        connection = self._connections.users
-
-        async def attempt() -> answers.Grant:
-            stream = connection.stub.Acquire(pb.AcquireRequest(request=request), timeout=timeout)
-            return await first_grant(stream, on_queued)
+        acquiring = AsyncAcquiring(self._connections.users, asking, self._background)
 
         async def take() -> AsyncLease:
-            return AsyncLease(self, await connection.call_safely_repeated(lambda _stub: attempt()))
+            grant = await acquiring.take(on_queued, confirm=confirm)
+            return AsyncLease(self, grant, acquiring=None if confirm else acquiring)
 
         return Taking(take)
 

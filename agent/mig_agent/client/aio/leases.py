@@ -10,6 +10,7 @@ from mig_agent.client.answers import Grant
 from mig_agent.client.leases import GivenLease
 
 if TYPE_CHECKING:
+    from mig_agent.client.aio.acquiring import AsyncAcquiring
     from mig_agent.client.aio.client import AsyncClient
     from mig_agent.client.aio.holding import AsyncHolding
 
@@ -17,14 +18,33 @@ if TYPE_CHECKING:
 class AsyncLease(GivenLease):
     """Devices that are yours until `release`, or the end of the `async with` block."""
 
-    def __init__(self, client: AsyncClient, grant: Grant, holding: AsyncHolding | None = None) -> None:
+    def __init__(
+        self,
+        client: AsyncClient,
+        grant: Grant,
+        holding: AsyncHolding | None = None,
+        acquiring: AsyncAcquiring | None = None,
+    ) -> None:
         super().__init__(grant, holding)
         self._client = client
         self._holding = holding
+        self._acquiring = acquiring
+
+    async def confirm(self) -> None:
+        """As `Lease.confirm`."""
+        if self._acquiring is not None:
+            await self._acquiring.confirm()
+            self._acquiring = None
 
     async def renew(self, ttl: str | float | None) -> None:
         """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
         self._expires((await self._client.renew(self.id, self.token, ttl=ttl)).expires_at)
+        self._leave_stream()  # whoever renews a lease has confirmed it
+
+    def _leave_stream(self) -> None:
+        if self._acquiring is not None:
+            self._acquiring.close()
+            self._acquiring = None
 
     async def release(self) -> None:
         """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
@@ -37,6 +57,7 @@ class AsyncLease(GivenLease):
             if self.lost is None:
                 await self._client.release(self.id, self.token)
         finally:
+            self._leave_stream()
             if self._holding is not None:
                 await self._holding.close()
 

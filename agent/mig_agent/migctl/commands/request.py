@@ -34,7 +34,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
             return print_plan(client, asking, output, explain=explain)
         progress = Progress()
         try:
-            lease = client.acquire(on_queued=progress, **asking)
+            lease = client.acquire(on_queued=progress, confirm=False, **asking)
         except KeyboardInterrupt:
             raise progress.interrupted() from None
         finally:
@@ -46,6 +46,8 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
             # Nobody would know of it.
             lease.release()
             raise
+        # Not before somebody can read of it: a lease that nobody has heard of ends by itself.
+        lease.confirm()
     return 0
 
 

@@ -329,20 +329,39 @@ global___Request = Request
 
 @typing.final
 class AcquireRequest(google.protobuf.message.Message):
+    """What a client sends on one Acquire stream: one request, and `received` once it has read `granted`."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     REQUEST_FIELD_NUMBER: builtins.int
+    RECEIVED_FIELD_NUMBER: builtins.int
     @property
     def request(self) -> global___Request: ...
+    @property
+    def received(self) -> global___Received: ...
     def __init__(
         self,
         *,
         request: global___Request | None = ...,
+        received: global___Received | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request", b"request"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["received", b"received", "request", b"request", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["received", b"received", "request", b"request", "step", b"step"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["step", b"step"]) -> typing.Literal["request", "received"] | None: ...
 
 global___AcquireRequest = AcquireRequest
+
+@typing.final
+class Received(google.protobuf.message.Message):
+    """The client has read `granted`: the lease is its own from now on."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___Received = Received
 
 @typing.final
 class HoldRequest(google.protobuf.message.Message):
@@ -597,9 +616,12 @@ class Granted(google.protobuf.message.Message):
     ENV_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    CONFIRM_BY_FIELD_NUMBER: builtins.int
     token: builtins.str
     """What Release and Renew ask for. A secret."""
     revision: builtins.int
+    confirm_by: builtins.float
+    """Of Acquire: when the lease ends unless it is confirmed before. Absent: it was confirmed already, or needs not to be."""
     @property
     def lease(self) -> global___Lease: ...
     @property
@@ -618,9 +640,11 @@ class Granted(google.protobuf.message.Message):
         env: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         revision: builtins.int = ...,
+        confirm_by: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["env", b"env", "lease", b"lease", "notes", b"notes", "revision", b"revision", "token", b"token"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_confirm_by", b"_confirm_by", "confirm_by", b"confirm_by", "lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_confirm_by", b"_confirm_by", "confirm_by", b"confirm_by", "env", b"env", "lease", b"lease", "notes", b"notes", "revision", b"revision", "token", b"token"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_confirm_by", b"_confirm_by"]) -> typing.Literal["confirm_by"] | None: ...
 
 global___Granted = Granted
 

@@ -34,7 +34,7 @@ class PartitionManagerStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Acquire = channel.unary_stream(
+        self.Acquire = channel.stream_stream(
                 '/migagent.v1.PartitionManager/Acquire',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AcquireResponse.FromString,
@@ -114,15 +114,20 @@ class PartitionManagerStub(object):
 class PartitionManagerServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Acquire(self, request, context):
-        """Takes one or more devices, all or nothing. Streams `queued` while the request waits (only with wait_seconds) and
-        then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
+    def Acquire(self, request_iterator, context):
+        """Takes one or more devices, all or nothing. The client sends its request and, once it has read `granted`, `received`;
+        then the call ends with OK. The agent streams `queued` while the request waits (only with wait_seconds) and then one
+        `granted`. A client that cancels while it waits leaves the queue.
+
+        A lease is confirmed by `received`, by Renew, or by the same request asked again and confirmed. One that is not
+        confirmed by `granted.confirm_by` ends then: the agent cannot know whether its client has ever read the answer. A
+        client that ends its half of the stream instead of sending `received` gets its answer and OK at once, and its lease
+        is not confirmed. `received` before `granted`, and a second request, are refused.
 
         Idempotent: the same request id with the same request gives the same lease and the same token while the lease
         lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
         the request differs. Request ids are the caller's own, which is the user on a Unix socket and the name in the
-        certificate over TCP: what others ask under the same id is another request. A granted answer that could not be written ends its lease after 60 seconds unless the request
-        is repeated.
+        certificate over TCP: what others ask under the same id is another request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,7 +245,7 @@ class PartitionManagerServicer(object):
 
 def add_PartitionManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Acquire': grpc.unary_stream_rpc_method_handler(
+            'Acquire': grpc.stream_stream_rpc_method_handler(
                     servicer.Acquire,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AcquireRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AcquireResponse.SerializeToString,
@@ -327,7 +332,7 @@ class PartitionManager(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Acquire(request,
+    def Acquire(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -337,8 +342,8 @@ class PartitionManager(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/migagent.v1.PartitionManager/Acquire',
             migagent_dot_v1_dot_partition__manager__pb2.AcquireRequest.SerializeToString,

@@ -40,18 +40,23 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class PartitionManagerStub:
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    Acquire: grpc.UnaryStreamMultiCallable[
+    Acquire: grpc.StreamStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireResponse,
     ]
-    """Takes one or more devices, all or nothing. Streams `queued` while the request waits (only with wait_seconds) and
-    then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
+    """Takes one or more devices, all or nothing. The client sends its request and, once it has read `granted`, `received`;
+    then the call ends with OK. The agent streams `queued` while the request waits (only with wait_seconds) and then one
+    `granted`. A client that cancels while it waits leaves the queue.
+
+    A lease is confirmed by `received`, by Renew, or by the same request asked again and confirmed. One that is not
+    confirmed by `granted.confirm_by` ends then: the agent cannot know whether its client has ever read the answer. A
+    client that ends its half of the stream instead of sending `received` gets its answer and OK at once, and its lease
+    is not confirmed. `received` before `granted`, and a second request, are refused.
 
     Idempotent: the same request id with the same request gives the same lease and the same token while the lease
     lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
     the request differs. Request ids are the caller's own, which is the user on a Unix socket and the name in the
-    certificate over TCP: what others ask under the same id is another request. A granted answer that could not be written ends its lease after 60 seconds unless the request
-    is repeated.
+    certificate over TCP: what others ask under the same id is another request.
     """
 
     Hold: grpc.UnaryStreamMultiCallable[
@@ -155,18 +160,23 @@ class PartitionManagerStub:
     """
 
 class PartitionManagerAsyncStub:
-    Acquire: grpc.aio.UnaryStreamMultiCallable[
+    Acquire: grpc.aio.StreamStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireResponse,
     ]
-    """Takes one or more devices, all or nothing. Streams `queued` while the request waits (only with wait_seconds) and
-    then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
+    """Takes one or more devices, all or nothing. The client sends its request and, once it has read `granted`, `received`;
+    then the call ends with OK. The agent streams `queued` while the request waits (only with wait_seconds) and then one
+    `granted`. A client that cancels while it waits leaves the queue.
+
+    A lease is confirmed by `received`, by Renew, or by the same request asked again and confirmed. One that is not
+    confirmed by `granted.confirm_by` ends then: the agent cannot know whether its client has ever read the answer. A
+    client that ends its half of the stream instead of sending `received` gets its answer and OK at once, and its lease
+    is not confirmed. `received` before `granted`, and a second request, are refused.
 
     Idempotent: the same request id with the same request gives the same lease and the same token while the lease
     lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
     the request differs. Request ids are the caller's own, which is the user on a Unix socket and the name in the
-    certificate over TCP: what others ask under the same id is another request. A granted answer that could not be written ends its lease after 60 seconds unless the request
-    is repeated.
+    certificate over TCP: what others ask under the same id is another request.
     """
 
     Hold: grpc.aio.UnaryStreamMultiCallable[
@@ -273,17 +283,22 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Acquire(
         self,
-        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest,
+        request_iterator: _MaybeAsyncIterator[mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireResponse], collections.abc.AsyncIterator[mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireResponse]]:
-        """Takes one or more devices, all or nothing. Streams `queued` while the request waits (only with wait_seconds) and
-        then one `granted`, after which the stream ends. A caller that cancels while it waits leaves the queue.
+        """Takes one or more devices, all or nothing. The client sends its request and, once it has read `granted`, `received`;
+        then the call ends with OK. The agent streams `queued` while the request waits (only with wait_seconds) and then one
+        `granted`. A client that cancels while it waits leaves the queue.
+
+        A lease is confirmed by `received`, by Renew, or by the same request asked again and confirmed. One that is not
+        confirmed by `granted.confirm_by` ends then: the agent cannot know whether its client has ever read the answer. A
+        client that ends its half of the stream instead of sending `received` gets its answer and OK at once, and its lease
+        is not confirmed. `received` before `granted`, and a second request, are refused.
 
         Idempotent: the same request id with the same request gives the same lease and the same token while the lease
         lives, `lease-ended` for 24 hours after (or until a million later leases have ended), and `request-id-reused` when
         the request differs. Request ids are the caller's own, which is the user on a Unix socket and the name in the
-        certificate over TCP: what others ask under the same id is another request. A granted answer that could not be written ends its lease after 60 seconds unless the request
-        is repeated.
+        certificate over TCP: what others ask under the same id is another request.
         """
 
     @abc.abstractmethod
