@@ -84,7 +84,7 @@ async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 --
     """
     message = await context.read()
     if isinstance(message, _Unreadable):
-        raise RefusedError(_unreadable(method))
+        raise RefusedError(_unreadable(method, message.error))
     return None if message is grpc.aio.EOF else message
 
 
