@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -38,11 +39,17 @@ async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = (), 
     async for answer in call:
         if answer.HasField("granted"):
             granted = answer.granted
-            await call.write(_RECEIVED)
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: its status tells why
+                await call.write(_RECEIVED)
     if granted is None:
         message = "cannot measure: Acquire ended without an answer"
         raise RuntimeError(message)
     return granted
+
+
+def is_broken(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a stream ended while it was written to: grpc.aio makes up this status in place of the one on its way."""
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
 
 
 async def release(stub: AsyncStub, granted: pb.Granted) -> None:

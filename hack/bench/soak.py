@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
-from calls import acquire, release, stub_on
+from calls import acquire, is_broken, release, stub_on
 from processes import Served, agent
 from steadiness import Sample, sample_of, verdict
 from trouble import Trouble
@@ -158,7 +158,7 @@ class Soak:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     return None
-                if error.code() not in _AWAY or time.monotonic() > deadline:
+                if not (error.code() in _AWAY or is_broken(error)) or time.monotonic() > deadline:
                     raise
             self.repeated += 1
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import grpc
-from calls import stub_on
+from calls import is_broken, stub_on
 
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -81,7 +81,7 @@ class Trouble:
             except TimeoutError:
                 self.wrong.append(f"a stream that said {said!r} was not answered")
             except grpc.aio.AioRpcError as error:
-                if error.code() not in {grpc.StatusCode.INVALID_ARGUMENT, *_AWAY}:
+                if error.code() not in {grpc.StatusCode.INVALID_ARGUMENT, *_AWAY} and not is_broken(error):
                     self.wrong.append(f"a stream that said {said!r} was answered {error.code()}: {error.details()}")
 
     async def _bytes(self, address: str) -> None:

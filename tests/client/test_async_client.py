@@ -7,7 +7,9 @@ import inspect
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from mig_agent.client import AsyncClient, AsyncLease, Client, ClientError, Lease, NoAgent, Refused, Tls, UsageError
@@ -289,3 +291,25 @@ async def test_a_task_that_is_cancelled_while_its_lease_is_confirmed_gives_it_ba
     await speaking.close()
     async with AsyncClient(agent.address) as other:
         assert [each.id for each in (await other.status()).leases] == ([] if own else [lease.id])
+
+
+class BrokenStream:
+    """An Acquire stream that ends while `received` is written: grpc.aio then makes up a status of its own."""
+
+    async def write(self, _message: object) -> None:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, "Internal error from Core")
+
+    def cancel(self) -> bool:
+        return True
+
+
+async def test_a_stream_that_breaks_while_it_is_written_to_is_asked_for_again(
+    agent: Agent, speaking: AsyncClient
+) -> None:
+    lease = await speaking.acquire(gpu_memory="4G", request_id="mine", confirm=False)
+    acquiring: Any = lease._acquiring
+    acquiring.close()
+    acquiring._stream = BrokenStream()
+    await lease.confirm()
+    assert await is_confirmed(agent, "mine")

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
+import grpc
+
 from mig_agent.client.acquiring import GIVE_UP_SECONDS, RECEIVED, Wanted
 from mig_agent.client.aio.connection import AsyncConnection
 from mig_agent.client.aio.holding import first_grant
 from mig_agent.client.answers import Grant
 from mig_agent.client.errors import ClientError
+from mig_agent.client.failures import Dropped
 from mig_agent.client.holding import OnQueued
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    import grpc
-
     from mig_agent.client.asking import Asking
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
@@ -63,7 +64,7 @@ class AsyncAcquiring:
     async def _open(self, stub: PartitionManagerAsyncStub, on_queued: OnQueued | None) -> Grant:
         stream = self._stream = stub.Acquire(timeout=self._wanted.timeout)
         try:
-            await stream.write(self._wanted.message)
+            await self._say(stream, self._wanted.message)
         except BaseException:
             stream.cancel()
             raise
@@ -74,8 +75,7 @@ class AsyncAcquiring:
         if stream is None:
             return
         try:
-            with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended: its status tells why
-                await stream.write(RECEIVED)
+            await self._say(stream, RECEIVED)
             async for _ in stream:
                 pass
         except BaseException as error:
@@ -85,6 +85,18 @@ class AsyncAcquiring:
                 task = asyncio.get_running_loop().create_task(self._give_up(grant), name=f"give up {grant.id}")
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
+            raise
+
+    async def _say(self, stream: Stream, message: pb.AcquireRequest) -> None:
+        """Send a message. Raises NoAgent, to be asked again, where the stream has broken and gRPC does not say how."""
+        try:
+            await stream.write(message)
+        except asyncio.InvalidStateError:
+            return  # the call has ended: its status tells why
+        except grpc.aio.AioRpcError as error:
+            # Made up by grpc.aio for a stream that ends while it is written to, in place of the status on its way.
+            if error.code() is grpc.StatusCode.INTERNAL:
+                raise Dropped(f"cannot go on with the agent at {self._connection.address}: the stream broke") from error
             raise
 
     async def _give_up(self, grant: Grant) -> None:
