@@ -12,6 +12,7 @@ from structlog.typing import Processor
 
 from mig_agent.config import Settings
 from mig_agent.core.event import Event, EventKind
+from mig_agent.daemon.loglimit import LEFT_OUT, OncePerMinute
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _WARNINGS = frozenset(
@@ -58,7 +59,9 @@ def configure(settings: Settings, stream: TextIO | None = None) -> None:
         cache_logger_on_first_use=True,
     )
     # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
-    logging.basicConfig(handlers=[_ToStructlog()], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
+    handler = _ToStructlog()
+    handler.addFilter(OncePerMinute())
+    logging.basicConfig(handlers=[handler], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
 
 
 class _ToStructlog(logging.Handler):
@@ -67,7 +70,8 @@ class _ToStructlog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """One record."""
         log = structlog.get_logger()
-        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info)
+        left_out = {LEFT_OUT: number} if (number := getattr(record, LEFT_OUT, 0)) else {}
+        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info, **left_out)
 
 
 class EventLog:

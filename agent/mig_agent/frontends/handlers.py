@@ -33,7 +33,7 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
 _log = structlog.get_logger(__name__)
 
 
-class _Unreadable:
+class Unreadable:
     """Stands for a request whose bytes are no message of its method."""
 
 
@@ -51,12 +51,12 @@ def method_handlers(
     rooms = Rooms(most_calls)
     handlers = {}
     for method in SERVICE.methods:
-        room = rooms.of(streams=method.server_streaming)
+        room = rooms.of(method.name, streams=method.server_streaming)
         call = _guarded(getattr(servicer, _snake_case(method.name)), method.name, room, on_refused)
         make = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
         handlers[method.name] = make(
             call,
-            request_deserializer=_reader(GetMessageClass(method.input_type)),
+            request_deserializer=reader(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return handlers
@@ -74,10 +74,10 @@ async def abort(context: Context, refusal: Refusal) -> None:
 def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Handler:
     async def guarded(message: object, context: Context) -> Message | None:
         try:
-            if not isinstance(message, _Unreadable):
+            if not isinstance(message, Unreadable):
                 with room.place():
                     return await call(message, context)
-            await abort(context, _unreadable(name))
+            await abort(context, unreadable(name, "proto/migagent/v1/partition_manager.proto"))
         except RefusedError as error:
             on_refused(name, message, context, error.refusal)
             await abort(context, error.refusal)
@@ -98,20 +98,23 @@ def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Han
     return guarded
 
 
-def _unreadable(method: str) -> Refusal:
+def unreadable(method: str, definition: str) -> Refusal:
+    """Refuses a message that cannot be read. `definition` is the file that defines it."""
     return Refusal(
         reason=Reason.INVALID_REQUEST,
         message=f"cannot read the message of {method}: it is not what the API defines",
-        hint="make it from proto/migagent/v1/partition_manager.proto",
+        hint=f"make it from {definition}",
     )
 
 
-def _reader(message: type[Message]) -> Callable[[bytes], object]:
+def reader(message: type[Message]) -> Callable[[bytes], object]:
+    """Makes a deserialiser that answers `Unreadable` for bytes that are no such message."""
+
     def read(serialised: bytes) -> object:
         try:
             return message.FromString(serialised)
         except DecodeError:
-            return _Unreadable()
+            return Unreadable()
 
     return read
 
