@@ -1,4 +1,4 @@
-"""One user of the socket, whatever it sends by HTTP/2, takes a bounded part of the agent's memory, and others are served."""
+"""Whatever one user sends by HTTP/2, it takes a bounded part of the agent's memory, and others are served meanwhile."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def unfinished(_count: int, stream: int) -> bytes:
 
 @pytest.mark.parametrize("acknowledges", [False, True])
 @pytest.mark.parametrize("connections", [1, 3, 30, _MOST_OF_ONE_USER + 100])
-def test_header_lists(agent: Agent, figure: Figure, connections: int, acknowledges: bool) -> None:  # noqa: FBT001
+def test_header_lists(agent: Agent, figure: Figure, connections: int, acknowledges: bool) -> None:
     peak = peak_mib(agent, referring, connections, acknowledges=acknowledges)
     figure(f"MiB under header lists over {connections} connections, settings acknowledged: {acknowledges}", int(peak))
     assert peak < MOST_MIB
@@ -124,7 +124,7 @@ def test_headers_before_the_settings_are_acknowledged(agent: Agent, figure: Figu
 
 @pytest.mark.parametrize("call", [largest_headers, reset, unfinished])
 @pytest.mark.parametrize("reads", [True, False])
-def test_calls(agent: Agent, figure: Figure, call: Call, reads: bool) -> None:  # noqa: FBT001
+def test_calls(agent: Agent, figure: Figure, call: Call, reads: bool) -> None:
     peak = peak_mib(agent, call, 100, reads=reads)
     figure(f"MiB under calls of the kind {call.__name__}, answers read: {reads}", int(peak))
     assert peak < MOST_MIB
