@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ CLIENTS = 1000
 ROUNDS = 3
 PATIENT = 10 * TIMEOUT
 """Seconds for a call that a thousand others are made beside."""
+BURST = 10_000
+BURST_CONNECTIONS = 20
 MIB = 1 << 20
 ROOM_TO_GROW_MIB = 25
 """Between rounds that do the same, far less than what a thousand clients take."""
@@ -223,3 +226,72 @@ def test_readers_that_are_stopped_do_not_hold_up_the_agent(folder: Path) -> None
             for each in watching:
                 each.kill()
                 each.communicate()
+
+
+@pytest.mark.parametrize("max_calls", [50, 2000])
+async def test_a_burst_is_refused_in_words_and_each_release_gets_through(
+    folder: Path, figure: Figure, max_calls: int
+) -> None:
+    """Ten thousand calls at once, Releases among them."""
+    with Agent(folder, "h100-80gb:8", flags=["--max-calls", str(max_calls)]) as agent:
+        async with clients(agent, BURST_CONNECTIONS) as crowd:
+            leases = [await take(each) for each in crowd for _ in range(2)]
+
+            async def acquire(number: int) -> str:
+                stub = crowd[number % BURST_CONNECTIONS]
+                request = ask(profile="7g.80gb", request_id=str(number), wait_seconds=(number % 3) * 0.5)
+                call = stub.Acquire(asking(request), timeout=PATIENT)
+                try:
+                    async for _ in call:
+                        pass
+                except grpc.aio.AioRpcError as error:
+                    return outcome(error)
+                return "OK"
+
+            async def release(number: int, granted: pb.Granted) -> str:
+                stub = crowd[number % BURST_CONNECTIONS]
+                request = pb.ReleaseRequest(lease=granted.lease.id, token=granted.token)
+                try:
+                    await stub.Release(request, timeout=PATIENT)
+                except grpc.aio.AioRpcError as error:
+                    return outcome(error)
+                return "OK"
+
+            burst = [acquire(number) for number in range(BURST // 2)]
+            releases = [release(number, granted) for number, granted in enumerate(leases)]
+            rest = [acquire(number) for number in range(BURST // 2, BURST)]
+            answers = await asyncio.gather(*burst, *releases, *rest)
+        released = answers[len(burst) : len(burst) + len(releases)]
+        assert set(released) == {"OK"}, Counter(released)
+        # The last are those who waited as long as they had said.
+        assert set(answers) <= {"OK", "RESOURCE_EXHAUSTED in words", "DEADLINE_EXCEEDED in words"}, Counter(answers)
+        figure("calls of bursts that were refused in words", len(answers) - answers.count("OK"))
+        assert not agent.log().count("Traceback")
+
+
+async def test_a_thousand_calls_wait_on_one_connection_and_a_release_gets_through(folder: Path) -> None:
+    with Agent(folder, "a30") as agent:
+        async with clients(agent, 1) as (stub,):
+            granted = await take(stub, "4g.24gb")
+            waiting = [
+                stub.Acquire(
+                    asking(ask(memory="20G", wait_seconds=1e6, request_id=str(each))),
+                    timeout=PATIENT,
+                )
+                for each in range(CLIENTS)
+            ]
+            first = await asyncio.gather(*(anext(aiter(each)) for each in waiting))
+            assert {each.WhichOneof("update") for each in first} == {"queued"}
+            assert len((await status(stub)).queue) == CLIENTS
+            request = pb.ReleaseRequest(lease=granted.lease.id, token=granted.token)
+            await stub.Release(request, timeout=PATIENT)
+            assert len((await status(stub)).queue) == CLIENTS - 1  # the first of them has it
+
+
+def outcome(error: grpc.aio.AioRpcError) -> str:
+    words = (error.details() or "").startswith("cannot ")
+    return f"{error.code().name} {'in words' if words else error.details()}"
+
+
+async def take(stub: PartitionManagerAsyncStub, profile: str = "1g.10gb") -> pb.Granted:
+    return await granted_on(stub, ask(profile=profile), PATIENT)

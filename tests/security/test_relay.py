@@ -232,11 +232,11 @@ async def test_who_reads_a_little_now_and_then_keeps_its_place(folder: Path, mon
             read = 0
             while read < 3_000_000:
                 read += len(await asyncio.wait_for(loop.sock_recv(client, 50_000), SECONDS))
-                timers.add(link._directions[1]._stuck)
+                timers.add(link._responses._stuck)
                 await asyncio.sleep(0)
             await filling
             assert len(timers) > 2  # set anew each time
-            assert link._directions[1]._stuck is None
+            assert link._responses._stuck is None
             assert len(place.relay) == 1
 
 

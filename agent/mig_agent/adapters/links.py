@@ -1,7 +1,9 @@
 """One connection passed on: a client's socket and ours to gRPC, joined until both directions have ended.
 
 Bytes are passed on as they are, in both directions, on the event loop. What one side does not take is kept, at most one
-piece, and no more is read from the other until it does. Who takes nothing for minutes loses the connection.
+piece, and no more is read from the other until it does. Who takes nothing for minutes loses the connection. A client
+that does not read is not read from either, or gRPC would have to keep its answers; and one whose user has as many calls
+open as may be (`adapters.http2limits`) is read on when some of them have ended.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import socket
 from collections.abc import Callable
 from enum import Enum
 
+from mig_agent.adapters.http2limits import ConnectionLimits, LimitError
 from mig_agent.adapters.peers import is_ours
 
 PIECE = 64 * 1024
@@ -83,7 +86,7 @@ class Fates:
 class Link:
     """A client's connection and ours to gRPC. Belongs to the event loop."""
 
-    __slots__ = ("_client", "_directions", "_local", "_on_close", "_server", "fate")
+    __slots__ = ("_client", "_limits", "_local", "_on_close", "_requests", "_responses", "_server", "fate")
 
     def __init__(
         self,
@@ -91,14 +94,17 @@ class Link:
         server: socket.socket,
         buffer: memoryview,
         on_close: Callable[[Link], None],
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """`buffer` has PIECE bytes and may be shared by all links."""
+        """`buffer` has PIECE bytes and may be shared by all links. `limits` are for bytes that are HTTP/2."""
         self._client = client
         self._server = server
         self._local = client.family == socket.AF_UNIX
         self._on_close: Callable[[Link], None] | None = on_close
         self.fate = Fate()
-        self._directions = (_Direction(client, server, buffer, self), _Direction(server, client, buffer, self))
+        self._limits = limits
+        self._requests = _Requests(client, server, buffer, self, limits)
+        self._responses = _Responses(server, client, buffer, self, limits)
 
     def close(self) -> None:
         """Ends it at once; harmless when it has ended."""
@@ -106,20 +112,26 @@ class Link:
         if on_close is None:
             return
         self.fate.sealed(Ending.BROKEN)
-        for each in self._directions:
-            each.stop()
+        self._requests.stop()
+        self._responses.stop()
         self._client.close()
         self._server.close()
+        if self._limits is not None:
+            self._limits.close()
         on_close(self)
+
+    def client_reads(self, *, reads: bool) -> None:
+        """For its directions: the client takes what is sent to it, or does not."""
+        self._requests.hold(on=not reads)
 
     def direction_ended(self, by: socket.socket, *, error: bool) -> None:
         """For its directions: `by` has said its last or listens no more, with an error or without."""
         # A process that dies with unread bytes ends its connection with an error, too; only a network breaks one.
         hung_up = by is self._client and (self._local or not error)
         self.fate.sealed(Ending.HUNG_UP if hung_up else Ending.BROKEN)
-        if all(each.ended for each in self._directions):
+        if self._requests.ended and self._responses.ended:
             self.close()
-        elif self._directions[1].ended:
+        elif self._responses.ended:
             # gRPC has ended it, and a client that says nothing more would keep its place for ever.
             asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self.close)
 
@@ -127,7 +139,7 @@ class Link:
 class _Direction:
     """Bytes from one socket to another. Its end is passed on, too: a client may end its half and still listen."""
 
-    __slots__ = ("_buffer", "_left", "_link", "_loop", "_sink", "_source", "_stuck", "ended")
+    __slots__ = ("_buffer", "_held", "_left", "_link", "_loop", "_reading", "_sink", "_source", "_stuck", "ended")
 
     def __init__(self, source: socket.socket, sink: socket.socket, buffer: memoryview, link: Link) -> None:
         self._source = source
@@ -137,18 +149,36 @@ class _Direction:
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._stuck: asyncio.TimerHandle | None = None
+        self._held = False
+        self._reading = False
         self.ended = False
-        self._loop.add_reader(source, self._readable)
+        self._read_if_possible()
 
     def stop(self) -> None:
         """Passes nothing on any more."""
         if not self.ended:
             self.ended = True
-            self._loop.remove_reader(self._source)
-            if self._left:
-                self._loop.remove_writer(self._sink)
-                self._left = b""
+            self._read_if_possible()
+            self._loop.remove_writer(self._sink)
+            self._left = b""
             self._set_timer(on=False)
+
+    def hold(self, *, on: bool) -> None:
+        """Reads nothing, or reads again."""
+        self._held = on
+        self._read_if_possible()
+
+    def _read_if_possible(self) -> None:
+        can = self._can_read()
+        if can != self._reading:
+            self._reading = can
+            if can:
+                self._loop.add_reader(self._source, self._readable)
+            else:
+                self._loop.remove_reader(self._source)
+
+    def _can_read(self) -> bool:
+        return not (self.ended or self._held or self._left)
 
     def _readable(self) -> None:
         buffer = self._buffer
@@ -162,16 +192,22 @@ class _Direction:
         if not count:
             self._end(self._source)
             return
+        self._pass_on(buffer[:count])
+
+    def _pass_on(self, data: memoryview) -> None:
         try:
-            sent = self._send(buffer[:count])
+            sent = self._send(data)
         except OSError:
             self._end(self._sink, error=True)
             return
-        if sent < count:
-            self._left = bytes(buffer[sent:count])
-            self._loop.remove_reader(self._source)
-            self._loop.add_writer(self._sink, self._writable)
-            self._set_timer(on=True)
+        if sent < len(data):
+            self._left = bytes(data[sent:])
+            self._read_if_possible()
+            self._begin_writing()
+
+    def _begin_writing(self) -> None:
+        self._loop.add_writer(self._sink, self._writable)
+        self._set_timer(on=True)
 
     def _writable(self) -> None:
         try:
@@ -184,7 +220,11 @@ class _Direction:
             self._set_timer(on=bool(self._left))
         if not self._left:
             self._loop.remove_writer(self._sink)
-            self._loop.add_reader(self._source, self._readable)
+            self._written()
+
+    def _written(self) -> None:
+        """All that was left is passed on."""
+        self._read_if_possible()
 
     def _send(self, data: memoryview | bytes) -> int:
         try:
@@ -206,3 +246,90 @@ class _Direction:
         with contextlib.suppress(OSError):
             self._source.shutdown(socket.SHUT_RD)
         self._link.direction_ended(by, error=error)
+
+
+class _Requests(_Direction):
+    """From a client to gRPC."""
+
+    __slots__ = ("_limits", "_waiting")
+
+    def __init__(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        buffer: memoryview,
+        link: Link,
+        limits: ConnectionLimits | None,
+    ) -> None:
+        self._limits = limits
+        self._waiting = b""
+        """What may not be passed on yet."""
+        super().__init__(source, sink, buffer, link)
+
+    def stop(self) -> None:
+        """Passes nothing on any more."""
+        if self._waiting and self._limits is not None:
+            self._limits.usage.stop_waiting(self._resume)
+            self._waiting = b""
+        super().stop()
+
+    def _can_read(self) -> bool:
+        return not self._waiting and super()._can_read()
+
+    def _pass_on(self, data: memoryview) -> None:
+        if self._limits is not None:
+            try:
+                allowed = self._limits.from_client(data)
+            except LimitError as error:
+                self._limits.on_broken(str(error))
+                self._link.close()
+                return
+            if allowed < len(data):
+                self._waiting = bytes(data[allowed:])
+                self._read_if_possible()
+                self._limits.usage.wait(self._resume)
+                data = data[:allowed]
+        super()._pass_on(data)
+
+    def _written(self) -> None:
+        if self._waiting:
+            self._resume()
+        else:
+            super()._written()
+
+    def _resume(self) -> None:
+        """There may be room for a further call."""
+        if self._waiting and not self._left:
+            waiting, self._waiting = self._waiting, b""
+            self._pass_on(memoryview(waiting))
+            self._read_if_possible()
+
+
+class _Responses(_Direction):
+    """From gRPC to a client."""
+
+    __slots__ = ("_limits",)
+
+    def __init__(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        buffer: memoryview,
+        link: Link,
+        limits: ConnectionLimits | None,
+    ) -> None:
+        self._limits = limits
+        super().__init__(source, sink, buffer, link)
+
+    def _pass_on(self, data: memoryview) -> None:
+        super()._pass_on(data)
+        if self._limits is not None:
+            self._limits.from_server(data)
+
+    def _begin_writing(self) -> None:
+        super()._begin_writing()
+        self._link.client_reads(reads=False)
+
+    def _written(self) -> None:
+        super()._written()
+        self._link.client_reads(reads=True)

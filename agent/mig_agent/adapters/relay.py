@@ -17,6 +17,7 @@ from functools import partial
 
 import structlog
 
+from mig_agent.adapters.http2limits import Usages
 from mig_agent.adapters.links import PIECE, Fates, Link
 from mig_agent.adapters.peers import Peer, bound_name, shown_by_grpc
 from mig_agent.adapters.places import Places
@@ -48,11 +49,12 @@ class Relay:
         users: Users,
         fates: Fates,
         before: Callable[[], Awaitable[None]] | None = None,
+        usages: Usages | None = None,
     ) -> None:
         """`listener` listens already and is ours from now on; `target` is the path of gRPC's socket.
 
         `who` tells who has connected and may raise OSError. `fates` hears of each connection. `before` is awaited
-        before a connection is passed on.
+        before a connection is passed on. `usages` limit what users may have open; None where the bytes are encrypted.
         """
         self._listener = listener
         self._listener.setblocking(False)
@@ -62,6 +64,7 @@ class Relay:
         self._users = users
         self._fates = fates
         self._before = before
+        self._usages = usages
         self._loop = asyncio.get_running_loop()
         self._links: set[Link] = set()
         self._surplus: set[Link] = set()
@@ -69,6 +72,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
         self._turned_away = 0
+        self._cut_off = 0
         self._closing = False
         self._buffer = memoryview(bytearray(PIECE))
 
@@ -167,9 +171,20 @@ class Relay:
         else:
             self._emptied.clear()
             shown = shown_by_grpc(name)
-            link = Link(client, server, self._buffer, lambda link: self._ended(link, peer, shown))
+            link = self._join(client, server, peer, lambda link: self._ended(link, peer, shown))
             self._links.add(link)
             self._fates.begin(shown, link.fate)
+
+    def _join(self, client: socket.socket, server: socket.socket, peer: Peer, on_close: Callable[[Link], None]) -> Link:
+        if self._usages is None:
+            return Link(client, server, self._buffer, on_close)
+        limits = self._usages.connect(peer.counted_as, partial(self._broken, peer))
+        return Link(client, server, self._buffer, on_close, limits)
+
+    def _broken(self, peer: Peer, why: str) -> None:
+        self._cut_off += 1
+        if self._cut_off.bit_count() == 1:
+            _log.warning("a connection was cut off", why=why, who=str(peer), so_far=self._cut_off)
 
     def _connect(self, name: bytes) -> socket.socket:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -204,7 +219,7 @@ class Relay:
         if not peer.host and len(self._surplus) < _MOST_SURPLUS:
             with contextlib.suppress(OSError):
                 server = self._connect(bound_name(replace(peer, surplus=True)))
-                link = Link(client, server, self._buffer, self._surplus.discard)
+                link = self._join(client, server, peer, self._surplus.discard)
                 self._surplus.add(link)
                 self._loop.call_later(_SURPLUS_SECONDS, link.close)
                 return

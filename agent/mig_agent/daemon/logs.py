@@ -17,6 +17,7 @@ from structlog.typing import EventDict, Processor
 from mig_agent.config import Settings
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.texts import visible
+from mig_agent.daemon.loglimit import LEFT_OUT, OncePerMinute
 from mig_agent.daemon.logwriter import LogWriter
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -76,7 +77,9 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
         cache_logger_on_first_use=True,
     )
     # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
-    logging.basicConfig(handlers=[_ToStructlog()], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
+    handler = _ToStructlog()
+    handler.addFilter(OncePerMinute())
+    logging.basicConfig(handlers=[handler], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
     if stream is None:
         _catch_what_goes_to_standard_error()
     return writer
@@ -188,7 +191,8 @@ class _ToStructlog(logging.Handler):
         except Exception:  # noqa: BLE001 -- a library's mistake in a message must not raise where it logs
             message = str(record.msg)
         level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)
-        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info)
+        left_out = {LEFT_OUT: number} if (number := getattr(record, LEFT_OUT, 0)) else {}
+        structlog.get_logger().log(level, message, logger=record.name, exc_info=record.exc_info, **left_out)
 
 
 class EventLog:

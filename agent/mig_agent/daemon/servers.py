@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
 from mig_agent.adapters import tcp
+from mig_agent.adapters.http2limits import Limits, Usages
 from mig_agent.adapters.links import Fates
 from mig_agent.adapters.peers import Peer, own_uid, peer_of
 from mig_agent.adapters.places import Places, allow_open_files
@@ -32,6 +33,7 @@ from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.daemon.renewing import Renewing
 from mig_agent.frontends.handlers import SERVICE
+from mig_agent.frontends.probes import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64
@@ -42,7 +44,12 @@ _LAST_BYTES_SECONDS = 1.0
 _ROOT = 0
 _ALL: Final = ""
 """By this name health tells of the whole server."""
-_HEALTH: Final[str] = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+_MOST_HEADER_BYTES = 8192
+_MOST_PENDING = 8192
+_CAUGHT_UP_SECONDS = 60.0
+_OWN_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
+_CAUGHT_UP: Final = "/mig-agent/CaughtUp"
+"""gRPC hands calls over in their order, so when this one is answered those before it have been handed over."""
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.so_reuseport", 0),  # or a second agent would quietly share the port
     ("grpc.max_receive_message_length", 1 << 20),  # a Plan of as many requests as are taken, with the longest texts
@@ -51,10 +58,24 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.server_handshake_timeout_ms", 20_000),  # who connects and says nothing takes a place no longer
+    # Of one call's headers; those of our clients are below 1 KiB. The first is from where on gRPC refuses at random.
+    ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
+    ("grpc.absolute_max_metadata_size", _MOST_HEADER_BYTES),
+    ("grpc.http.tarpit", 0),  # or gRPC keeps what it refuses for up to a second
+    # Calls that wait for Python to take them. Beyond, gRPC cancels without a word, so the limits of ours come first.
+    ("grpc.server.max_pending_requests", _MOST_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
+    ("grpc.server_max_unrequested_time_in_server", 600),
 )
 
 _MOST_PROBES = 500
 """Calls of health and reflection at once."""
+_MOST_AT_ONCE = 1000
+"""Calls of one user that begin or end, beside those that stay open."""
+_MOST_REQUEST_BYTES = 16 << 20
+"""Of one user's open calls."""
+_MOST_OF_ONE_USER = 256
+"""Connections to the Unix sockets. One connection is enough for a thousand calls."""
 
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 
@@ -62,16 +83,26 @@ Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 class _Gate(grpc.GenericRpcHandler):
     """Answers UNAVAILABLE for the service's methods until they are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, probes: Handlers) -> None:
+        """`probes` are health and reflection, by the full names of their methods."""
         self.handlers: Handlers | None = None
+        self._probes = probes
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        service, _, method = str(handler_call_details.method).lstrip("/").partition("/")
+        """Finds the handler of a call."""
+        if handler_call_details.method == _CAUGHT_UP:
+            return grpc.unary_unary_rpc_method_handler(_nothing)
+        path = str(handler_call_details.method).lstrip("/")
+        service, _, method = path.partition("/")
         if service != SERVICE.full_name:
-            return None
+            return self._probes.get(path)
         if self.handlers is None:
             return grpc.unary_unary_rpc_method_handler(_not_yet)
         return self.handlers.get(method)
+
+
+async def _nothing(_request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    return b""
 
 
 async def _not_yet(_request: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -98,19 +129,23 @@ class _Server:
         """Those of them that stand before certificates."""
         self.renewing: Renewing | None = None
         """Where there are any."""
-        # Its refusals have no words of ours: it stands for health and reflection, behind the limits of the service.
-        self.grpc = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * most_calls + _MOST_PROBES)
-        self.gate = _Gate()
+        stay_open = 2 * most_calls + _MOST_PROBES
+        self._usages = Usages(
+            Limits(calls=stay_open + _MOST_AT_ONCE, unseen_calls=_MOST_AT_ONCE, request_bytes=_MOST_REQUEST_BYTES),
+            self._caught_up,
+        )
+        self._own_channel: grpc.aio.Channel | None = None
+        # One connection may have as many calls as may be open at all, or a client's library would keep them back.
+        self.grpc = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_concurrent_streams", stay_open + _MOST_AT_ONCE)))
         self.health = health.HealthServicer()
+        reflected = reflection.aio.ReflectionServicer((SERVICE.full_name, HEALTH.full_name, REFLECTION.full_name))
+        self.gate = _Gate(probe_handlers(self.health, reflected, _MOST_PROBES))
         self.grpc.add_generic_rpc_handlers((self.gate,))
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
-        names = (SERVICE.full_name, _HEALTH, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self.grpc)
 
     def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> None:
         """Serves who connects to this socket, too. Raises ConfigError."""
         inner = self._inner_port(address, self._name, None)
-        self._relay(owned.listen(mode, group), inner, self._local_peer, self._places)
+        self._relay(owned.listen(mode, group), inner, self._local_peer, self._places, usages=self._usages)
 
     def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: Places) -> TcpAddress:
         """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
@@ -119,7 +154,7 @@ class _Server:
             self.renewing = Renewing(certificates, self._drop_remote)
         listeners, port = tcp.listen(address.host, address.port)
         for listener in listeners:
-            self._remote.append(self._relay(listener, inner, tcp.client_of, places, self.renewing.look))
+            self._remote.append(self._relay(listener, inner, tcp.client_of, places, before=self.renewing.look))
         return TcpAddress(address.host, port)
 
     def _local_peer(self, client: socket.socket) -> Peer:
@@ -149,11 +184,25 @@ class _Server:
         inner: str,
         who: Callable[[socket.socket], Peer],
         places: Places,
+        *,
         before: Callable[[], Awaitable[None]] | None = None,
+        usages: Usages | None = None,
     ) -> Relay:
-        relay = Relay(listener, inner, who=who, places=places, users=self._names, fates=self._fates, before=before)
+        names, fates = self._names, self._fates
+        relay = Relay(listener, inner, who=who, places=places, users=names, fates=fates, before=before, usages=usages)
         self.relays.append(relay)
         return relay
+
+    async def _caught_up(self) -> bool:
+        """Whether all calls that had reached gRPC have been handed over by now; False where that cannot be told."""
+        if self._own_channel is None:
+            self._own_channel = grpc.aio.insecure_channel(f"unix:{self._folder.path_of(self._name)}", _OWN_OPTIONS)
+        call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._own_channel.unary_unary(_CAUGHT_UP)
+        try:
+            await call(b"", timeout=_CAUGHT_UP_SECONDS)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     async def start(self) -> None:
         """Listens, not yet serving."""
@@ -175,6 +224,9 @@ class _Server:
         await asyncio.wait({stopping}, timeout=grace_seconds + _LAST_BYTES_SECONDS)
         for relay in self.relays:
             await relay.close(_LAST_BYTES_SECONDS)
+        self._usages.close()
+        if self._own_channel is not None:
+            await self._own_channel.close()
         await asyncio.wait({stopping}, timeout=_LAST_BYTES_SECONDS)
 
     async def set_serving(self, *names: str, serving: bool) -> None:
@@ -267,9 +319,10 @@ def _places(settings: Settings) -> tuple[Places, Places]:
     """For connections to Unix sockets, and for those over TCP: neither can take the other's."""
     kinds = 1 + any(isinstance(address, TcpAddress) for address in settings.listen)
     most = max(min(settings.max_connections, allow_open_files() // kinds), 1)
-    most_of_one = max(most // 2, 1)
+    half = max(most // 2, 1)
     # Root and the agent's own user could stop it anyway.
-    return Places(most, most_of_one=most_of_one, unbounded=(_ROOT, own_uid())), Places(most, most_of_one=most_of_one)
+    local = Places(most, most_of_one=min(half, _MOST_OF_ONE_USER), unbounded=(_ROOT, own_uid()))
+    return local, Places(most, most_of_one=half)
 
 
 def _bind_tcp(server: _Server, address: TcpAddress, certificates: Certificates | None, places: Places) -> TcpAddress:

@@ -33,6 +33,7 @@ A method whose client streams, too, reads its messages with `next_message` and i
 OnRefused = Callable[[str, object, Context, Refusal], None]
 """Hears of each refused call, with its method and message."""
 
+_DEFINITION: Final = "proto/migagent/v1/partition_manager.proto"
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
 
 _MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
@@ -45,7 +46,7 @@ _MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[An
 _log = structlog.get_logger(__name__)
 
 
-class _Unreadable:
+class Unreadable:
     """Stands for a request whose bytes are no message of its method, or whose texts cannot be taken."""
 
     def __init__(self, error: UsageError | None = None) -> None:
@@ -66,12 +67,12 @@ def method_handlers(
     rooms = Rooms(most_calls)
     handlers = {}
     for method in SERVICE.methods:
-        room = rooms.of(streams=method.server_streaming)
+        room = rooms.of(method.name, streams=method.server_streaming)
         call = _guarded(getattr(servicer, _snake_case(method.name)), method.name, room, on_refused)
         make = _MAKERS[method.client_streaming, method.server_streaming]
         handlers[method.name] = make(
             call,
-            request_deserializer=_reader(GetMessageClass(method.input_type)),
+            request_deserializer=reader(GetMessageClass(method.input_type)),
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
     return handlers
@@ -83,8 +84,8 @@ async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 --
     Raises RefusedError for bytes that are no message of the method.
     """
     message = await context.read()
-    if isinstance(message, _Unreadable):
-        raise RefusedError(_unreadable(method, message.error))
+    if isinstance(message, Unreadable):
+        raise RefusedError(unreadable(method, _DEFINITION, message.error))
     return None if message is grpc.aio.EOF else message
 
 
@@ -100,10 +101,10 @@ async def abort(context: Context, refusal: Refusal) -> None:
 def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Handler:
     async def guarded(message: object, context: Context) -> Message | None:
         try:
-            if not isinstance(message, _Unreadable):
+            if not isinstance(message, Unreadable):
                 with room.place():
                     return await call(message, context)
-            await abort(context, _unreadable(name, message.error))
+            await abort(context, unreadable(name, _DEFINITION, message.error))
         except RefusedError as error:
             on_refused(name, message, context, error.refusal)
             await abort(context, error.refusal)
@@ -124,25 +125,31 @@ def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused) -> Han
     return guarded
 
 
-def _unreadable(method: str, error: UsageError | None) -> Refusal:
+def unreadable(method: str, definition: str, error: UsageError | None = None) -> Refusal:
+    """Refuses a message that cannot be read, or of which `error` says why it cannot be taken.
+
+    `definition` is the file that defines it.
+    """
     if error is not None:
         return Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint)
     return Refusal(
         reason=Reason.INVALID_REQUEST,
         message=f"cannot read the message of {method}: it is not what the API defines",
-        hint="make it from proto/migagent/v1/partition_manager.proto",
+        hint=f"make it from {definition}",
     )
 
 
-def _reader(message: type[Message]) -> Callable[[bytes], object]:
+def reader(message: type[Message]) -> Callable[[bytes], object]:
+    """Makes a deserialiser that answers `Unreadable` for bytes that are no such message."""
+
     def read(serialised: bytes) -> object:
         try:
             request = message.FromString(serialised)
             check_texts(request)
         except DecodeError:
-            return _Unreadable()
+            return Unreadable()
         except UsageError as error:
-            return _Unreadable(error)
+            return Unreadable(error)
         return request
 
     return read

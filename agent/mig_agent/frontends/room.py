@@ -1,21 +1,26 @@
 """How many calls may be under way at once: more are refused in words, before anything is done for them.
 
 Streams (requests that wait, leases that are held, watches) may stay for days, other calls end by themselves. Each kind
-has room of its own, so that streams without end never keep anybody from giving a lease back or reading the status.
+has room of its own, so that streams without end never keep anybody from reading the status. Release and Renew are never
+refused here: whoever has a lease can always give it back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from mig_agent.core.errors import Reason, refuse
+
+_ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
 
 class Room:
     """Room for so many calls of one kind. Belongs to the event loop."""
 
-    def __init__(self, most: int, what: str) -> None:
+    def __init__(self, most: float, what: str) -> None:
         """`what` names them in messages: "requests and watches"."""
         self._most = most
         self._what = what
@@ -43,7 +48,10 @@ class Rooms:
     def __init__(self, most: int) -> None:
         self._streams = Room(most, "requests and watches")
         self._others = Room(most, "other calls")
+        self._always = Room(math.inf, "calls that end or renew a lease")
 
-    def of(self, *, streams: bool) -> Room:
-        """For calls that stream, or for the others."""
+    def of(self, method: str, *, streams: bool) -> Room:
+        """The room of a method, which streams or does not."""
+        if method in _ALWAYS_TAKEN:
+            return self._always
         return self._streams if streams else self._others
