@@ -40,8 +40,8 @@ def test_rubbish_is_refused_in_words_and_logged_nowhere(agent: Agent, method: st
     before = len(agent.log())
     with grpc.insecure_channel(agent.address) as channel:
         for _ in range(TIMES):
+            rubbish: Any = iter([RUBBISH])
             with pytest.raises(grpc.RpcError) as refused:
-                rubbish: Any = iter([RUBBISH])
                 list(channel.stream_stream(method)(rubbish, timeout=30))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "it is not what the API defines" in str(refused.value.details())

@@ -116,9 +116,7 @@ def pod(each: Pod) -> pb.Pod:
 
 def holder(each: Holder, *, left: bool = False) -> pb.Holder:
     """Who holds or asks; without the process where that has `left`."""
-    return pb.Holder(
-        tenant=visible(each.tenant), name=visible(each.name), uid=each.uid, pid=None if left else each.pid
-    )
+    return pb.Holder(tenant=visible(each.tenant), name=visible(each.name), uid=each.uid, pid=None if left else each.pid)
 
 
 def placement(each: Placement) -> pb.Placement:

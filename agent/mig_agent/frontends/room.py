@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from mig_agent.core.errors import Reason, refuse
+from mig_agent.core.errors import Reason, RefusedError, refuse
 
 _ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
@@ -26,15 +26,24 @@ class Room:
         self._what = what
         self.taken = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether one more call would be refused."""
+        return self.taken >= self._most
+
+    def refusal(self) -> RefusedError:
+        """Why one more call is not taken."""
+        return refuse(
+            Reason.QUEUE_FULL,
+            f"cannot take one more call: {self.taken} {self._what} are open on this socket, which is the limit",
+            "try again later; the administrator sets the limit with max_calls",
+        )
+
     @contextmanager
     def place(self) -> Iterator[None]:
         """A place for one call as long as the block lasts. Raises RefusedError (QUEUE_FULL) where there is none."""
-        if self.taken >= self._most:
-            raise refuse(
-                Reason.QUEUE_FULL,
-                f"cannot take one more call: {self.taken} {self._what} are open on this socket, which is the limit",
-                "try again later; the administrator sets the limit with max_calls",
-            )
+        if self.is_full:
+            raise self.refusal()
         self.taken += 1
         try:
             yield

@@ -16,8 +16,8 @@ from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.frontends.handlers import Context, next_message
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
-FIRST_MESSAGE_SECONDS = 20.0
-"""How long a client may leave a stream open before it sends its request."""
+FIRST_MESSAGE_SECONDS = 60.0
+"""How long a client may leave a stream open before it sends its request; in a burst it may be behind many others."""
 _METHOD = "Acquire"
 
 
