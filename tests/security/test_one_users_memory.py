@@ -10,12 +10,14 @@ import psutil
 import pytest
 
 from mig_agent.adapters.http2limits import _MOST_EARLY_BYTES
+from mig_agent.client import Client
 from mig_agent.daemon.servers import _MOST_OF_ONE_USER
 from support.agent import Agent
 from support.figures import Figure
 from support.http2 import (
     DATA,
     END_HEADERS,
+    END_STREAM,
     HEADERS,
     RST_STREAM,
     RawClient,
@@ -29,7 +31,7 @@ from support.people import ALICE, as_user, needs_root
 MIB = 1 << 20
 MOST_MIB = 256
 SECONDS = 5.0
-ACQUIRE, STATUS = (f"/migagent.v1.PartitionManager/{each}" for each in ("Acquire", "Status"))
+ACQUIRE, STATUS, EVENTS = (f"/migagent.v1.PartitionManager/{each}" for each in ("Acquire", "Status", "Events"))
 REFERENCES = 3000
 Call = Callable[[int, int], bytes]
 
@@ -43,7 +45,15 @@ def agent(folder: Path) -> Iterator[Agent]:
         yield running
 
 
-def peak_mib(agent: Agent, call: Call, connections: int, *, acknowledges: bool = True, reads: bool = True) -> float:
+def peak_mib(
+    agent: Agent,
+    call: Call,
+    connections: int,
+    *,
+    acknowledges: bool = True,
+    reads: bool = True,
+    window: int | None = None,
+) -> float:
     """The agent's memory at its highest while ALICE floods it, and others are served."""
     assert agent.process is not None
     process = psutil.Process(agent.process.pid)
@@ -51,7 +61,7 @@ def peak_mib(agent: Agent, call: Call, connections: int, *, acknowledges: bool =
 
     def attack() -> None:
         def connect() -> RawClient:
-            return RawClient(agent.socket, acknowledges=acknowledges, reads=reads)
+            return RawClient(agent.socket, acknowledges=acknowledges, reads=reads, window=window)
 
         try:
             as_user(ALICE, lambda: flood(connect, connections, call, SECONDS))
@@ -120,6 +130,24 @@ def test_headers_before_the_settings_are_acknowledged(agent: Agent, figure: Figu
     peak = peak_mib(agent, early, _MOST_OF_ONE_USER, acknowledges=False)
     figure("MiB under headers before the settings are acknowledged", int(peak))
     assert peak < MOST_MIB
+
+
+def test_answers_that_are_not_taken(agent: Agent, figure: Figure) -> None:
+    """The client's windows for DATA are closed, so gRPC keeps each answer; there is enough to tell."""
+    with Client(agent.address) as client:
+        for _ in range(300):
+            client.release(client.acquire(gpu_memory="4G").id)
+
+    def call(_count: int, stream: int) -> bytes:
+        headers = frame(HEADERS, END_HEADERS, stream, request_headers(EVENTS))
+        return headers + frame(DATA, END_STREAM, stream, bytes(5))
+
+    size = len(agent.migctl("events", "-o", "json").stdout)
+    peak = peak_mib(agent, call, 20, window=0)
+    figure("MiB under answers that are not taken", int(peak))
+    assert size > 100_000
+    assert peak < MOST_MIB
+    assert agent.ask("events")["events"]
 
 
 @pytest.mark.parametrize("call", [largest_headers, reset, unfinished])

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -39,10 +38,10 @@ def agent(folder: Path) -> Iterator[Agent]:
 def test_rubbish_is_refused_in_words_and_logged_nowhere(agent: Agent, method: str) -> None:
     before = len(agent.log())
     with grpc.insecure_channel(agent.address) as channel:
+        send: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
         for _ in range(TIMES):
-            rubbish: Any = iter([RUBBISH])
             with pytest.raises(grpc.RpcError) as refused:
-                list(channel.stream_stream(method)(rubbish, timeout=30))
+                list(send(iter([RUBBISH]), timeout=30))
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert "it is not what the API defines" in str(refused.value.details())
     assert len(agent.log()) - before < 1000

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, CONTINUATION = 0, 1, 3, 4, 6, 9
+DATA, HEADERS, RST_STREAM, SETTINGS, CONTINUATION = 0, 1, 3, 4, 9
 END_STREAM = ACK = 0x1
 END_HEADERS = 0x4
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -20,15 +20,6 @@ _ENTRY_BYTES = 3900
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
     """One frame."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
-
-
-def frames(data: bytes) -> list[tuple[int, int, int, bytes]]:
-    """Kind, flags, stream and payload of each whole frame."""
-    found = []
-    while len(data) >= 9 + (length := int.from_bytes(data[:3], "big")):
-        found.append((data[3], data[4], int.from_bytes(data[5:9], "big"), data[9 : 9 + length]))
-        data = data[9 + length :]
-    return found
 
 
 def request_headers(path: str) -> bytes:
@@ -72,12 +63,14 @@ def _number(value: int, bits: int) -> bytes:
 class RawClient:
     """One connection that sends without end what it is told to, and reads, or does not."""
 
-    def __init__(self, path: Path, *, acknowledges: bool, reads: bool = True) -> None:
+    def __init__(self, path: Path, *, acknowledges: bool, reads: bool = True, window: int | None = None) -> None:
+        """`window` is how many bytes of each answer may be sent; None for as many as usual."""
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(path))
         self._socket.setblocking(False)
         self._reads = reads
-        self._out = PREFACE + frame(SETTINGS) + (frame(SETTINGS, ACK) if acknowledges else b"")
+        settings = b"" if window is None else b"\0\4" + window.to_bytes(4, "big")
+        self._out = PREFACE + frame(SETTINGS, 0, 0, settings) + (frame(SETTINGS, ACK) if acknowledges else b"")
         self.calls = 0
         self.is_open = True
 

@@ -83,9 +83,9 @@ class Settings(KubernetesSettings):
     )
     max_connections: int = setting(
         4096,
-        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user; as "
-        "many over TCP, and half as many from one address; more are turned away. Fewer where the process may not open "
-        "three files for each.",
+        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
+        "most 256; as many over TCP, and half as many from one address; more are turned away. Fewer where the process "
+        "may not open three files for each.",
         kind=kinds.COUNT,
         group=_PLACE,
         example="4096",

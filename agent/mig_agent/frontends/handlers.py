@@ -17,9 +17,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
+from mig_agent.adapters.peers import peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError
 from mig_agent.core.texts import visible
-from mig_agent.frontends.room import Room, Rooms
+from mig_agent.frontends.room import Answers, Room, Rooms
 from mig_agent.frontends.texts import check_texts
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -66,12 +67,12 @@ def method_handlers(
 
     Together they take so many calls of each kind at once. Raises AttributeError when the servicer lacks one.
     """
-    rooms = Rooms(most_calls)
+    rooms, answers = Rooms(most_calls), Answers()
     handlers = {}
     for method in SERVICE.methods:
         room = rooms.of(method.name, streams=method.server_streaming)
         answer = getattr(servicer, _snake_case(method.name))
-        call = _guarded(answer, method.name, room, on_refused, reads=method.client_streaming)
+        call = _guarded(answer, method.name, room, answers, on_refused, reads=method.client_streaming)
         make = _MAKERS[method.client_streaming, method.server_streaming]
         handlers[method.name] = make(
             call,
@@ -101,7 +102,7 @@ async def abort(context: Context, refusal: Refusal) -> None:
     )
 
 
-def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused, *, reads: bool) -> Handler:
+def _guarded(call: Handler, name: str, room: Room, answers: Answers, on_refused: OnRefused, *, reads: bool) -> Handler:
     """Answers refusals as statuses; `reads` says that the client streams."""
 
     async def guarded(message: object, context: Context) -> Message | None:
@@ -109,8 +110,11 @@ def _guarded(call: Handler, name: str, room: Room, on_refused: OnRefused, *, rea
             if reads and room.is_full:
                 await _refuse_once_asked(context, room)
             if not isinstance(message, Unreadable):
-                with room.place():
-                    return await call(message, context)
+                with room.place(_who(context)):
+                    answer = await call(message, context)
+                if answer is not None:
+                    _hold(answer, answers, context)
+                return answer
             await abort(context, unreadable(name, _DEFINITION, message.error))
         except RefusedError as error:
             on_refused(name, message, context, error.refusal)
@@ -143,6 +147,19 @@ async def _refuse_once_asked(context: Context, room: Room) -> NoReturn:
         async with asyncio.timeout(_ASKED_SECONDS):
             await context.read()
     raise refusal
+
+
+def _hold(answer: Message, answers: Answers, context: Context) -> None:
+    """Counts an answer until the call has ended. Raises RefusedError where the caller does not take its answers."""
+    taken = answers.hold(_who(context), answer.ByteSize())
+    if taken is not None:
+        context.add_done_callback(lambda _: taken())  # type: ignore[arg-type]  # a Protocol, by its parameter
+
+
+def _who(context: Context) -> int | str | None:
+    """Whose answers share one bound: those of one user on Unix sockets, and of one connection over TCP."""
+    peer = peer_from(context.peer())
+    return context.peer() if peer is None else peer.uid
 
 
 def unreadable(method: str, definition: str, error: UsageError | None = None) -> Refusal:
