@@ -285,7 +285,7 @@ def main(arguments: Sequence[str]) -> int:
     with contextlib.ExitStack() as stack:
         folder = options.state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mig-soak-")))
         folder.mkdir(parents=True, exist_ok=True)
-        soak = Soak(options, folder)
+        soak = Soak(options, folder, trouble=Trouble(stays=not options.restart_every))
         wrong = asyncio.run(soak.run())
     figures = report(soak, wrong)
     if options.output == "json":

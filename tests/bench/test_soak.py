@@ -39,7 +39,7 @@ def test_a_small_soak_with_kills_of_clients_and_agents_and_trouble_leaves_nothin
     assert figures["pairs"] >= PAIRS
     assert figures["agents_killed_or_stopped"] >= 1
     assert figures["clients_killed"] >= 1
-    assert figures["trouble_made"] >= PAIRS // 10
+    assert figures["trouble_made"] >= 1
     assert figures["wrong"] == []
     assert figures["ledger_mib"] > 0
     figure("acquire and release pairs of the small soak", figures["pairs"])

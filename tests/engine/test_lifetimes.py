@@ -11,9 +11,10 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState, LeaseId
+from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifetimes import StreamEnd
-from support.engine import ADMIN, ANYBODY, Node, engine
+from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 
 
 async def ended(node: Node) -> str:
@@ -293,3 +294,49 @@ async def test_a_lease_without_a_process_for_an_hour_shows_as_unused(tmp_path: P
         node.clock.advance(3600)
         await node.look()
         assert node.manager.snapshot.unused == {unused.lease.id}
+
+
+# ---------------------------------------------------------------- confirmed, across a restart
+
+
+async def unconfirmed(node: Node) -> Granted:
+    """A lease whose client has not said that it has it."""
+    return await node.manager.acquire(node.request("4G"), ANYBODY)
+
+
+async def test_a_lease_that_is_not_confirmed_ends_under_the_next_agent_too(tmp_path: Path) -> None:
+    first = await start(tmp_path, "a100-40gb")
+    left, confirmed, late = [await unconfirmed(first) for _ in range(3)]
+    await first.manager.confirm(confirmed.lease.id)
+    first.clock.advance(1)  # by now it is recorded of those that are not confirmed
+    await first.manager.confirm(late.lease.id)
+    await killed(first)
+    second = await start(tmp_path, clock=first.clock)
+    assert second.leases.keys() == {left.lease.id, confirmed.lease.id, late.lease.id}
+    second.clock.advance(61)
+    await second.until(lambda: left.lease.id not in second.leases)
+    # Of this one it is recorded when the agent stops.
+    stopped = await unconfirmed(second)
+    await second.manager.close()
+    third = await start(tmp_path, clock=second.clock)
+    assert stopped.lease.id in third.leases
+    third.clock.advance(61)
+    await third.until(lambda: stopped.lease.id not in third.leases)
+    assert third.leases.keys() == {confirmed.lease.id, late.lease.id}
+    assert not third.manager._parts.lifetimes._noted
+    await third.manager.close()
+
+
+async def test_renewing_and_ending_take_back_what_was_recorded(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        renewed, released = await unconfirmed(node), await unconfirmed(node)
+        node.clock.advance(1)
+        await node.manager.renew(renewed.lease.id, renewed.token, None, ANYBODY)
+        await node.manager.release(released.lease.id, released.token, ANYBODY)
+    again = await start(tmp_path, clock=node.clock)
+    assert again.leases.keys() == {renewed.lease.id}
+    assert not again.manager._parts.lifetimes._noted
+    again.clock.advance(61)
+    await asyncio.sleep(0)
+    assert again.leases.keys() == {renewed.lease.id}
+    await again.manager.close()

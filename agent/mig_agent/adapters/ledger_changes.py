@@ -44,6 +44,8 @@ _PUT_CORDON = (
 _DROP_CORDON = "DELETE FROM cordon WHERE gpu = ?"
 _PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _DROP_FACT = "DELETE FROM fact WHERE name = ?"
+UNCONFIRMED = "unconfirmed/"
+"""What the name of a fact about a lease without confirmation begins with; the lease's id follows."""
 _ADD_EVENT = (
     "INSERT INTO event (at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -165,6 +167,28 @@ class RenewLease:
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
         yield _RENEW_LEASE, (self.expires_at, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitConfirmation:
+    """A lease whose client has not confirmed it: it ends by itself, also under an agent that starts meanwhile."""
+
+    lease: LeaseId
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, (f"{UNCONFIRMED}{self.lease}", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetConfirmation:
+    """No confirmation of this lease is awaited any more: it was confirmed, or has ended."""
+
+    lease: LeaseId
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, (f"{UNCONFIRMED}{self.lease}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +328,8 @@ Change = (
     | PutLease
     | ArriveLease
     | RenewLease
+    | AwaitConfirmation
+    | ForgetConfirmation
     | EndLease
     | ForgetLeases
     | PutCordon

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mig_agent.adapters.ledger_changes import key_of_another
+from mig_agent.adapters.ledger_changes import UNCONFIRMED, key_of_another
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import (
     Generation,
@@ -72,6 +72,8 @@ class Contents:
     """The GPUs as they were last known, as `ledger_gpus` has them."""
     paused: str = ""
     """Why an administrator paused the agent; empty when nobody did."""
+    unconfirmed: frozenset[LeaseId] = frozenset()
+    """Leases, also some that have ended, whose clients had not confirmed them."""
 
 
 def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
@@ -96,6 +98,9 @@ def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
         last_revision=revision or 0,
         gpus={GpuUuid(uuid): text for uuid, text in connection.execute("SELECT uuid, text FROM gpu")},
         paused=facts.get("paused", ""),
+        unconfirmed=frozenset(
+            LeaseId(name.removeprefix(UNCONFIRMED)) for name in facts if name.startswith(UNCONFIRMED)
+        ),
     )
 
 

@@ -55,7 +55,10 @@ class Leases:
         await self._lifetimes.settled(lease)
         if lease not in self._context.state.leases:
             raise _ended(f"confirm lease {lease}")
-        self._lifetimes.delivered(lease)
+        try:
+            await self._lifetimes.confirm(lease)
+        except LedgerError as error:
+            raise ledger_refusal(error, f"confirm lease {lease}") from error
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """As `Manager.renew`."""

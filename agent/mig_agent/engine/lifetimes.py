@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import partial
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.adapters.ledger_changes import EndLease, RenewLease
+from mig_agent.adapters.ledger_changes import (
+    AwaitConfirmation,
+    Change,
+    EndLease,
+    ForgetConfirmation,
+    RenewLease,
+)
 from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import EventKind
@@ -21,6 +28,8 @@ from mig_agent.engine.memory import Memory
 
 BACK_SECONDS = 5.0
 """For a client whose connection broke while it was being served, to be back."""
+NOTE_SECONDS = 0.5
+"""After which it is recorded that a lease is not confirmed yet. Most are by then, and cost no record."""
 RETRY_SECONDS = 5.0
 """Until an end that could not be recorded is tried again."""
 
@@ -73,6 +82,8 @@ class _Watches:
     grace: Timer | None = None
     confirm_by: float | None = None
     """When `grace` ends, where the lease waits for its client to confirm it."""
+    note: Timer | None = None
+    """When it is recorded that the lease is not confirmed."""
     overdue: bool = False
     """Whether that time has passed, and nobody has asked again since."""
     process: ProcessWatch | None = None
@@ -84,6 +95,8 @@ class _Watches:
             self.deadline.cancel()
         if self.grace is not None:
             self.grace.cancel()
+        if self.note is not None:
+            self.note.cancel()
         for process in (self.process, self.client):
             if process is not None:
                 process.close()
@@ -99,6 +112,16 @@ class Lifetimes:
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
         self._settling: dict[LeaseId, asyncio.Future[None]] = {}
         """Of leases that were renewed or whose pod has come, what is on its way to the ledger."""
+        self._noted: set[LeaseId] = set()
+        """Leases of which the ledger says, or may say, that they are not confirmed."""
+
+    def remember_unconfirmed(self, leases: Iterable[LeaseId]) -> None:
+        """Take over what an agent before this one has recorded, before any of these leases begins."""
+        self._noted.update(leases)
+
+    def is_unconfirmed(self, lease: LeaseId) -> bool:
+        """Whether the ledger says that a lease is not confirmed."""
+        return lease in self._noted
 
     def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
         """Watches over a lease that stands; one that is not known to be delivered has a time of grace.
@@ -127,6 +150,9 @@ class Lifetimes:
         if watches.grace is not None:
             watches.grace.cancel()
             watches.grace = watches.confirm_by = None
+            if watches.note is not None:
+                watches.note.cancel()
+                watches.note = None
         if watches.client is not None:
             watches.client.close()
             watches.client = None
@@ -154,6 +180,43 @@ class Lifetimes:
         watches.overdue = False
         watches.confirm_by = self._context.clock.now() + seconds
         watches.grace = self._context.clock.call_later(seconds, over)
+        if watches.note is None and lease not in self._noted:
+            watches.note = self._context.clock.call_later(NOTE_SECONDS, partial(self._note, lease))
+
+    def left_unconfirmed(self, lease: LeaseId) -> None:
+        """Record at once, and not after a moment, that a lease is not confirmed: its client has gone away."""
+        watches = self._watches.get(lease)
+        if watches is not None and watches.note is not None:
+            watches.note.cancel()
+            watches.note = None
+            self._note(lease)
+
+    def _note(self, lease: LeaseId) -> None:
+        """Record that a lease is not confirmed: who starts after this agent cannot know it otherwise."""
+        if lease in self._noted:
+            return
+        self._noted.add(lease)
+        written = self._context.journal.write((AwaitConfirmation(lease),))
+        # Where it cannot be recorded the lease ends all the same, unless the agent does before.
+        written.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def _forgotten(self, lease: LeaseId) -> tuple[Change, ...]:
+        """What takes back that a lease is not confirmed, where that was recorded."""
+        return (ForgetConfirmation(lease),) if lease in self._noted else ()
+
+    async def confirm(self, lease: LeaseId) -> None:
+        """Let a lease stay whose client has its answer. Raises LedgerError where that has to be recorded and is not."""
+        if lease not in self._noted:
+            self.delivered(lease)
+            return
+
+        def apply() -> None:
+            self._noted.discard(lease)
+            self.delivered(lease)
+
+        written = self._context.journal.write(self._forgotten(lease), (), apply)
+        self.settle(lease, written)
+        await asyncio.shield(written)
 
     def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
         """That the lease's pod has come, or that it goes on, is being recorded."""
@@ -230,13 +293,15 @@ class Lifetimes:
                 return
             state.put_lease(replace(current, expires_at=expires_at))
             if not current.hold:
+                self._noted.discard(lease.id)
                 self.delivered(lease.id)  # whoever renews a lease has its answer
             watches = self._watches.setdefault(lease.id, _Watches())
             if watches.deadline is not None:
                 watches.deadline.cancel()
             watches.deadline = None if expires_at is None else self._deadline(lease.id, expires_at)
 
-        written = self._context.journal.write((RenewLease(lease.id, expires_at),), (event,), apply)
+        changes = (RenewLease(lease.id, expires_at), *self._forgotten(lease.id))
+        written = self._context.journal.write(changes, (event,), apply)
         # The former deadline may come meanwhile. Whoever waits may go away; what is recorded counts all the same.
         self.settle(lease.id, written)
         await asyncio.shield(written)
@@ -278,7 +343,7 @@ class Lifetimes:
         draft.ended.add(lease)
         now = context.clock.now()
         why = f"released by {by}" if by else why or WORDS.get(reason, reason)
-        draft.changes.append(EndLease(lease, now, reason))
+        draft.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
         draft.events.append(
             context.journal.event(
                 EventKind.LEASE_ENDED,
@@ -295,7 +360,10 @@ class Lifetimes:
         draft.applied.append(partial(self._ended, lease, now, reason))
 
     def close(self) -> None:
-        """No lease ends by itself any more."""
+        """No lease ends by itself any more. Which are not confirmed is recorded, for the agent that comes next."""
+        for lease, each in self._watches.items():
+            if each.confirm_by is not None:
+                self._note(lease)
         for watches in self._watches.values():
             watches.close()
         self._watches.clear()
@@ -309,6 +377,7 @@ class Lifetimes:
         if known is not None:
             self._context.patience.lease_ended(at - known.created_at)
         state.drop_lease(lease)
+        self._noted.discard(lease)
         self._memory.ended(lease, at, reason)
         watches = self._watches.pop(lease, None)
         if watches is not None:

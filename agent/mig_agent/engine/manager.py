@@ -120,6 +120,10 @@ class Manager:
         """Tell that the answer has arrived, for a lease whose client is this process or a stream that stays open."""
         self._parts.lifetimes.delivered(lease)
 
+    def left_unconfirmed(self, lease: LeaseId) -> None:
+        """Tell that a lease's stream has ended and its client has not confirmed it: it ends at its `confirm_by`."""
+        self._parts.lifetimes.left_unconfirmed(lease)
+
     async def confirm(self, lease: LeaseId) -> None:
         """Keep a lease whose client says that it has the answer; without this it ends at `Granted.confirm_by`.
 

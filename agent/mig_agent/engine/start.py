@@ -9,6 +9,7 @@ from dataclasses import replace
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger_changes import ForgetConfirmation
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
@@ -90,18 +91,21 @@ async def start(
     else:
         await taking.take_up()
     now = clock.now()
+    parts.lifetimes.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # Whether its answer arrived is not known: one that did must not be lost. A stream did not outlive us.
-            parts.lifetimes.begin(lease, each.pid_started, delivered=not lease.hold)
+            # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
+            is_confirmed = not lease.hold and not parts.lifetimes.is_unconfirmed(lease.id)
+            parts.lifetimes.begin(lease, each.pid_started, delivered=is_confirmed)
     parts.started_at = now
     leases = counted(len(state.leases), "lease")
     words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
     if is_paused:
         words = f"the agent started paused ({'; '.join(context.gate.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
-    await context.journal.write((), (started, *_of_damage(context, ledger)))
+    old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
+    await context.journal.write(old, (started, *_of_damage(context, ledger)))
     parts.background.append(asyncio.get_running_loop().create_task(parts.observer.run(), name="observer"))
     if settings.listen_to_driver and not is_paused:
         parts.listening.start()

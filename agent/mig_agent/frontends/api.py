@@ -92,11 +92,16 @@ class PartitionManagerServicer:
         finally:
             await reports.finish()
         lease = granted.lease.id
-        with self._unconfirmed_by(confirmation, lease):
-            await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
-            received = await confirmation.outcome()
-        if received:
-            await self._manager.confirm(lease)
+        received = False
+        try:
+            with self._unconfirmed_by(confirmation, lease):
+                await context.write(pb.AcquireResponse(granted=messages.granted(granted)))
+                received = await confirmation.outcome()
+            if received:
+                await self._manager.confirm(lease)
+        finally:
+            if not received:
+                self._manager.left_unconfirmed(lease)
 
     async def hold(self, message: pb.HoldRequest, context: Context) -> None:
         """Takes devices and keeps them as long as the stream lives."""
