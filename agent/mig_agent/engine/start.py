@@ -54,6 +54,7 @@ async def start(
     """
     contents = ledger.contents
     state = State(settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation)
+    state.doubt = contents.doubt
     events = Events()
     events.begin(state.revision)
     context = Context(
@@ -99,7 +100,7 @@ async def start(
     if is_paused:
         words = f"the agent started paused ({'; '.join(context.gate.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
-    await context.journal.write((), (started, *_of_damage(context, ledger)))
+    await context.journal.write((), (started, *_of_doubt(context)))
     parts.background.append(asyncio.get_running_loop().create_task(parts.observer.run(), name="observer"))
     if settings.listen_to_driver and not is_paused:
         parts.listening.start()
@@ -111,11 +112,23 @@ def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
     return replace(lease, expires_at=None) if lease.of_pod and settings.follows_pods else lease
 
 
-def _of_damage(context: Context, ledger: Ledger) -> tuple[Event, ...]:
-    if ledger.set_aside is None:
+def _of_doubt(context: Context) -> tuple[Event, ...]:
+    """Report at each start that the ledger does not account for everything, until that is settled."""
+    doubt = context.state.doubt
+    if doubt is None:
         return ()
-    words = (
-        f"the ledger was damaged: it is kept as {ledger.set_aside}, and an empty one stands in for it. Its leases are "
-        "not known any more; instances found without it are left alone until an administrator sets `foreign: adopt`"
+    former = f" The former one is kept as {doubt.kept_as}." if doubt.kept_as else ""
+    known = (
+        "It knows nothing of the leases since then"
+        if doubt.restored
+        else "An empty ledger stands in for it, and no lease of before is known"
     )
-    return (context.journal.event(EventKind.LEDGER_SET_ASIDE, words, kept_as=str(ledger.set_aside)),)
+    words = (
+        f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
+        "`migctl adopt` takes over those that nobody counts on any more"
+    )
+    return (
+        context.journal.event(
+            EventKind.LEDGER_SET_ASIDE, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+        ),
+    )

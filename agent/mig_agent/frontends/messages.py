@@ -240,7 +240,15 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         reservation_after_seconds=snapshot.reservation_after_seconds,
         paused=snapshot.paused,
         missing_gpus=[pb.MissingGpu(index=index, reason=why) for index, why in sorted(snapshot.missing.items())],
+        ledger_doubt=_doubt(snapshot),
     )
+
+
+def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
+    doubt = snapshot.doubt
+    if doubt is None:
+        return None
+    return pb.LedgerDoubt(since=doubt.at, why=doubt.why, kept_as=doubt.kept_as, restored=doubt.restored)
 
 
 def models(view: NodeView) -> list[pb.GpuModel]:

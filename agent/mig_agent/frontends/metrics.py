@@ -137,6 +137,11 @@ class _NodeGauges(Collector):
             "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if snapshot.ledger_error else 1
         )
         yield GaugeMetricFamily(
+            "mig_agent_ledger_in_doubt",
+            "1 after the ledger was damaged or restored, until that is settled: it does not account for everything.",
+            0 if snapshot.doubt is None else 1,
+        )
+        yield GaugeMetricFamily(
             "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if snapshot.paused else 0
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(snapshot.view.leases))
