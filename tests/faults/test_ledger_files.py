@@ -145,6 +145,23 @@ def test_a_second_damaged_ledger_does_not_replace_the_first(folder: Path) -> Non
             assert ledger_of(agent).with_name(f"{LEDGER_FILE}.damaged-{number}").read_bytes() == b"damage %d" % number
 
 
+@pytest.mark.parametrize("endings", [("",), ("-wal",), ("", "-wal", "-shm", "-commits")], ids=" ".join)
+def test_a_ledger_that_is_removed_under_the_agent_is_noticed_and_written_anew(
+    folder: Path, endings: tuple[str, ...]
+) -> None:
+    with Agent(folder, "a100-40gb:1") as agent:
+        before = agent.ask("request", "--mig-profile", "1g.5gb")
+        for ending in endings:
+            ledger_of(agent).with_name(LEDGER_FILE + ending).unlink()
+        eventually(lambda: "was removed; the ledger is written anew" in agent.log(), "it is noticed")
+        eventually(ledger_of(agent).exists, "it is there again")
+        after = agent.ask("request", "--mig-profile", "1g.5gb")
+        agent.restart_after_crash()
+        status = agent.ask("status")
+        assert {each["lease"] for each in status["leases"]} == {before["lease"], after["lease"]}
+        assert status["ledger_doubt"] is None
+
+
 # ---------------------------------------------------------------- other versions
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.ledger_aside import DAMAGED, finish_replacing, is_any_there, replace_ledger
+from mig_agent.adapters.ledger_aside import DAMAGED, REPLACED, finish_replacing, is_any_there, replace_ledger
 from mig_agent.adapters.ledger_changes import AddEvent, Record
 from mig_agent.adapters.ledger_contents import (
     Contents,
@@ -36,7 +36,7 @@ from mig_agent.adapters.ledger_contents import (
 from mig_agent.adapters.ledger_counter import counter_of, open_counter, read_counter
 from mig_agent.adapters.ledger_damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger_digest import PUT_HEAD, Head, RunningDigest, read_head
-from mig_agent.adapters.ledger_making import connect, make_empty, verify
+from mig_agent.adapters.ledger_making import connect, make_copy, make_empty, verify
 from mig_agent.adapters.ledger_schema import (
     PATCHES,
     Patch,
@@ -93,6 +93,9 @@ class Ledger:
         self._commits = 0
         self._events_written = 0
         self._reader: sqlite3.Connection | None = None
+        self._files: dict[Path, tuple[int, int]] = {}
+        """Device and inode of the files that are written."""
+        self._is_missing = False
 
     @classmethod
     def open(cls, path: Path, *, keep_events: int = 10_000, patches: tuple[Patch, ...] = PATCHES) -> Ledger:
@@ -150,6 +153,26 @@ class Ledger:
                 return read_events(connection, since, gpu, limit)
         except READING_ERRORS as error:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
+
+    def missing(self) -> str:
+        """Return which file of the ledger is no longer the one that is written, in words; empty when all are.
+
+        What is committed to a file that was removed is gone at the next start. So the next commit first writes the
+        ledger anew, from what the agent has open. Cheap; from one thread only.
+        """
+        words = ""
+        for path, known in self._files.items():
+            try:
+                is_the_same = _identity(path) == known
+            except FileNotFoundError:
+                words = words or f"{path} was removed"
+            except OSError as error:
+                words = words or str(error)
+            else:
+                words = words or ("" if is_the_same else f"{path} was replaced by another file")
+        if words:
+            self._is_missing = True
+        return words
 
     def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
         """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
@@ -223,6 +246,22 @@ class Ledger:
             connection.close()
             raise
         self._connection, self._digest, self._head = connection, digest, head
+        self._files = {each: _identity(each) for each in (self.path, _log_of(self.path), counter_of(self.path))}
+
+    def _write_anew(self) -> None:
+        """Puts all that the open connection has in the place of what was removed or replaced; keeps that aside.
+
+        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost, too.
+        """
+        open_one = self._connection
+        if open_one is None:
+            raise DamagedError(f"{self.path} was removed or replaced, and is not open any more")
+        replace_ledger(self.path, REPLACED, lambda new, _aside: make_copy(new, open_one))
+        self._drop_connection()
+        os.close(self._counter)
+        self._counter = open_counter(counter_of(self.path))
+        self._connect()
+        self._is_missing = False
 
     def _write(self, batch: Sequence[Entry]) -> LedgerError | None:
         try:
@@ -230,16 +269,22 @@ class Ledger:
                 self._commit(batch)
         except (
             DamagedError,
+            OSError,
             sqlite3.Error,
             OverflowError,
             TypeError,
             ValueError,
         ) as error:  # also values that SQLite cannot hold
-            self._drop_connection()
+            if self._is_missing:
+                self._roll_back()  # no other connection has what this one has
+            else:
+                self._drop_connection()
             return LedgerError(f"cannot write the ledger {self.path}: {error}")
         return None
 
     def _commit(self, batch: Sequence[Entry]) -> None:
+        if self._is_missing:
+            self._write_anew()
         if self._connection is None or self._digest is None:
             self._connect()
         assert self._connection is not None  # noqa: S101 -- for the types alone
@@ -265,6 +310,11 @@ class Ledger:
         # the disk here. One that cannot be written is behind until the next.
         with contextlib.suppress(OSError):
             os.pwrite(self._counter, head.count.encode(), 0)
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
     def _drop_connection(self) -> None:
         """Rolls back; the next batch starts with a fresh connection, whatever was wrong with this one."""
@@ -294,6 +344,15 @@ class Ledger:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         with contextlib.suppress(OSError):
             os.fsync(self._counter)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> None:

@@ -97,6 +97,18 @@ def make_restored(path: Path, backup: Path, doubt: Doubt) -> Count:
     return count
 
 
+def make_copy(path: Path, source: sqlite3.Connection) -> Count:
+    """Make a copy of an open ledger, on the disk when this returns. Raises sqlite3.Error, OSError, DamagedError."""
+    with CRASH_POINTS.around("ledger-file"):
+        path.touch(mode=0o600, exist_ok=False)
+    with closing(connect(path, "rw")) as copy:
+        with CRASH_POINTS.around("ledger-file"):
+            source.backup(copy)
+        count = verify(copy).count
+    _sync(path)
+    return count
+
+
 @contextlib.contextmanager
 def _changed(connection: sqlite3.Connection) -> Iterator[dict[str, str]]:
     """One transaction that gives the ledger a new identity and the facts that are put into the dictionary."""

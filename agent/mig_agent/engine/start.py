@@ -32,6 +32,10 @@ RESTART_REVISIONS = 1000
 """Left out at a restart, so that no revision is given twice even where the last ones could not be recorded."""
 
 
+LEDGER_WATCH_SECONDS = 2.0
+"""Between two looks whether the ledger's files are in their place: three calls of stat(2)."""
+
+
 async def start(
     *,
     driver: Driver,
@@ -102,9 +106,31 @@ async def start(
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     await context.journal.write((), (started, *_of_doubt(context)))
     parts.background.append(asyncio.get_running_loop().create_task(parts.observer.run(), name="observer"))
+    parts.background.append(asyncio.get_running_loop().create_task(_watch_ledger(parts), name="ledger watch"))
     if settings.listen_to_driver and not is_paused:
         parts.listening.start()
     return parts
+
+
+async def _watch_ledger(parts: Parts) -> None:
+    """Notice when the ledger's files are removed or replaced under the agent: leases would be gone at the next start.
+
+    The event is the commit that writes the ledger anew. Where that fails, no lease is given any more.
+    """
+    context, reported = parts.context, ""
+    wake = asyncio.Event()
+    while True:
+        timer = context.clock.call_later(LEDGER_WATCH_SECONDS, wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+        wake.clear()
+        words = parts.ledger.missing()
+        if words and (words != reported or not context.journal.error):
+            told = f"{words}; the ledger is written anew from what the agent has open"
+            context.journal.tell(context.journal.event(EventKind.LEDGER_FAILED, told))
+        reported = words
 
 
 def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
