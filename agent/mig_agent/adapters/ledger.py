@@ -15,7 +15,6 @@ import os
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -23,30 +22,15 @@ from pathlib import Path
 from typing import Protocol
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.ledger_aside import DAMAGED, REPLACED, finish_replacing, is_any_there, replace_ledger
+from mig_agent.adapters.ledger_aside import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger_changes import AddEvent, Record
-from mig_agent.adapters.ledger_contents import (
-    Contents,
-    Doubt,
-    RecordedLease,
-    find_request,
-    read_contents,
-    read_events,
-)
-from mig_agent.adapters.ledger_counter import counter_of, open_counter, read_counter
+from mig_agent.adapters.ledger_checking import make_ledger, read_whole
+from mig_agent.adapters.ledger_contents import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger_counter import counter_of, open_counter
 from mig_agent.adapters.ledger_damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger_digest import PUT_HEAD, Head, RunningDigest, read_head
-from mig_agent.adapters.ledger_making import connect, make_copy, make_empty, verify
-from mig_agent.adapters.ledger_schema import (
-    PATCHES,
-    Patch,
-    check_version,
-    is_newer,
-    is_of_another_program,
-    is_older,
-    prepare,
-)
-from mig_agent.adapters.tokens import KEY_FILE
+from mig_agent.adapters.ledger_making import connect, make_copy
+from mig_agent.adapters.ledger_schema import PATCHES, Patch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event
 from mig_agent.core.requestkey import RequestKey
@@ -116,7 +100,7 @@ class Ledger:
 
     @classmethod
     def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int) -> Ledger:
-        contents, head = _read_whole(path, patches)
+        contents, head = read_whole(path, patches, MOST_ENDED_IN_MEMORY)
         ledger = cls(path, contents, head, keep_events)
         try:
             ledger._connect()
@@ -353,82 +337,3 @@ def _log_of(path: Path) -> Path:
 def _identity(path: Path) -> tuple[int, int]:
     found = path.stat()
     return found.st_dev, found.st_ino
-
-
-def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> None:
-    """Put an empty ledger in the place of what is there. `why` completes "the ledger ..."; empty for a first one.
-
-    Raises sqlite3.Error, OSError.
-    """
-    there = is_any_there(path)
-    at = time.time()
-    replace_ledger(
-        path,
-        DAMAGED,
-        lambda new, aside: make_empty(
-            new, patches, Doubt(at=at, why=why, kept_as=str(aside) if there else "") if why else None
-        ),
-    )
-
-
-def _read_whole(path: Path, patches: tuple[Patch, ...]) -> tuple[Contents, Head]:
-    """What is in the ledger, every part of it checked. Makes the first one.
-
-    Raises DamagedError where it is not what was committed last, LedgerError where a newer version or another program
-    wrote it, sqlite3.Error and OSError where it cannot be read now.
-    """
-    if not is_any_there(path):
-        if path.with_name(KEY_FILE).exists():
-            raise DamagedError("it is gone, and the key of its tokens is there")
-        make_ledger(path, "", patches)
-    _check_files(path)
-    try:
-        # Only to be read: so SQLite leaves a log that it cannot use where it is.
-        with closing(connect(path, "ro")) as connection:
-            head = _verify(connection, path, patches)
-            if not is_older(connection, patches):
-                return read_contents(connection, head, MOST_ENDED_IN_MEMORY), head
-        with closing(connect(path, "rw")) as connection:
-            prepare(connection, patches)
-            head = read_head(connection)
-            return read_contents(connection, head, MOST_ENDED_IN_MEMORY), head
-    except READING_ERRORS as error:
-        if is_damage(error, path):
-            raise DamagedError(str(error)) from error
-        raise
-
-
-def _check_files(path: Path) -> None:
-    if not path.exists():
-        raise DamagedError("its file is gone")
-    if not path.is_file() or not path.stat().st_size:
-        raise DamagedError("its file is empty" if path.is_file() else "it is no file")
-
-
-def _verify(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, ...]) -> Head:
-    try:
-        return _compared(connection, path, patches)
-    except (DamagedError, *READING_ERRORS) as error:
-        if is_newer(connection, patches):  # and may keep its digest in another way
-            raise LedgerError(
-                f"cannot use the ledger {path}: a newer version of the agent wrote it; run that version ({error})"
-            ) from error
-        raise
-
-
-def _compared(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, ...]) -> Head:
-    counter = counter_of(path)
-    if is_of_another_program(connection):
-        if not counter.exists() and not path.with_name(KEY_FILE).exists():
-            raise LedgerError(f"cannot use {path} as ledger: it is another program's database")
-        raise DamagedError("its header is not as it was written")
-    head = verify(connection)
-    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-        raise DamagedError("its header is not as it was written")
-    counted = read_counter(counter)
-    if counted.ledger != head.ledger:
-        raise DamagedError(f"its commit counter {counter.name} is another ledger's")
-    if head.number < counted.number:
-        raise DamagedError(f"its last {counted.number - head.number} commits are missing")
-    check_version(connection, str(path), patches)
-    return head
