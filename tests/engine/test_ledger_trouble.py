@@ -188,3 +188,18 @@ async def test_where_it_cannot_be_written_anew_no_lease_is_given(
     await killed(node)
     async with engine(tmp_path) as again:
         assert set(again.leases) == {before.lease.id, after.lease.id}
+
+
+async def test_a_failed_commit_is_not_taken_for_a_ledger_that_was_removed(tmp_path: Path) -> None:
+    """It closes the file, and with it SQLite removes the log."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("1g.5gb")
+        with full_disk(node):
+            with pytest.raises(RefusedError):
+                await node.acquire("1g.5gb")
+            for _ in range(3):
+                node.clock.advance(2)
+                await node.quiet()
+        await node.acquire("1g.5gb")
+        await node.quiet()
+        assert not any("removed" in each.words for each in node.told(EventKind.LEDGER_FAILED))

@@ -235,11 +235,13 @@ class Ledger:
     def _write_anew(self) -> None:
         """Puts all that the open connection has in the place of what was removed or replaced; keeps that aside.
 
-        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost, too.
+        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost and so is the ledger.
         """
         open_one = self._connection
         if open_one is None:
-            raise DamagedError(f"{self.path} was removed or replaced, and is not open any more")
+            self._connect()  # where that is the ledger that was there before, nothing is missing
+            self._is_missing = False
+            return
         replace_ledger(self.path, REPLACED, lambda new, _aside: make_copy(new, open_one))
         self._drop_connection()
         os.close(self._counter)
@@ -302,6 +304,7 @@ class Ledger:
 
     def _drop_connection(self) -> None:
         """Rolls back; the next batch starts with a fresh connection, whatever was wrong with this one."""
+        self._files = {}  # closing removes the log
         connection, self._connection, self._digest = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
