@@ -1,4 +1,4 @@
-"""The program `mig-agent`: serve, health, demo, leave, version."""
+"""The program `mig-agent`: serve, health, backup, restore, demo, leave, version."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import click
 from mig_agent import __version__, starting
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
 from mig_agent.config.load import load
-from mig_agent.core.errors import ConfigError, UsageError
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.errors import ConfigError, LedgerError, UsageError
+from mig_agent.core.quantities import counted, parse_duration
 
 _NAME = "mig-agent"
 _USAGE = 2
@@ -108,6 +108,78 @@ def demo(*, fast: bool) -> None:
 
     starting.raise_when_interrupted()
     sys.exit(show(fast=fast))
+
+
+def _state_dir(config: Path | None, state_dir: str | None) -> Path:
+    """Where the agent of these settings keeps its ledger. Ends the process where they cannot be read."""
+    try:
+        return load(config, {} if state_dir is None else {"state_dir": state_dir}).state_dir
+    except ConfigError as error:
+        _tell(error.message, error.hint)
+        sys.exit(_USAGE)
+
+
+_CONFIG = click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="MIG_AGENT_CONFIG",
+    metavar="FILE",
+    help="The agent's settings, for its state_dir.",
+)
+_STATE_DIR = click.option("--state-dir", metavar="DIR", help="Where the agent keeps its state.")
+
+
+@program.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--force", is_flag=True, help="Replace the file if there is one.")
+@_STATE_DIR
+@_CONFIG
+def backup(file: Path, config: Path | None, state_dir: str | None, *, force: bool) -> None:
+    """Copy the ledger into one file, consistent and checked, while the agent runs or not.
+
+    Keep the tokens' key, token.key in the same folder, with it.
+    """
+    from mig_agent.adapters.ledger import LEDGER_FILE  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger_backup import back_up  # noqa: PLC0415 -- as above
+
+    folder = _state_dir(config, state_dir)
+    try:
+        leases = back_up(folder / LEDGER_FILE, file, force=force)
+    except ConfigError as error:
+        _tell(error.message, error.hint)
+        sys.exit(1)
+    except LedgerError as error:
+        _tell(str(error), "")
+        sys.exit(1)
+    click.echo(f"backed up {counted(leases, 'lease')} to {file}")
+
+
+@program.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
+@_STATE_DIR
+@_CONFIG
+def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
+    """Put a backup of the ledger in its place, while the agent is stopped.
+
+    The ledger that is there is kept aside. Leases of the backup stand; instances that it does not account for are left
+    alone until an administrator adopts them, as leases were given and ended since.
+    """
+    from mig_agent.adapters.filelock import LockedError, lock_state_directory  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger import LEDGER_FILE  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger_backup import restore as put_back  # noqa: PLC0415 -- as above
+
+    folder = _state_dir(config, state_dir)
+    try:
+        with lock_state_directory(folder):
+            leases, aside = put_back(folder / LEDGER_FILE, file)
+    except LockedError as error:
+        _tell(error.message, error.hint)
+        sys.exit(1)
+    except LedgerError as error:
+        _tell(str(error), "")
+        sys.exit(1)
+    click.echo(f"restored {counted(leases, 'lease')} from {file}; the former ledger is kept as {aside}")
+    click.echo("start the agent; `migctl status` says what is left to do")
 
 
 @program.command()

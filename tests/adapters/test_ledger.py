@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -40,7 +39,7 @@ from mig_agent.adapters.ledger_changes import (
 )
 from mig_agent.adapters.ledger_contents import Contents, Cordon
 from mig_agent.adapters.ledger_gpus import gpu_of, text_of
-from mig_agent.adapters.ledger_schema import PATCHES, Patch, check_version, prepare
+from mig_agent.adapters.ledger_schema import PATCHES, Patch
 from mig_agent.adapters.profiles import load
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event, EventKind
@@ -66,22 +65,6 @@ PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
 PROFILE = Profile(
     id=19, name="1g.5gb", compute_slices=1, memory_slices=1, memory_mib=4864, placements=(Placement(6, 1),)
-)
-
-
-OF_PATCH_1 = Path(__file__).parent / "data/ledger-of-patch-1.db"
-READING_OF_PATCH_1 = (
-    "SELECT id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started,"
-    " hold, devices, ended_at, end_reason FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"
-)
-READING_OF_PATCH_2 = (
-    "SELECT id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started,"
-    " hold, devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices"
-    " FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"
-)
-WRITING_OF_PATCH_1 = (
-    "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
-    " pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -419,9 +402,13 @@ def test_a_damaged_ledger_is_set_aside_and_kept(tmp_path: Path) -> None:
     for number, rubbish in enumerate((b"rubbish " * 1000, b"more rubbish " * 1000), 1):
         path.write_bytes(rubbish)
         ledger = Ledger.open(path)
-        assert ledger.set_aside == tmp_path / f"{LEDGER_FILE}.damaged-{number}"
-        assert ledger.set_aside.read_bytes() == rubbish
-        assert ledger.contents == Contents()
+        aside = tmp_path / f"{LEDGER_FILE}.damaged-{number}"
+        doubt = ledger.contents.doubt
+        assert doubt is not None
+        assert doubt.kept_as == str(aside)
+        assert aside.read_bytes() == rubbish
+        assert not ledger.contents.leases
+        assert not ledger.contents.instances
         ledger.close()
 
 
@@ -438,7 +425,7 @@ def test_a_ledger_damaged_in_the_middle_is_noticed(tmp_path: Path) -> None:
     data[8192:-4096] = os.urandom(len(data) - 8192 - 4096)
     path.write_bytes(data)
     ledger = Ledger.open(path)
-    assert ledger.set_aside is not None
+    assert ledger.contents.doubt is not None
     ledger.close()
 
 
@@ -530,85 +517,6 @@ def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_real_ledger_of_patch_1_is_taken_up(tmp_path: Path) -> None:
-    """It was written by the version that knew one patch: two leases stand, one has ended, a GPU is cordoned."""
-    shutil.copy(OF_PATCH_1, tmp_path / LEDGER_FILE)
-    writer = Writer(tmp_path)
-    found = writer.ledger.contents
-    standing = {each.lease.request_id: each.lease for each in found.leases if each.ended_at is None}
-    assert {request: (str(each.holder), each.instances) for request, each in standing.items()} == {
-        "kept": ("alice", (1, 2)),
-        "timed": ("carol", (4,)),
-    }
-    assert [(each.lease.request_id, each.end_reason) for each in found.leases if each.ended_at is not None] == [
-        ("ended", "released")
-    ]
-    assert {(each.holder.pod, each.kubelet_devices) for each in standing.values()} == {(None, ())}
-    assert len(found.instances) == 3
-    assert [each.reason for each in found.cordons.values()] == ["cordoned by root: fan"]
-    assert found.paused == ""
-    writer.write(PutLease(pods_lease(7, 3), "d"))
-    writer.ledger.close()
-    assert {each.lease.request_id for each in contents(tmp_path).leases if each.ended_at is None} == {
-        "kept",
-        "timed",
-        "request-7",
-    }
-
-
-def test_the_version_that_knows_patch_1_goes_on_with_what_later_ones_made(tmp_path: Path) -> None:
-    """Every statement of that version by which it read and wrote leases, on a file with a pod's lease; and back."""
-    writer = Writer(tmp_path)
-    writer.write(PutLease(pods_lease(1, 3), "d"), PutPause("by root: driver"))
-    writer.ledger.close()
-    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
-        check_version(old, "here", PATCHES[:1])
-        prepare(old, "here", PATCHES[:1])
-        (row,) = old.execute(READING_OF_PATCH_1)
-        assert row[:5] == ("lease-1", "request-1", "d", "team", "pod team-a/train-7f2c")
-        old.execute(
-            WRITING_OF_PATCH_1,
-            ("lease-2", "request-2", "d", "", "bob", None, None, 12.0, None, None, None, False, "[[4, false]]"),
-        )
-        old.execute(
-            "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL", (20.0, "x", "no")
-        )
-        old.execute(
-            "INSERT INTO fact (name, value) VALUES ('boot_id', 'b') ON CONFLICT (name) DO UPDATE SET value = 'b'"
-        )
-        assert old.execute("PRAGMA user_version").fetchone() == (PATCHES[-1].number,)
-    old.close()
-    again = contents(tmp_path)
-    assert again.leases[0].lease == pods_lease(1, 3)
-    assert (again.leases[1].lease.holder, again.leases[1].lease.kubelet_devices) == (Holder(name="bob"), ())
-    assert again.paused == "by root: driver"
-
-
-def test_the_version_that_knows_patch_2_goes_on_with_leases_whose_pods_have_come(tmp_path: Path) -> None:
-    """It takes them for leases of pods without a deadline, and renews or ends them; what it makes has not arrived."""
-    writer = Writer(tmp_path)
-    promised = replace(pods_lease(1, 3), kubelet_devices=(), expires_at=99.0)
-    came = replace(promised, arrived=True, expires_at=None)
-    writer.write(PutLease(promised, "d"))
-    writer.write(ArriveLease(came))
-    writer.ledger.close()
-    assert contents(tmp_path).leases[0].lease == came
-    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
-        check_version(old, "here", PATCHES[:2])
-        prepare(old, "here", PATCHES[:2])
-        (row,) = old.execute(READING_OF_PATCH_2)
-        assert (row[0], row[8], row[15:]) == ("lease-1", None, ("team-a", "train-7f2c", "6b8f", "[]"))
-        old.execute(
-            WRITING_OF_PATCH_1,
-            ("lease-2", "request-2", "d", "", "bob", None, None, 12.0, None, None, None, False, "[[4, false]]"),
-        )
-        old.execute("UPDATE lease SET expires_at = ? WHERE id = ?", (50.0, "lease-2"))
-    old.close()
-    again = contents(tmp_path)
-    assert [each.lease.arrived for each in again.leases] == [True, False]
-    assert again.leases[0].lease == came
-
-
 def asked_by(number: int, asker: str) -> Lease:
     """All under one request id."""
     return replace(lease(number, number), request_id=RequestId("7f2c-1"), asker=Asker(asker))
@@ -626,34 +534,6 @@ def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> No
     assert writer.ledger.find_request(key("7f2c-1", "name bob")) == ()
     writer.ledger.close()
     assert [each.lease for each in contents(tmp_path).leases] == [slurm, alice, kai]
-
-
-def test_the_version_that_knows_patch_3_goes_on_with_ids_of_many_callers(tmp_path: Path) -> None:
-    """An id of one caller is in the table as it was before. Whose the ids are that it takes itself is not recorded."""
-    writer = Writer(tmp_path)
-    slurm, kai = asked_by(1, "name slurm"), asked_by(2, "name kai")
-    writer.write(PutLease(slurm, "d"), PutLease(kai, "d"))
-    writer.ledger.close()
-    with sqlite3.connect(tmp_path / LEDGER_FILE, isolation_level=None) as old:
-        check_version(old, "here", PATCHES[:3])
-        prepare(old, "here", PATCHES[:3])
-        rows = [row[:2] for row in old.execute(READING_OF_PATCH_2)]
-        assert rows == [("lease-1", "7f2c-1"), ("lease-2", "7f2c-1\tname kai")]
-        assert old.execute("SELECT id FROM lease WHERE request_id = ?", ("7f2c-1",)).fetchall() == [("lease-1",)]
-        old.execute(
-            WRITING_OF_PATCH_1,
-            ("lease-3", "7f2c-2", "d", "", "slurm", None, None, 13.0, None, None, None, False, "[[3, false]]"),
-        )
-    old.close()
-    reader = Ledger.open(tmp_path / LEDGER_FILE)
-    assert [each.lease.request_key for each in reader.contents.leases] == [
-        slurm.request_key,
-        kai.request_key,
-        key("7f2c-2", ""),
-    ]
-    (found,) = reader.find_request(key("7f2c-2"))
-    assert found.lease.id == "lease-3"
-    reader.close()
 
 
 def test_devices_are_handed_over_and_a_uid_is_learnt(tmp_path: Path) -> None:

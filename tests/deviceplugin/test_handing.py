@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from mig_agent.engine.callers import Caller
 from mig_agent.frontends.deviceplugin.starting import KUBELET
 from mig_agent.simulator import Code
 from support.engine import CREATE, killed
+from support.ledgers import rewritten
 from support.plugged import MIDDLE, SMALL, Plugged, devices, plugged
 
 SCHEDULER = Caller(name="volcano", scheduler=True)
@@ -380,9 +380,8 @@ async def test_what_is_on_a_gpu_that_is_silent_since_the_start_ends_for_that_rea
 async def test_an_agent_that_is_paused_ends_nothing_that_it_cannot_see(tmp_path: Path) -> None:
     async with plugged(tmp_path, "h100-80gb:2") as at:
         granted = await promise(at, gpus=("1",))
-    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
+    with rewritten(tmp_path / LEDGER_FILE) as connection:
         connection.execute("UPDATE gpu SET text = 'of another version' WHERE uuid = ?", (granted.devices[0].gpu,))
-    connection.close()
     async with plugged(tmp_path, "", paused=("the driver is replaced",), opened=False) as at:
         assert at.node.manager.snapshot.silent == {granted.lease.id}
         assert not await at.starting._handing.hand_over(pod(), devices(0))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from mig_agent.adapters import ledger as ledger_module
+from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState
@@ -134,3 +136,71 @@ async def test_what_was_made_while_the_ledger_failed_is_recorded_with_its_next_l
     async with engine(tmp_path) as after:
         assert list(after.leases) == [granted.lease.id]
         assert after.instances()[0].uuid == granted.devices[0].uuid
+
+
+@pytest.mark.parametrize("what", ["", "-wal", "-commits", "replaced", "all"])
+async def test_a_ledger_that_is_removed_under_the_agent_is_written_anew(tmp_path: Path, what: str) -> None:
+    node = await start(tmp_path, "a100-40gb")
+    before = await node.acquire("1g.5gb")
+    path = tmp_path / LEDGER_FILE
+    if what == "replaced":
+        other = tmp_path / "other"
+        other.write_bytes(b"somebody's")
+        other.rename(path)
+    else:
+        for ending in ("", "-wal", "-shm", "-commits") if what == "all" else (what,):
+            path.with_name(path.name + ending).unlink()
+    unnoticed = await node.acquire("1g.5gb")
+    node.clock.advance(2)
+    await node.until(lambda: node.told(EventKind.LEDGER_FAILED))
+    (told,) = node.told(EventKind.LEDGER_FAILED)
+    assert "was replaced" in told.words if what == "replaced" else "was removed" in told.words
+    after = await node.acquire("1g.5gb")
+    assert node.manager.snapshot.ledger_error == ""
+    node.clock.advance(2)
+    await node.quiet()
+    assert len(node.told(EventKind.LEDGER_FAILED)) == 1
+    await killed(node)
+    async with engine(tmp_path) as again:
+        assert again.manager.snapshot.doubt is None
+        assert set(again.leases) == {each.lease.id for each in (before, unnoticed, after)}
+    if what == "replaced":
+        assert (tmp_path / f"{LEDGER_FILE}.replaced-1").read_bytes() == b"somebody's"
+
+
+async def test_where_it_cannot_be_written_anew_no_lease_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = await start(tmp_path, "a100-40gb")
+    before = await node.acquire("1g.5gb")
+
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_module, "replace_ledger", fails)
+        (tmp_path / LEDGER_FILE).unlink()
+        node.clock.advance(2)
+        await node.until(lambda: node.manager.snapshot.ledger_error)
+        with pytest.raises(RefusedError) as refused:
+            await node.acquire("1g.5gb")
+        assert refused.value.refusal.reason is Reason.LEDGER_FAILED
+    after = await node.acquire("1g.5gb")
+    await killed(node)
+    async with engine(tmp_path) as again:
+        assert set(again.leases) == {before.lease.id, after.lease.id}
+
+
+async def test_a_failed_commit_is_not_taken_for_a_ledger_that_was_removed(tmp_path: Path) -> None:
+    """It closes the file, and with it SQLite removes the log."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("1g.5gb")
+        with full_disk(node):
+            with pytest.raises(RefusedError):
+                await node.acquire("1g.5gb")
+            for _ in range(3):
+                node.clock.advance(2)
+                await node.quiet()
+        await node.acquire("1g.5gb")
+        await node.quiet()
+        assert not any("removed" in each.words for each in node.told(EventKind.LEDGER_FAILED))

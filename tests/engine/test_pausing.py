@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from mig_agent.core.model import InstanceState
 from mig_agent.core.requests import profile_want
 from mig_agent.engine.callers import Caller
 from support.engine import ADMIN, ANYBODY, CREATE, Node, engine, killed, start
+from support.ledgers import rewritten
 
 INIT = "nvmlInitWithFlags"
 SHUTDOWN = "nvmlShutdown"
@@ -342,11 +342,10 @@ async def test_a_gpu_that_is_gone_when_it_goes_on_is_not_managed_any_more(tmp_pa
     await node.manager.pause("", ADMIN, lasting=True)
     await killed(node)
     # The record is of a machine with one GPU more than there is now.
-    with sqlite3.connect(node.ledger.path) as ledger:
+    with rewritten(node.ledger.path) as ledger:
         gone = node.gpu(1).uuid
         for table, column in (("gpu", "uuid"), ("instance", "gpu")):
             ledger.execute(f"UPDATE {table} SET {column} = 'GPU-gone' WHERE {column} = ?", (gone,))  # noqa: S608 -- of constants
-    ledger.close()
     async with engine(tmp_path, opened=False, clock=node.clock) as again:
         assert {each.uuid for each in again.manager.snapshot.view.gpus} == {node.gpu(0).uuid, "GPU-gone"}
         await again.manager.resume("", ADMIN, lasting=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.simulator import Code
 from support.engine import Node, engine, killed, start
+from support.ledgers import rewritten
 
 KUBELET = Caller(name="kubelet", scheduler=True)
 POD = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
@@ -147,7 +146,7 @@ async def test_a_gpu_that_is_not_in_the_machine_any_more_is_a_loss_like_any_othe
     granted = await leased(node, "7g.40gb", "7g.40gb")
     await killed(node)
     # The record is of a machine with one GPU more than there is now.
-    with contextlib.closing(sqlite3.connect(node.ledger.path)) as ledger, ledger:
+    with rewritten(node.ledger.path) as ledger:
         ledger.execute("UPDATE instance SET gpu = 'GPU-gone' WHERE gpu = ?", (node.gpu(1).uuid,))
     node.simulator.destroy_foreign(node.where(granted, index_of(granted, 1)))
     async with engine(tmp_path, clock=node.clock) as again:

@@ -189,8 +189,9 @@ async def test_without_its_ledger_nothing_found_is_ours(tmp_path: Path) -> None:
         (tmp_path / f"{LEDGER_FILE}{suffix}").unlink(missing_ok=True)
     async with engine(tmp_path) as after:
         assert after.layout() == "6:1g.5gb=foreign"
-        assert after.ledger.set_aside is not None
-        assert after.ledger.set_aside.read_bytes().startswith(b"this is not")
+        doubt = after.manager.snapshot.doubt
+        assert doubt is not None
+        assert doubt.kept_as == str(tmp_path / f"{LEDGER_FILE}.damaged-1")
 
 
 # GPUs that come and go

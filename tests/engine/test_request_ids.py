@@ -15,6 +15,7 @@ from mig_agent.core.model import Holder, Pod, Request
 from mig_agent.engine import memory
 from mig_agent.engine.callers import Caller
 from support.engine import Node, engine
+from support.ledgers import rewritten
 
 POD = Pod(namespace="team-a", name="train", uid="7f2c")
 SLURM = Caller(name="slurm", scheduler=True)
@@ -128,9 +129,8 @@ async def test_ids_of_very_many_leases_that_ended_are_their_callers(
 
 def as_before_ids_had_callers(folder: Path) -> None:
     """The ledger as the version before this one has written it."""
-    with sqlite3.connect(folder / LEDGER_FILE) as connection:
+    with rewritten(folder / LEDGER_FILE) as connection:
         connection.execute("UPDATE lease SET asker = ''")
-    connection.close()
 
 
 async def test_leases_of_the_version_before_are_still_given_to_who_asked(tmp_path: Path) -> None:

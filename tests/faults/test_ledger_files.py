@@ -92,7 +92,7 @@ def test_a_damaged_ledger_is_kept_aside_and_what_it_held_is_nobodys_to_destroy(f
         assert aside.read_bytes() == as_found
         (told,) = [line for line in agent.log().splitlines() if "ledger-set-aside" in line]
         assert str(aside) in told
-        assert "foreign: adopt" in told
+        assert "migctl adopt" in told
         assert '"level": "error"' in told
         assert any(each["kind"] == "ledger-set-aside" for each in agent.ask("events")["events"])
 
@@ -110,15 +110,28 @@ def test_a_damaged_ledger_is_kept_aside_and_what_it_held_is_nobodys_to_destroy(f
         agent.migctl("release", leased["lease"], "--token", leased["token"])
         assert uuids(agent) == before
 
-        # The administrator says so: what nobody uses is taken over now, the rest when it is free.
+        # Everybody is told so, with what to type next.
+        page = agent.migctl("status").stdout
+        assert f"the former one is kept as {aside}" in page
+        assert "migctl adopt" in page
+        doubt = agent.ask("status")["ledger_doubt"]
+        assert (doubt["kept_as"], doubt["restored"]) == (str(aside), False)
+
+        # The setting `foreign: adopt` is about other people's instances, not about these.
         agent.stop()
         adopting = Agent(folder, "a100-40gb:1", flags=["--foreign", "adopt", "--reread", "1s"])
         with adopting:
-            assert {each["uuid"] for each in adopting.instances("foreign")} == {busy["devices"][0]["uuid"]}
+            assert len(adopting.instances("foreign")) == len(before)
+            # The administrator says so: what nobody uses is taken over now, the rest when it is free.
+            admin = f"unix://{folder}/admin.sock"
+            adopted = adopting.ask("adopt", "--all", "--address", admin)["adopted"]
+            assert {each["state"] for each in adopted} == {"idle", "blocked"}
+            assert [each["uuid"] for each in adopted if each["state"] == "blocked"] == [busy["devices"][0]["uuid"]]
             again = adopting.ask("request", "--mig-profile", "3g.20gb")
             assert again["devices"][0]["reused"]
+            assert adopting.ask("status")["ledger_doubt"] is None
             adopting.simulator.vacate(pid)
-            eventually(lambda: not adopting.instances("foreign"), "the one that was in use is taken over")
+            eventually(lambda: len(adopting.instances("idle")) == len(before) - 1, "the one that was in use is idle")
         assert "Traceback" not in agent.log()
 
 
@@ -130,6 +143,23 @@ def test_a_second_damaged_ledger_does_not_replace_the_first(folder: Path) -> Non
             agent.start()
         for number in (1, 2):
             assert ledger_of(agent).with_name(f"{LEDGER_FILE}.damaged-{number}").read_bytes() == b"damage %d" % number
+
+
+@pytest.mark.parametrize("endings", [("",), ("-wal",), ("", "-wal", "-shm", "-commits")], ids=" ".join)
+def test_a_ledger_that_is_removed_under_the_agent_is_noticed_and_written_anew(
+    folder: Path, endings: tuple[str, ...]
+) -> None:
+    with Agent(folder, "a100-40gb:1") as agent:
+        before = agent.ask("request", "--mig-profile", "1g.5gb")
+        for ending in endings:
+            ledger_of(agent).with_name(LEDGER_FILE + ending).unlink()
+        eventually(lambda: "was removed; the ledger is written anew" in agent.log(), "it is noticed")
+        eventually(ledger_of(agent).exists, "it is there again")
+        after = agent.ask("request", "--mig-profile", "1g.5gb")
+        agent.restart_after_crash()
+        status = agent.ask("status")
+        assert {each["lease"] for each in status["leases"]} == {before["lease"], after["lease"]}
+        assert status["ledger_doubt"] is None
 
 
 # ---------------------------------------------------------------- other versions

@@ -465,6 +465,7 @@ async def test_usage_tells_what_the_driver_tells_and_leaves_out_the_rest(served:
         ("SetMigMode", pb.SetMigModeRequest(gpu="0", mode=pb.MIG_MODE_TARGET_DISABLED)),
         ("Pause", pb.PauseRequest()),
         ("Resume", pb.ResumeRequest()),
+        ("Adopt", pb.AdoptRequest(all=True)),
         ("Release", pb.ReleaseRequest(lease="x")),
         ("Renew", pb.RenewRequest(lease="x")),
     ],
@@ -488,6 +489,17 @@ async def test_reclaim_destroys_what_is_idle_and_says_what(served: Service) -> N
     (destroyed,) = answer.destroyed
     assert (destroyed.uuid, destroyed.gpu_index) == (idle.lease.devices[0].uuid, 1)
     assert {each.uuid for each in served.node.instances()} == {kept.lease.devices[0].uuid}
+
+
+async def test_adopt_takes_foreign_instances_over_and_says_which(served: Service) -> None:
+    served.node.simulator.create_foreign(0, "1g.5gb", start=6)
+    await served.node.look()
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.admins.Adopt(pb.AdoptRequest(), timeout=TIMEOUT)
+    assert detail_of(refused.value).reason == "invalid-request"
+    (adopted,) = (await served.admins.Adopt(pb.AdoptRequest(gpus=["0"]), timeout=TIMEOUT)).adopted
+    assert adopted.state == pb.INSTANCE_STATE_IDLE
+    assert (await served.acquire(memory="4G", gpus=["0"])).lease.devices[0].uuid == adopted.uuid
 
 
 async def test_cordon_keeps_leases_off_a_gpu_until_uncordon(served: Service) -> None:

@@ -100,6 +100,8 @@ class Calls:
             case "SetMigMode":
                 mode = pb.SetMigModeRequest(gpu="1", mode=pb.MIG_MODE_TARGET_ENABLED)
                 self.stub.SetMigMode(mode, timeout=GENEROUS_SECONDS)
+            case "Adopt":
+                self.stub.Adopt(pb.AdoptRequest(all=True), timeout=GENEROUS_SECONDS)
             case "Pause":
                 self.stub.Pause(pb.PauseRequest(reason="a test"), timeout=GENEROUS_SECONDS)
                 self.admin.Resume(pb.ResumeRequest(), timeout=GENEROUS_SECONDS)

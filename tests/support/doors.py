@@ -63,8 +63,11 @@ _PATH = frozenset(
     ]
 )
 _WRITING_FLAGS = frozenset(["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND"])
-_READING_SQL = re.compile(r"\s*(SELECT\b|PRAGMA \w+$|PRAGMA quick_check|PRAGMA (synchronous|wal_autocheckpoint) = )")
-"""The settings named here are those of one connection, not of the file."""
+_READING_SQL = re.compile(
+    r"\s*(SELECT\b|PRAGMA \w+$|PRAGMA integrity_check|PRAGMA (synchronous|wal_autocheckpoint) = "
+    r"|CREATE TEMP |BEGIN IMMEDIATE$|UPDATE head SET id = id$|ROLLBACK$)"
+)
+"""The settings and triggers named here are those of one connection, not of the file; the update is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ _MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
 _REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
 _ALWAYS = frozenset(
     {COMMIT, "state-folder", "private-folder", "lock-file", "lock-owner"}
-    | {"socket-folder", "socket-mode", "ledger-schema"}
+    | {"socket-folder", "socket-mode", "ledger-counter"}
 )
-_NEW_LEDGER = frozenset({"ledger-file", "ledger-schema-patches"})
+_NEW_LEDGER = frozenset({"ledger-file", "ledger-schema-patches", "ledger-order"})
 _AGAIN = frozenset({"socket-take-over"})
 
 REACHED: dict[str, frozenset[str]] = {
@@ -47,6 +47,8 @@ REACHED: dict[str, frozenset[str]] = {
     "start while paused": _ALWAYS | _AGAIN,
     "start on a damaged ledger": _ALWAYS | _AGAIN | _NEW_LEDGER | {"ledger-aside"},
     "stop": frozenset({COMMIT, "ledger-checkpoint", "socket-removal"}),
+    "ledger backed up": frozenset({"ledger-backup"}),
+    "ledger restored": frozenset({"ledger-file", "ledger-order", "ledger-aside", "ledger-counter"}),
     "CDI file": frozenset({"cdi-folder", "cdi-file"}),
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
@@ -55,6 +57,9 @@ REACHED: dict[str, frozenset[str]] = {
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
 }
+
+LEDGER = ("ledger backed up", "ledger restored")
+"""Killed in `tests/faults/test_ledger_backup.py`: no agent does these."""
 
 CDI = ("CDI file", "CDI file removed")
 """Killed in `tests/faults/test_cdi_files.py`: only a kubelet makes the agent write them."""

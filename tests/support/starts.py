@@ -116,8 +116,9 @@ class OnADamagedLedger(Start):
 
     def check(self) -> None:
         world = self.world
-        # SQLite has folded the log into it before it was set aside, so not every byte is as it was.
-        assert WAS in (self.state_dir / f"{LEDGER_FILE}.damaged-1").read_bytes()
+        # All of it is kept as it was found, with the log that lay beside it.
+        assert (self.state_dir / f"{LEDGER_FILE}.damaged-1").read_bytes() == WAS * 500
+        assert (self.state_dir / f"{LEDGER_FILE}.damaged-1-wal").stat().st_size
         assert not (self.state_dir / f"{LEDGER_FILE}.damaged-2").exists()
         status = world.status()
         found = [each for gpu in status.gpus for each in gpu.instances if each.HasField("gpu_instance_id")]

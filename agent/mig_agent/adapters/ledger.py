@@ -3,30 +3,39 @@
 One thread writes. It takes what has gathered, writes it in one transaction and waits once for the disk (WAL with
 synchronous=FULL: a commit is on the disk when it returns). If the process dies before the commit returns, nothing of
 the batch is there after the restart; if it dies after, all of it is.
+
+When it is opened, all of it is checked: SQLite's structures, the digest of its rows, and that it has the commits that
+the counter beside it tells of. It is opened whole, or it is set aside and an empty one takes its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.ledger_aside import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger_changes import AddEvent, Record
-from mig_agent.adapters.ledger_contents import Contents, RecordedLease, find_request, read_contents, read_events
-from mig_agent.adapters.ledger_schema import PATCHES, Patch, check_version, prepare
+from mig_agent.adapters.ledger_checking import make_ledger, read_whole
+from mig_agent.adapters.ledger_contents import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger_counter import counter_of, open_counter
+from mig_agent.adapters.ledger_damage import READING_ERRORS, DamagedError, is_damage
+from mig_agent.adapters.ledger_digest import PUT_HEAD, Head, RunningDigest, read_head
+from mig_agent.adapters.ledger_making import connect, make_copy
+from mig_agent.adapters.ledger_schema import PATCHES, Patch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.event import Event
 from mig_agent.core.requestkey import RequestKey
 
 LEDGER_FILE = "ledger.sqlite3"
-_PAGE_BYTES = 1024
-"""A lease touches a few rows, and each page that they are on goes to the disk."""
-_BUSY_SECONDS = 5.0
 _MOST_IN_A_BATCH = 512
 _CHECKPOINT_COMMITS = 250
 """After so many commits the write-ahead log is folded in, when nothing waits ..."""
@@ -35,8 +44,6 @@ _CHECKPOINT_AT_LATEST = 2500
 _TRIM_EVERY = 500
 MOST_ENDED_IN_MEMORY = 10_000
 """Leases that ended, of which `contents` tells; `find_request` knows all of them."""
-
-_DAMAGED = ("file is not a database", "malformed", "disk image")
 
 
 class Entry(Protocol):
@@ -54,15 +61,15 @@ OnSettled = Callable[[Sequence[Entry], LedgerError | None], None]
 class Ledger:
     """One open ledger. `submit` from any thread; what comes of it is told to the one listener."""
 
-    def __init__(
-        self, path: Path, connection: sqlite3.Connection, contents: Contents, set_aside: Path | None, keep_events: int
-    ) -> None:
+    def __init__(self, path: Path, contents: Contents, head: Head, keep_events: int) -> None:
         self.path = path
         self.contents = contents
         """As found when it was opened."""
-        self.set_aside = set_aside
-        """Where a damaged ledger was put, which this one stands in for; None where there was none."""
-        self._connection: sqlite3.Connection | None = connection
+        self._head = head
+        """Of the last commit that is known to be on the disk."""
+        self._connection: sqlite3.Connection | None = None
+        self._digest: RunningDigest | None = None
+        self._counter = open_counter(counter_of(path))
         self._keep_events = keep_events
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._on_settled: OnSettled | None = None
@@ -70,25 +77,39 @@ class Ledger:
         self._commits = 0
         self._events_written = 0
         self._reader: sqlite3.Connection | None = None
+        self._files: dict[Path, tuple[int, int]] = {}
+        """Device and inode of the files that are written."""
+        self._is_missing = False
 
     @classmethod
     def open(cls, path: Path, *, keep_events: int = 10_000, patches: tuple[Patch, ...] = PATCHES) -> Ledger:
         """Opens the ledger in this file, or makes one. A damaged one is set aside under another name and kept.
 
-        Raises LedgerError where it cannot be read or written, or is of a newer version.
+        `contents.doubt` says that this has happened, from then on until it is settled. Raises LedgerError where the
+        ledger cannot be read or written, or is of a newer version.
         """
-        set_aside = None
         try:
+            finish_replacing(path)
             try:
-                connection, contents = _open(path, patches)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                set_aside = _set_aside(path)
-                connection, contents = _open(path, patches)
-        except (sqlite3.Error, OSError) as error:
+                return cls._opened(path, patches, keep_events)
+            except DamagedError as damage:
+                make_ledger(path, f"was damaged: {damage}", patches)
+                return cls._opened(path, patches, keep_events)
+        except (sqlite3.Error, OSError, DamagedError) as error:
             raise LedgerError(f"cannot open the ledger {path}: {error}") from error
-        return cls(path, connection, contents, set_aside, keep_events)
+
+    @classmethod
+    def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int) -> Ledger:
+        contents, head = read_whole(path, patches, MOST_ENDED_IN_MEMORY)
+        ledger = cls(path, contents, head, keep_events)
+        try:
+            ledger._connect()
+        except READING_ERRORS as error:
+            ledger.close()
+            if is_damage(error, path):
+                raise DamagedError(str(error)) from error
+            raise
+        return ledger
 
     def start(self, on_settled: OnSettled) -> None:
         """Begins to write."""
@@ -106,16 +127,36 @@ class Ledger:
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(seconds)
-        elif self._connection is not None:
-            self._connection.close()
+        else:
+            self._close_files()
 
     def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
         """The latest events from a moment on, oldest first. Blocking, from any thread. Raises LedgerError."""
         try:
-            with contextlib.closing(_connect(self.path, "ro")) as connection:
+            with closing(connect(self.path, "ro")) as connection:
                 return read_events(connection, since, gpu, limit)
-        except sqlite3.Error as error:
+        except READING_ERRORS as error:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
+
+    def missing(self) -> str:
+        """Return which file of the ledger is no longer the one that is written, in words; empty when all are.
+
+        What is committed to a file that was removed is gone at the next start. So the next commit first writes the
+        ledger anew, from what the agent has open. Cheap; from one thread only.
+        """
+        words = ""
+        for path, known in self._files.items():
+            try:
+                is_the_same = _identity(path) == known
+            except FileNotFoundError:
+                words = words or f"{path} was removed"
+            except OSError as error:
+                words = words or str(error)
+            else:
+                words = words or ("" if is_the_same else f"{path} was replaced by another file")
+        if words:
+            self._is_missing = True
+        return words
 
     def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
         """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
@@ -124,9 +165,9 @@ class Ledger:
         """
         try:
             if self._reader is None:
-                self._reader = _connect(self.path, "ro")
+                self._reader = connect(self.path, "ro")
             return find_request(self._reader, request)
-        except sqlite3.Error as error:
+        except READING_ERRORS as error:
             self._close_reader()
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 
@@ -157,24 +198,84 @@ class Ledger:
                 if self._on_settled is not None:
                     self._on_settled(batch, error)
             self._checkpoint(closing=closing)
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
+            self._connection = None
+        with contextlib.suppress(OSError):
+            os.fsync(self._counter)
+        with contextlib.suppress(OSError):
+            os.close(self._counter)
+        self._counter = -1
+
+    def _connect(self) -> None:
+        """Opens the file to be written. Never made anew here: an empty one would forget every lease.
+
+        Raises sqlite3.Error, and DamagedError where it is not the ledger that was there before.
+        """
+        connection = connect(self.path, "rw")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("UPDATE head SET id = id")  # a damaged header can forbid writing
+            connection.execute("ROLLBACK")
+            head = read_head(connection)
+            # A commit that failed may be on the disk all the same.
+            if head.ledger != self._head.ledger or head.number not in {self._head.number, self._head.number + 1}:
+                raise DamagedError("it is not the one that was there before")  # noqa: TRY301 -- closes what it opened
+            digest = RunningDigest(connection, head.digest)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._digest, self._head = connection, digest, head
+        self._files = {each: _identity(each) for each in (self.path, _log_of(self.path), counter_of(self.path))}
+
+    def _write_anew(self) -> None:
+        """Puts all that the open connection has in the place of what was removed or replaced; keeps that aside.
+
+        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost and so is the ledger.
+        """
+        open_one = self._connection
+        if open_one is None:
+            self._connect()  # where that is the ledger that was there before, nothing is missing
+            self._is_missing = False
+            return
+        replace_ledger(self.path, REPLACED, lambda new, _aside: make_copy(new, open_one))
+        self._drop_connection()
+        os.close(self._counter)
+        self._counter = open_counter(counter_of(self.path))
+        self._connect()
+        self._is_missing = False
 
     def _write(self, batch: Sequence[Entry]) -> LedgerError | None:
         try:
             with CRASH_POINTS.around("commit"):
                 self._commit(batch)
-        except (sqlite3.Error, OverflowError, TypeError, ValueError) as error:  # also values that SQLite cannot hold
-            self._drop_connection()
+        except (
+            DamagedError,
+            OSError,
+            sqlite3.Error,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:  # also values that SQLite cannot hold
+            if self._is_missing:
+                self._roll_back()  # no other connection has what this one has
+            else:
+                self._drop_connection()
             return LedgerError(f"cannot write the ledger {self.path}: {error}")
         return None
 
     def _commit(self, batch: Sequence[Entry]) -> None:
-        if self._connection is None:
-            # Never made anew here: an empty ledger in place of a lost one would forget every lease.
-            self._connection = _connect(self.path, "rw")
-        execute = self._connection.execute
+        if self._is_missing:
+            self._write_anew()
+        if self._connection is None or self._digest is None:
+            self._connect()
+        assert self._connection is not None  # noqa: S101 -- for the types alone
+        assert self._digest is not None  # noqa: S101 -- for the types alone
+        execute, revision = self._connection.execute, self._head.revision
         execute("BEGIN IMMEDIATE")
         for entry in batch:
             for change in entry.record:
@@ -182,15 +283,29 @@ class Ledger:
                     execute(sql, values)
                 if type(change) is AddEvent:
                     self._events_written += 1
+                    revision = max(revision, change.event.revision)
         if self._events_written >= _TRIM_EVERY:
             self._events_written = 0
             execute("DELETE FROM event WHERE number <= (SELECT max(number) FROM event) - ?", (self._keep_events,))
+        head = replace(self._head, number=self._head.number + 1, revision=revision, digest=self._digest.value)
+        execute(PUT_HEAD, head.row())
         execute("COMMIT")
+        self._head = head
         self._commits += 1
+        # The ledger may have more commits than the counter says, never fewer: so it comes after, and nobody waits for
+        # the disk here. One that cannot be written is behind until the next.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._counter, head.count.encode(), 0)
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
     def _drop_connection(self) -> None:
         """Rolls back; the next batch starts with a fresh connection, whatever was wrong with this one."""
-        connection, self._connection = self._connection, None
+        self._files = {}  # closing removes the log
+        connection, self._connection, self._digest = self._connection, None, None
         if connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
@@ -214,77 +329,14 @@ class Ledger:
         # When it fails the log grows, and the next one folds it in.
         with contextlib.suppress(sqlite3.Error), CRASH_POINTS.around("ledger-checkpoint"):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with contextlib.suppress(OSError):
+            os.fsync(self._counter)
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        timeout=_BUSY_SECONDS,
-        isolation_level=None,  # transactions are begun and ended in plain sight
-        check_same_thread=False,  # opened by the caller, used by the writing thread alone
-        cached_statements=64,
-    )
-    try:
-        if mode != "ro":
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # not inside somebody's commit
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
 
 
-def _open(path: Path, patches: tuple[Patch, ...]) -> tuple[sqlite3.Connection, Contents]:
-    if not path.exists():
-        # Of a damaged ledger that was being set aside when the process died: SQLite would throw it away.
-        _set_aside_logs(path, _aside(path, -1))
-        with CRASH_POINTS.around("ledger-file"):
-            path.touch(mode=0o600)
-    connection = _connect(path, "rw")
-    try:
-        _check(connection)
-        check_version(connection, str(path), patches)
-        with CRASH_POINTS.around("ledger-schema"):
-            connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")  # counts for a new file alone
-            connection.execute("PRAGMA journal_mode = WAL")
-            prepare(connection, str(path), patches)
-        return connection, read_contents(connection, MOST_ENDED_IN_MEMORY)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _check(connection: sqlite3.Connection) -> None:
-    answer = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
-    if answer != "ok":
-        raise sqlite3.DatabaseError(f"database disk image is malformed: {answer}")
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    return any(words in str(error) for words in _DAMAGED)
-
-
-def _set_aside(path: Path) -> Path:
-    """Renames a damaged ledger, with its log beside it; never over an earlier one."""
-    aside = _aside(path, 0)
-    with CRASH_POINTS.around("ledger-aside"):
-        path.rename(aside)
-    _set_aside_logs(path, aside)
-    return aside
-
-
-def _aside(path: Path, step: int) -> Path:
-    """The first free name for a damaged ledger, or with step -1 the one before it."""
-    number = 1
-    while path.with_name(f"{path.name}.damaged-{number}").exists():
-        number += 1
-    return path.with_name(f"{path.name}.damaged-{max(number + step, 1)}")
-
-
-def _set_aside_logs(path: Path, aside: Path) -> None:
-    for suffix in ("-wal", "-shm"):
-        log = path.with_name(path.name + suffix)
-        if log.exists():
-            with CRASH_POINTS.around("ledger-aside"):
-                log.rename(aside.with_name(aside.name + suffix))
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

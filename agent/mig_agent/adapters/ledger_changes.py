@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from mig_agent.adapters.ledger_contents import Doubt
 from mig_agent.core.event import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
-from mig_agent.core.requestkey import RequestKey
 
 Statement = tuple[str, tuple[str | int | float | None, ...]]
 
@@ -24,9 +24,8 @@ _DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
 MOST_ENDED = 1_000_000
 """Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
 _PUT_LEASE = (
-    "INSERT INTO lease (id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid,"
-    " pid_started, hold, devices, asker) VALUES (?, CASE WHEN EXISTS (SELECT 1 FROM lease WHERE request_id = ?)"
-    " THEN ? ELSE ? END, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO lease (id, request_id, asker, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at,"
+    " pid, pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
@@ -52,11 +51,6 @@ _ADD_EVENT = (
 )
 
 _RECORDED_STATE = {InstanceState.CREATING: "creating", InstanceState.DESTROYING: "destroying"}
-
-
-def key_of_another(request: RequestKey) -> str:
-    """How a request is known in the ledger where another caller's has its id. No id has a tabulator in it."""
-    return f"{request.id}\t{request.asker}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +112,7 @@ class PutLease:
             (
                 lease.id,
                 lease.request_id,
-                key_of_another(lease.request_key),
-                lease.request_id,
+                lease.asker,
                 self.digest,
                 holder.tenant,
                 holder.name,
@@ -132,7 +125,6 @@ class PutLease:
                 lease.hold,
                 # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
                 json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
-                lease.asker,
             ),
         )
         if holder.pod is not None:
@@ -286,6 +278,26 @@ class DropPause:
 
 
 @dataclass(frozen=True, slots=True)
+class PutDoubt:
+    """Why the ledger does not account for everything."""
+
+    doubt: Doubt
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("doubt", json.dumps(asdict(self.doubt)))
+
+
+@dataclass(frozen=True, slots=True)
+class DropDoubt:
+    """An administrator has settled what the ledger could not account for."""
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, ("doubt",)
+
+
+@dataclass(frozen=True, slots=True)
 class PutLastGeneration:
     """The highest generation given so far, also to instances that are not recorded."""
 
@@ -338,6 +350,8 @@ Change = (
     | PutGpus
     | PutPause
     | DropPause
+    | PutDoubt
+    | DropDoubt
     | PutLastGeneration
     | AddEvent
 )

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mig_agent.adapters.ledger_changes import UNCONFIRMED, key_of_another
+from mig_agent.adapters.ledger_changes import UNCONFIRMED
+from mig_agent.adapters.ledger_digest import Head
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import (
     Generation,
@@ -56,6 +57,24 @@ class Cordon:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Why the ledger does not account for everything that may be leased, until an administrator settles it."""
+
+    at: float
+    """When the ledger was set aside or restored."""
+    boot_id: str = ""
+    """Of the first start after that; a later boot leaves no lease of before. Empty until then."""
+    why: str
+    """Completes "the ledger ..."."""
+    kept_as: str
+    """Where the former ledger is kept; empty where there was nothing to keep."""
+    restored: bool = False
+    """An administrator restored an older one."""
+    generation: int = 0
+    """Instances up to this number were recorded before a restored ledger's gap: each may be another's by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """The ledger at start. Instances are leased, idle, creating or destroying."""
 
@@ -74,17 +93,18 @@ class Contents:
     """Why an administrator paused the agent; empty when nobody did."""
     unconfirmed: frozenset[LeaseId] = frozenset()
     """Leases, also some that have ended, whose clients had not confirmed them."""
+    doubt: Doubt | None = None
+    """None where the ledger accounts for everything."""
 
 
-def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
-    """Everything but the events, and of the leases that ended only so many. Raises sqlite3.Error."""
+def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:
+    """Everything but the events, and of the leases that ended only so many. Raises READING_ERRORS."""
     facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM fact"))
     standing = tuple(_lease(row) for row in connection.execute(_STANDING))
     ended = tuple(_lease(row) for row in connection.execute(_ENDED, (most_ended + 1,)))
     held = {generation: each.lease.id for each in standing for generation in each.lease.instances}
     instances = tuple(_instance(row, held) for row in connection.execute(_INSTANCES))
     generations = [int(facts.get("last_generation", "0")), *(each.generation for each in instances), *held]
-    revision = connection.execute("SELECT max(revision) FROM event").fetchone()[0]
     return Contents(
         boot_id=facts.get("boot_id", ""),
         instances=instances,
@@ -95,12 +115,13 @@ def read_contents(connection: sqlite3.Connection, most_ended: int) -> Contents:
             for gpu, reason, since in connection.execute("SELECT gpu, reason, since FROM cordon")
         },
         last_generation=max(generations),
-        last_revision=revision or 0,
+        last_revision=head.revision,
         gpus={GpuUuid(uuid): text for uuid, text in connection.execute("SELECT uuid, text FROM gpu")},
         paused=facts.get("paused", ""),
         unconfirmed=frozenset(
             LeaseId(name.removeprefix(UNCONFIRMED)) for name in facts if name.startswith(UNCONFIRMED)
         ),
+        doubt=Doubt(**json.loads(facts["doubt"])) if "doubt" in facts else None,
     )
 
 
@@ -114,7 +135,7 @@ _LEASE_COLUMNS = (
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
-_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id IN (?, ?)"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker IN ('', ?)"  # noqa: S608 -- of constants
 _EVENTS = (
     "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
     " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
@@ -156,7 +177,7 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
     pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
     lease = Lease(
         id=LeaseId(name),
-        request_id=RequestId(request.partition("\t")[0]),
+        request_id=RequestId(request),
         holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid, pod=pod),
         instances=tuple(Generation(generation) for generation, _ in devices),
         created_at=created,
@@ -176,35 +197,52 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
 def find_request(connection: sqlite3.Connection, request: RequestKey) -> tuple[RecordedLease, ...]:
     """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
 
-    Raises sqlite3.Error.
+    Raises READING_ERRORS.
     """
-    rows = connection.execute(_BY_REQUEST, (request.id, key_of_another(request))).fetchall()
-    return tuple(each for each in map(_lease, rows) if each.lease.asker in {"", request.asker})
+    return tuple(map(_lease, connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchall()))
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
-    """The latest events from a moment on, oldest first; of one GPU (index or UUID) or, with "", of all."""
-    return tuple(
-        Event(
-            kind=EventKind(kind),
-            at=at,
-            revision=revision,
-            words=words,
-            gpu=None if uuid is None else GpuUuid(uuid),
-            gpu_index=index,
-            lease=None if lease is None else LeaseId(lease),
-            generation=None if generation is None else Generation(generation),
-            holder=holder,
-            data=json.loads(data),
-        )
-        for at, revision, kind, words, uuid, index, lease, generation, holder, data in connection.execute(
-            _EVENTS, (since, gpu, gpu, gpu, limit)
-        )
-        if kind in _KINDS  # a newer version may have written kinds that this one does not know
-    )
+    """The latest events from a moment on, oldest first; of one GPU (index or UUID) or, with "", of all.
+
+    One that is not as it was written is left out: events decide nothing.
+    """
+    connection.text_factory = _readable
+    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (since, gpu, gpu, gpu, limit)))))
 
 
 _KINDS = frozenset(kind.value for kind in EventKind)
+
+
+def _readable(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def _event(row: tuple[Any, ...]) -> Event | None:
+    at, revision, kind, words, uuid, index, lease, generation, holder, data = row
+    if kind not in _KINDS:
+        return None  # a newer version may have written kinds that this one does not know
+    try:
+        return Event(
+            kind=EventKind(kind),
+            at=_float(at),
+            revision=_int(revision),
+            words=str(words),
+            gpu=None if uuid is None else GpuUuid(str(uuid)),
+            gpu_index=None if index is None else _int(index),
+            lease=None if lease is None else LeaseId(str(lease)),
+            generation=None if generation is None else Generation(_int(generation)),
+            holder=str(holder),
+            data=_facts(json.loads(data)),
+        )
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _facts(data: object) -> dict[str, str | float | bool]:
+    if not isinstance(data, dict) or not all(isinstance(each, (str, int, float)) for each in data.values()):
+        raise TypeError(f"{data!r} is no set of facts")
+    return data
 
 
 def _int(value: object) -> int:

@@ -8,11 +8,16 @@ the file in words.
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.ledger_damage import DamagedError
+from mig_agent.adapters.ledger_digest import Head, compute_digest, read_head
 from mig_agent.core.errors import LedgerError
 
+_VERSIONS_TO_COME = 1000
+_NO_LEDGER = "0" * 32
+"""Until it is given an identity."""
 APPLICATION_ID = 0x4D494741
 """`MIGA` in the file's header, so that no other program's database is taken for a ledger."""
 
@@ -32,6 +37,14 @@ PATCHES = (
         number=1,
         least_reader=1,
         statements=(
+            # Of the ledger itself, in one row; see `ledger_digest`.
+            """CREATE TABLE head (
+                id INTEGER PRIMARY KEY CHECK (id = 1),
+                ledger TEXT NOT NULL,
+                number INTEGER NOT NULL,
+                revision INTEGER NOT NULL,
+                digest INTEGER NOT NULL,
+                mark INTEGER NOT NULL)""",
             "CREATE TABLE fact (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
             """CREATE TABLE instance (
                 generation INTEGER PRIMARY KEY,
@@ -49,9 +62,11 @@ PATCHES = (
                 uuid TEXT NOT NULL,
                 since REAL NOT NULL,
                 last_tenant TEXT)""",
+            # Request ids are each caller's own.
             """CREATE TABLE lease (
                 id TEXT PRIMARY KEY,
-                request_id TEXT NOT NULL UNIQUE,
+                request_id TEXT NOT NULL,
+                asker TEXT NOT NULL,
                 digest TEXT NOT NULL,
                 tenant TEXT NOT NULL,
                 holder TEXT NOT NULL,
@@ -63,12 +78,22 @@ PATCHES = (
                 pid_started INTEGER,
                 hold INTEGER NOT NULL,
                 devices TEXT NOT NULL,
+                pod_namespace TEXT NOT NULL DEFAULT '',
+                pod_name TEXT NOT NULL DEFAULT '',
+                pod_uid TEXT NOT NULL DEFAULT '',
+                kubelet_devices TEXT NOT NULL DEFAULT '[]',
+                arrived INTEGER NOT NULL DEFAULT 0,
                 ended_at REAL,
-                end_reason TEXT NOT NULL DEFAULT '') WITHOUT ROWID""",
+                end_reason TEXT NOT NULL DEFAULT '',
+                UNIQUE (request_id, asker)) WITHOUT ROWID""",
+            # Those that stand are found, and old ones forgotten, without reading a million that have ended.
+            "CREATE INDEX lease_ended ON lease (ended_at)",
             """CREATE TABLE cordon (
                 gpu TEXT PRIMARY KEY,
                 reason TEXT NOT NULL,
                 since REAL NOT NULL) WITHOUT ROWID""",
+            # As they were last known, for an agent that starts paused.
+            "CREATE TABLE gpu (uuid TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",
             """CREATE TABLE event (
                 number INTEGER PRIMARY KEY,
                 at REAL NOT NULL,
@@ -83,60 +108,45 @@ PATCHES = (
                 data TEXT NOT NULL)""",
         ),
     ),
-    Patch(
-        number=2,
-        least_reader=1,
-        statements=(
-            # Of a pod's lease. The version before takes it for one that has no deadline, and leaves it alone.
-            "ALTER TABLE lease ADD COLUMN pod_namespace TEXT NOT NULL DEFAULT ''",
-            "ALTER TABLE lease ADD COLUMN pod_name TEXT NOT NULL DEFAULT ''",
-            "ALTER TABLE lease ADD COLUMN pod_uid TEXT NOT NULL DEFAULT ''",
-            "ALTER TABLE lease ADD COLUMN kubelet_devices TEXT NOT NULL DEFAULT '[]'",
-            # As they were last known, for an agent that starts paused.
-            "CREATE TABLE gpu (uuid TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",
-            # Those that stand are found, and old ones forgotten, without reading a million that have ended.
-            "CREATE INDEX lease_ended ON lease (ended_at)",
-        ),
-    ),
-    Patch(
-        number=3,
-        least_reader=1,
-        statements=(
-            # Of a lease that was taken for a pod: it has come, and has the lease for as long as it is there. The
-            # version before takes it for one that has no deadline, and leaves it alone.
-            "ALTER TABLE lease ADD COLUMN arrived INTEGER NOT NULL DEFAULT 0",
-        ),
-    ),
-    Patch(
-        number=4,
-        least_reader=1,
-        statements=(
-            # Whose the request id is; empty of what a version before has recorded. To that version an id is unique, and
-            # so the table has it: of two callers with the same id, that of the second has its caller behind it.
-            "ALTER TABLE lease ADD COLUMN asker TEXT NOT NULL DEFAULT ''",
-        ),
-    ),
 )
 
 
 def check_version(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:
-    """Raises LedgerError for a file of another program, or of a version whose changes this one cannot work with.
-
-    Changes nothing. Raises sqlite3.Error, too.
-    """
+    """Check that this program can work with a whole ledger. Raises LedgerError, DamagedError, sqlite3.Error."""
     known = patches[-1].number
-    version, least_reader = _version(connection, where)
+    version = _version(connection)
+    least_reader = int(connection.execute("SELECT value FROM fact WHERE name = 'least_reader'").fetchone()[0])
     if least_reader > known:
         raise LedgerError(
             f"cannot use the ledger {where}: a newer version of the agent wrote it (schema {version}, which needs a "
             f"version that knows {least_reader}; this one knows {known}); run that version, or restore the file it kept"
         )
+    if not 0 < version < known + _VERSIONS_TO_COME:
+        raise DamagedError("its header is not as it was written")
 
 
-def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:
+def is_newer(connection: sqlite3.Connection, patches: tuple[Patch, ...] = PATCHES) -> bool:
+    """Return whether a newer version of the agent seems to have written the file."""
+    try:
+        return patches[-1].number < _version(connection) < patches[-1].number + _VERSIONS_TO_COME
+    except sqlite3.Error:
+        return False
+
+
+def is_older(connection: sqlite3.Connection, patches: tuple[Patch, ...] = PATCHES) -> bool:
+    """Return whether the file lacks some of the patches. Raises sqlite3.Error."""
+    return _version(connection) < patches[-1].number
+
+
+def is_of_another_program(connection: sqlite3.Connection) -> bool:
+    """Return whether the file is a database whose header does not name it a ledger. Raises sqlite3.Error."""
+    return int(connection.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION_ID
+
+
+def prepare(connection: sqlite3.Connection, patches: tuple[Patch, ...] = PATCHES) -> None:
     """Brings a ledger to the newest schema that this program knows, in one transaction. Raises sqlite3.Error."""
     known = patches[-1].number
-    version, _ = _version(connection, where)
+    version = _version(connection)
     if version >= known:
         return
     with CRASH_POINTS.around("ledger-schema-patches"):
@@ -152,20 +162,14 @@ def prepare(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ..
                 "INSERT INTO fact VALUES ('least_reader', ?) ON CONFLICT DO UPDATE SET value = excluded.value",
                 (str(patches[-1].least_reader),),
             )
+            head = read_head(connection) if version else Head(ledger=_NO_LEDGER, number=0, revision=0, digest=0)
+            changed = replace(head, number=head.number + 1, digest=compute_digest(connection))
+            connection.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?, ?, ?)", changed.row())
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
 
 
-def _version(connection: sqlite3.Connection, where: str) -> tuple[int, int]:
-    """The file's schema and the least version that may work with it; zeros for a new file."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    tables = int(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
-    if application != APPLICATION_ID and (application or version or tables):
-        raise LedgerError(f"cannot use {where} as ledger: it is another program's database")
-    if not version:
-        return 0, 0
-    least_reader = connection.execute("SELECT value FROM fact WHERE name = 'least_reader'").fetchone()
-    return version, int(least_reader[0])
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])

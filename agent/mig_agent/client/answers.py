@@ -167,6 +167,18 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerDoubt:
+    """The ledger was damaged and an empty one took its place, or an administrator restored an older one."""
+
+    since: float
+    why: str
+    """Completes "the ledger ..."."""
+    kept_as: str
+    """Where the former ledger is kept, on the agent's machine; empty where there was nothing to keep."""
+    restored: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The node at one revision."""
 
@@ -186,6 +198,8 @@ class Status:
     """Why nothing is granted and the driver is let go, in words; empty while the agent serves."""
     missing_gpus: Mapping[int, str] = field(default_factory=dict)
     """GPUs that have not answered since the agent started, by index, and why."""
+    ledger_doubt: LedgerDoubt | None = None
+    """Why the ledger does not account for everything that may be leased; None where it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from google.protobuf.message import Message
 
 from mig_agent.client import answers, kinds, reading
+from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
@@ -110,6 +111,22 @@ def reclaim(gpus: Sequence[str | int]) -> Call[tuple[answers.Instance, ...]]:
         method="Reclaim",
         request=pb.ReclaimRequest(gpus=[_gpu_name(each) for each in gpus]),
         read=lambda answer: tuple(reading.instance(each) for each in answer.destroyed),
+        seconds=WORK_SECONDS,
+        for_admin=True,
+        repeated=False,
+    )
+
+
+def adopt(uuids: Sequence[str], gpus: Sequence[str | int], *, everything: bool) -> Call[tuple[answers.Instance, ...]]:
+    """Adopts foreign instances. Raises UsageError."""
+    for each in uuids:
+        kinds.TEXT.check("uuid", each)
+    if not (uuids or gpus or everything):
+        raise UsageError("cannot adopt without being told what", "name UUIDs or GPUs, or say all")
+    return Call(
+        method="Adopt",
+        request=pb.AdoptRequest(gpus=[_gpu_name(each) for each in gpus], uuids=uuids, all=everything),
+        read=lambda answer: tuple(reading.instance(each) for each in answer.adopted),
         seconds=WORK_SECONDS,
         for_admin=True,
         repeated=False,

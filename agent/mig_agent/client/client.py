@@ -156,6 +156,12 @@ class Client:
         """Destroys the idle instances, of these GPUs or of all; answers which. For administrators."""
         return self._ask(calls.reclaim(gpus))
 
+    def adopt(
+        self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
+    ) -> tuple[answers.Instance, ...]:
+        """Takes over foreign instances with these UUIDs, on these GPUs, or all; answers which. For administrators."""
+        return self._ask(calls.adopt(uuids, gpus, everything=everything))
+
     def cordon(self, gpu: str | int, reason: str = "") -> answers.Gpu:
         """Keeps new leases off a GPU. For administrators."""
         return self._ask(calls.cordon(gpu, reason))

@@ -95,7 +95,12 @@ def status(message: pb.StatusResponse) -> answers.Status:
         reservation_after=message.reservation_after_seconds or None,
         paused=tuple(message.paused),
         missing_gpus={each.index: each.reason for each in message.missing_gpus},
+        ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
     )
+
+
+def _doubt(message: pb.LedgerDoubt) -> answers.LedgerDoubt:
+    return answers.LedgerDoubt(since=message.since, why=message.why, kept_as=message.kept_as, restored=message.restored)
 
 
 def gpu(message: pb.Gpu) -> answers.Gpu:

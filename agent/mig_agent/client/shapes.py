@@ -118,6 +118,14 @@ def status(each: answers.Status) -> Json:
         "reservation_after_seconds": each.reservation_after,
         "paused": list(each.paused),
         "missing_gpus": [{"index": index, "reason": reason} for index, reason in each.missing_gpus.items()],
+        "ledger_doubt": None
+        if each.ledger_doubt is None
+        else {
+            "since": moment(each.ledger_doubt.since),
+            "why": each.ledger_doubt.why,
+            "kept_as": each.ledger_doubt.kept_as,
+            "restored": each.ledger_doubt.restored,
+        },
     }
 
 
@@ -158,6 +166,11 @@ def instance(each: answers.Instance) -> dict[str, Json]:
         "reason": each.reason,
         "generation": each.generation,
     }
+
+
+def adopted(instances: Iterable[answers.Instance]) -> Json:
+    """The instances that were adopted."""
+    return {"adopted": [instance(each) for each in instances]}
 
 
 def reclaimed(instances: Iterable[answers.Instance]) -> Json:

@@ -58,6 +58,9 @@ class Recorded:
     left of it; any other is all or nothing."""
     beside: frozenset[LeaseId] = frozenset()
     """Leases that have instances beside those that are listed here."""
+    doubtful_up_to: int = 0
+    """Instances up to this generation may be another's by now: none of them is ever destroyed. 0: the ledger accounts
+    for everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +242,10 @@ class _Comparison:
 
     def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
         """A GPU handed out whole is no instance to the driver; it is gone once the GPU is in MIG mode."""
-        if gpu.mode.current:
+        if record.state is InstanceState.FOREIGN:
+            if gpu.mode.current:
+                self._gone.append(ForgetForeign(record.generation))
+        elif gpu.mode.current:
             self._end(record, INSTANCE_LOST)
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:
@@ -250,6 +256,11 @@ class _Comparison:
             self._missing(record)
         elif record.state is InstanceState.FOREIGN:
             self._update_ids(record, match)
+        elif not match.compute_instances and record.generation <= self._recorded.doubtful_up_to:
+            # Somebody may be making it anew, or have made it so.
+            self._end(record, INSTANCE_LOST)
+            self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
+            self._found.append(AdoptForeign(record.gpu, match))
         elif not match.compute_instances:
             # Nobody can use it, and its slices are held: what is left of it goes.
             self._end(record, INSTANCE_LOST if _answered(record) else NEVER_MADE)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mig_agent.adapters.ledger_contents import Doubt
 from mig_agent.core.model import Generation, GpuUuid, Holder, Lease, LeaseId, MigMode, NodeView, Placement, Want
 from mig_agent.core.requestkey import RequestId, RequestKey
 
@@ -74,6 +75,8 @@ class Snapshot:
     """How long a request waits now before it keeps GPUs from those behind it."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
+    doubt: Doubt | None = None
+    """Why the ledger does not account for everything that may be leased; None where it does."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for an hour."""
     missing: Mapping[int, str] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class Published:
     """Leases on whose instances no process had been seen for an hour at the last look; some may have ended since."""
     paused: tuple[str, ...] = ()
     """Why nothing is granted and the driver is left alone, in words; empty while it serves."""
+    in_doubt: bool = False
+    """True while the ledger does not account for everything: it was damaged, or restored from a backup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

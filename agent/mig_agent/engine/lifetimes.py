@@ -13,6 +13,7 @@ from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import (
     AwaitConfirmation,
     Change,
+    DropInstance,
     EndLease,
     ForgetConfirmation,
     RenewLease,
@@ -344,6 +345,8 @@ class Lifetimes:
         now = context.clock.now()
         why = f"released by {by}" if by else why or WORDS.get(reason, reason)
         draft.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
+        # What a restored ledger tells of may be another's by now.
+        draft.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
         draft.events.append(
             context.journal.event(
                 EventKind.LEASE_ENDED,
@@ -372,7 +375,8 @@ class Lifetimes:
         state = self._context.state
         for instance in tuple(state.instances_of(lease)):
             if instance.lease == lease:
-                state.put(replace(instance, state=InstanceState.IDLE, lease=None, since=at))
+                left = InstanceState.FOREIGN if state.is_doubtful(instance.generation) else InstanceState.IDLE
+                state.put(replace(instance, state=left, lease=None, since=at))
         known = state.leases.get(lease)
         if known is not None:
             self._context.patience.lease_ended(at - known.created_at)

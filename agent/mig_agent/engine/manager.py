@@ -56,7 +56,7 @@ _ROOM_SECONDS = 0.1
 """So long a count stands while the node stays as it is; only what is kept for somebody who waits may change then."""
 _MOST_READINGS = 4
 """Of the ledger at once, for those who ask what happened; the others wait for their turn."""
-_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume"})
+_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume", "Adopt"})
 
 
 class Manager:
@@ -301,6 +301,7 @@ class Manager:
             strict_fifo=context.settings.strict_fifo,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
+            doubt=context.state.doubt,
             unused=parts.observer.unused_leases(),
             missing=dict(context.missing),
             paused=context.gate.paused,
@@ -342,6 +343,16 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.admin.reclaim(gpus, caller)
 
+    async def adopt(
+        self, gpus: Sequence[str], uuids: Sequence[str], caller: Caller, *, everything: bool = False
+    ) -> tuple[Instance, ...]:
+        """Takes over instances that are somebody else's, as idle ones; those that were.
+
+        Of these GPUs and with these UUIDs, or all of them: then nothing of the ledger is in doubt any more.
+        """
+        self._context.refuse_when_closing()
+        return await self._parts.adopting.adopt(gpus, uuids, caller, everything=everything)
+
     async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
         """Keeps new leases off a GPU, or allows them again."""
         return await self._parts.admin.cordon(gpu, reason, caller, on=on)
@@ -378,6 +389,7 @@ class Manager:
             ledger_error=context.journal.error,
             unused=parts.observer.unused_at_last_look,
             paused=context.gate.paused,
+            in_doubt=context.state.doubt is not None,
         )
 
     def _show(self) -> None:

@@ -187,6 +187,9 @@ def load_instances(parts: Parts, gpu: GpuUuid) -> None:
         return  # of a boot before this one, whose leases have ended
     record = state.gpus[gpu]
     for instance in contents.instances:
+        gone = instance.lease is None or instance.lease not in state.leases
+        if gone and state.is_doubtful(instance.generation):
+            continue  # its lease has ended, and it may be another's by now: it is found again
         if instance.slot.gpu == gpu:
             state.put(_at_rest_without_lease(_with_whole_profile(instance, record), parts.context))
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from mig_agent.adapters.ledger_changes import ForgetLeases, PutBootId
+from mig_agent.adapters.ledger_changes import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.event import EventKind
@@ -169,6 +169,7 @@ class Observer:
             instances=tuple(map(_recorded, instances)),
             of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.of_pod),
             beside=left_beside(self._context, record.uuid),
+            doubtful_up_to=0 if self._context.state.doubt is None else self._context.state.doubt.generation,
         )
         return reconcile(recorded, (replace(observed, instances=free),), self.boot_id_now())
 
@@ -321,11 +322,19 @@ class Observer:
 
     async def adopt_boot_id(self, boot_id: str) -> None:
         """The records belong to this boot from now on."""
+        state = self._context.state
+        doubt = state.doubt
+        settled: tuple[Change, ...] = ()
+        if doubt is not None and not doubt.boot_id:
+            doubt = replace(doubt, boot_id=boot_id)
+            settled = (PutDoubt(doubt),)
+        elif doubt is not None and doubt.boot_id != boot_id:
+            doubt, settled = None, (DropDoubt(),)  # no lease that was made before a boot outlives it
         try:
-            await self._context.journal.write((PutBootId(boot_id),))
+            await self._context.journal.write((PutBootId(boot_id), *settled))
         except LedgerError:
             return  # the next look tries again
-        self.boot_id = boot_id
+        self.boot_id, state.doubt = boot_id, doubt
 
     async def _forget_old_leases(self) -> None:
         now = self._context.clock.now()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.engine.acquisitions import Acquisitions
 from mig_agent.engine.admin import Admin
+from mig_agent.engine.adopting import Adopting
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Executor
@@ -38,6 +39,7 @@ class Parts:
     room: WaitingRoom
     acquisitions: Acquisitions
     admin: Admin
+    adopting: Adopting
     started_at: float
     listening: Listening
     pausing: Pausing
@@ -90,6 +92,7 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         room=room,
         acquisitions=Acquisitions(context, memory, lifetimes, room),
         admin=admin,
+        adopting=Adopting(context, observer),
         started_at=context.clock.now(),
         listening=listening,
         pausing=Pausing(context, listening, observer.hint),

@@ -81,18 +81,24 @@ class Repairs:
                 self._update(draft, repair)
 
     async def have_whole(self, record: GpuRecord) -> None:
-        """A GPU without MIG mode is one instance, that is always there. Raises LedgerError."""
+        """A GPU without MIG mode is one instance, that is always there. Raises LedgerError.
+
+        A ledger that is in doubt and does not know it cannot tell whether it is leased: then it is somebody else's.
+        """
         if record.mode.current or any(each.slot.profile.is_whole_gpu for each in record.instances.values()):
             return
         profile = record.layout.profiles[0]
         whole = Instance(
             slot=Slot(record.uuid, profile, profile.placements[0]),
             generation=self._context.state.next_generation(),
-            state=InstanceState.IDLE,
+            state=InstanceState.IDLE if self._context.state.doubt is None else InstanceState.FOREIGN,
             uuid=record.uuid,
             since=self._context.clock.now(),
         )
-        await self._context.journal.write((PutInstance(whole),), (), partial(self._context.state.put, whole))
+        ours = whole.state is InstanceState.IDLE
+        # As with any foreign instance, only its number is recorded.
+        change = PutInstance(whole) if ours else PutLastGeneration(whole.generation)
+        await self._context.journal.write((change,), (), partial(self._context.state.put, whole))
 
     def _lose(self, draft: Draft, generation: int, reason: str) -> None:
         instance = self._known(generation)
@@ -142,6 +148,8 @@ class Repairs:
         # A foreign instance is not recorded, but its number shall not be given again.
         draft.changes.append(PutInstance(instance) if ours else PutLastGeneration(instance.generation))
         words = "taken over" if ours else "made by somebody else, and left alone"
+        if context.state.doubt is not None:
+            words = "the ledger does not account for it, and it is left alone"
         draft.events.append(
             context.journal.event(
                 EventKind.INSTANCE_FOUND,
@@ -152,8 +160,10 @@ class Repairs:
         draft.applied.append(partial(context.state.put, instance))
 
     def _may_take_over(self, observed: ObservedInstance) -> bool:
+        # The setting is about other people's instances. After the ledger was lost an administrator has to say so.
+        wanted = self._context.settings.foreign == "adopt" and self._context.state.doubt is None
         complete = len(observed.compute_instances) == 1 and bool(observed.uuid)
-        return self._context.settings.foreign == "adopt" and complete and not observed.processes
+        return wanted and complete and not observed.processes
 
     async def take_over_unused(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Foreign instances that were in use when they were found, and are not any more. Raises LedgerError."""

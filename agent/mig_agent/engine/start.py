@@ -33,6 +33,10 @@ RESTART_REVISIONS = 1000
 """Left out at a restart, so that no revision is given twice even where the last ones could not be recorded."""
 
 
+LEDGER_WATCH_SECONDS = 2.0
+"""Between two looks whether the ledger's files are in their place: three calls of stat(2)."""
+
+
 async def start(
     *,
     driver: Driver,
@@ -57,6 +61,7 @@ async def start(
     state = (CheckedState if settings.check_threads else State)(
         settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation
     )
+    state.doubt = contents.doubt
     events = Events()
     events.begin(state.revision)
     context = Context(
@@ -105,11 +110,33 @@ async def start(
         words = f"the agent started paused ({'; '.join(context.gate.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
-    await context.journal.write(old, (started, *_of_damage(context, ledger)))
+    await context.journal.write(old, (started, *_of_doubt(context)))
     parts.background.append(asyncio.get_running_loop().create_task(parts.observer.run(), name="observer"))
+    parts.background.append(asyncio.get_running_loop().create_task(_watch_ledger(parts), name="ledger watch"))
     if settings.listen_to_driver and not is_paused:
         parts.listening.start()
     return parts
+
+
+async def _watch_ledger(parts: Parts) -> None:
+    """Notice when the ledger's files are removed or replaced under the agent: leases would be gone at the next start.
+
+    The event is the commit that writes the ledger anew. Where that fails, no lease is given any more.
+    """
+    context, reported = parts.context, ""
+    wake = asyncio.Event()
+    while True:
+        timer = context.clock.call_later(LEDGER_WATCH_SECONDS, wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+        wake.clear()
+        words = parts.ledger.missing()
+        if words and (words != reported or not context.journal.error):
+            told = f"{words}; the ledger is written anew from what the agent has open"
+            context.journal.tell(context.journal.event(EventKind.LEDGER_FAILED, told))
+        reported = words
 
 
 def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
@@ -117,11 +144,23 @@ def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
     return replace(lease, expires_at=None) if lease.of_pod and settings.follows_pods else lease
 
 
-def _of_damage(context: Context, ledger: Ledger) -> tuple[Event, ...]:
-    if ledger.set_aside is None:
+def _of_doubt(context: Context) -> tuple[Event, ...]:
+    """Report at each start that the ledger does not account for everything, until that is settled."""
+    doubt = context.state.doubt
+    if doubt is None:
         return ()
-    words = (
-        f"the ledger was damaged: it is kept as {ledger.set_aside}, and an empty one stands in for it. Its leases are "
-        "not known any more; instances found without it are left alone until an administrator sets `foreign: adopt`"
+    former = f" The former one is kept as {doubt.kept_as}." if doubt.kept_as else ""
+    known = (
+        "It knows nothing of the leases since then"
+        if doubt.restored
+        else "An empty ledger stands in for it, and no lease of before is known"
     )
-    return (context.journal.event(EventKind.LEDGER_SET_ASIDE, words, kept_as=str(ledger.set_aside)),)
+    words = (
+        f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
+        "`migctl adopt` takes over those that nobody counts on any more"
+    )
+    return (
+        context.journal.event(
+            EventKind.LEDGER_SET_ASIDE, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+        ),
+    )

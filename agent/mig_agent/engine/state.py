@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from mig_agent.adapters.ledger_contents import Cordon
+from mig_agent.adapters.ledger_contents import Cordon, Doubt
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -95,6 +95,8 @@ class State:
         self.unmanaged: dict[Generation, GpuUuid] = {}
         """Of leases: instances as they were on record at the start. What is on a GPU that is not managed, or does not
         answer yet, is known from here alone."""
+        self.doubt: Doubt | None = None
+        """While there is one, what the ledger does not account for is nobody's to give or destroy."""
         self._last_generation = last_generation
         self._committed_gpus: dict[GpuUuid, Gpu] = {}
         self._working_gpus: dict[GpuUuid, Gpu] = {}
@@ -142,6 +144,10 @@ class State:
             instance = self.instance(generation)
             if instance is not None:
                 yield instance
+
+    def is_doubtful(self, generation: Generation) -> bool:
+        """Return whether an instance that a restored ledger tells of may be another's by now."""
+        return self.doubt is not None and generation <= self.doubt.generation
 
     def is_unrecorded(self, generation: Generation) -> bool:
         """Whether the ledger could not be told how this instance is now."""

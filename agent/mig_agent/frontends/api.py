@@ -223,6 +223,19 @@ class PartitionManagerServicer:
             destroyed=[messages.instance(each, view.by_uuid[each.slot.gpu].index, view.leases) for each in destroyed]
         )
 
+    async def adopt(self, message: pb.AdoptRequest, context: Context) -> pb.AdoptResponse:
+        """Takes over foreign instances."""
+        caller = self._caller(context)
+        require_admin(caller, "adopt instances")
+        if not (message.all or message.gpus or message.uuids):
+            raise UsageError("cannot adopt without being told what", "name GPUs or UUIDs, or say all")
+        gpus = tuple(parse_gpu(each) for each in message.gpus)
+        adopted = await self._manager.adopt(gpus, tuple(message.uuids), caller, everything=message.all)
+        view = self._manager.snapshot.view
+        return pb.AdoptResponse(
+            adopted=[messages.instance(each, view.by_uuid[each.slot.gpu].index, view.leases) for each in adopted]
+        )
+
     async def cordon(self, message: pb.CordonRequest, context: Context) -> pb.CordonResponse:
         """Keeps new leases off a GPU, or allows them again."""
         caller = self._caller(context)

@@ -246,7 +246,15 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         missing_gpus=[
             pb.MissingGpu(index=index, reason=visible(why)) for index, why in sorted(snapshot.missing.items())
         ],
+        ledger_doubt=_doubt(snapshot),
     )
+
+
+def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
+    doubt = snapshot.doubt
+    if doubt is None:
+        return None
+    return pb.LedgerDoubt(since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored)
 
 
 def models(view: NodeView) -> list[pb.GpuModel]:

@@ -153,6 +153,11 @@ class _NodeGauges(Collector):
             "mig_agent_ledger_writable", "1 while leases can be written down.", 0 if node.ledger_error else 1
         )
         yield GaugeMetricFamily(
+            "mig_agent_ledger_in_doubt",
+            "1 after the ledger was damaged or restored, until that is settled: it does not account for everything.",
+            1 if node.in_doubt else 0,
+        )
+        yield GaugeMetricFamily(
             "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if node.paused else 0
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))

@@ -27,6 +27,7 @@ _VERBS = {
     "cordon": "admin",
     "uncordon": "admin",
     "mode": "admin",
+    "adopt": "admin",
     "pause": "pausing",
     "resume": "pausing",
     "events": "events",

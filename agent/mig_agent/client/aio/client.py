@@ -158,6 +158,12 @@ class AsyncClient:
         """As `Client.reclaim`."""
         return await self._ask(calls.reclaim(gpus))
 
+    async def adopt(
+        self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
+    ) -> tuple[answers.Instance, ...]:
+        """As `Client.adopt`."""
+        return await self._ask(calls.adopt(uuids, gpus, everything=everything))
+
     async def cordon(self, gpu: str | int, reason: str = "") -> answers.Gpu:
         """As `Client.cordon`."""
         return await self._ask(calls.cordon(gpu, reason))

@@ -1,4 +1,4 @@
-"""What administrators do: `migctl reclaim`, `cordon`, `uncordon` and `mode`."""
+"""What administrators do: `migctl reclaim`, `cordon`, `uncordon`, `mode` and `adopt`."""
 
 from __future__ import annotations
 
@@ -73,6 +73,37 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
         print_json(shapes.mode_change(change))
     else:
         print(change.words)
+    return failures.DONE
+
+
+@verb()
+@click.argument("uuids", metavar="[UUID]...", nargs=-1)
+@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="All on this GPU, by index or UUID. Repeatable.")
+@click.option("--all", "everything", is_flag=True, help="All, and the ledger is not in doubt any more.")
+def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], everything: bool) -> int:
+    """Take over foreign instances, as idle ones that the next request may get. For administrators.
+
+    After the ledger was damaged or restored these are the instances that it does not account for. Adopt what nobody
+    counts on any more; what is in use is blocked until it is not.
+    """
+    output = common.wants()
+    chosen = [parse_gpu(each) for each in split(gpus)]
+    if everything and (uuids or chosen):
+        raise UsageError("cannot adopt all and only some", "give --all, or UUIDs and --gpu")
+    if not (everything or uuids or chosen):
+        raise UsageError("cannot adopt without being told what", "give UUIDs, --gpu or --all; see `migctl status`")
+    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+    with common.client() as client:
+        adopted = client.adopt(*uuids, gpus=chosen, everything=everything)
+    if output == "json":
+        print_json(shapes.adopted(adopted))
+        return failures.DONE
+    for each in adopted:
+        where = slices(each.placement) if each.placement is not None else "whole"
+        print(f"adopted {each.profile} on GPU {each.gpu_index}, {where}: {each.state}")
+    if not adopted:
+        print("nothing is foreign")
     return failures.DONE
 
 

@@ -13,7 +13,7 @@ from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import ago, can_unicode, place, print_json, table, until, wants_color
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Gpu, LeaseInfo, Status
+    from mig_agent.client.answers import Gpu, LeaseInfo, LedgerDoubt, Status
     from mig_agent.core.slicemap import SliceMapGpu
 
 _WIDEST_MAP = 120
@@ -46,6 +46,8 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
     parts = [failures.one_line(f"{node.node}: {counts} (revision {node.revision})")]
     if node.paused:
         parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
+    if node.ledger_doubt is not None:
+        parts.append("\n".join(map(failures.one_line, _doubt(node.ledger_doubt))))
     if node.ledger_error:
         parts.append(failures.one_line(f"no new leases: {node.ledger_error}"))
     pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
@@ -125,3 +127,13 @@ def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
     marks = f"{' (unused)' if each.unused else ''}{' (on its way)' if each.promised else ''}"
     holder = f"{each.holder or each.tenant or '-'}{process}{marks}"
     return each.id, holder, devices, ago(each.created_at), until(each.expires_at)
+
+
+def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
+    """What has happened to the ledger, and what to type next."""
+    yield f"the ledger {doubt.why}" + (f"; the former one is kept as {doubt.kept_as}" if doubt.kept_as else "")
+    if doubt.restored:
+        yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"
+    else:
+        yield "leases of before are not known: what the ledger does not account for is foreign, and left alone"
+    yield "when nobody counts on it any more: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"

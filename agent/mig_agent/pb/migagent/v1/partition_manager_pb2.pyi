@@ -19,7 +19,7 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause and Resume are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid.
 """
@@ -1192,6 +1192,7 @@ class StatusResponse(google.protobuf.message.Message):
     RESERVATION_AFTER_SECONDS_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
     MISSING_GPUS_FIELD_NUMBER: builtins.int
+    LEDGER_DOUBT_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1224,6 +1225,10 @@ class StatusResponse(google.protobuf.message.Message):
     def missing_gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MissingGpu]:
         """GPUs that have not answered since the agent started, which are not among `gpus`: nothing is known of them."""
 
+    @property
+    def ledger_doubt(self) -> global___LedgerDoubt:
+        """Why the ledger does not account for everything that may be leased. Absent: it does."""
+
     def __init__(
         self,
         *,
@@ -1240,10 +1245,44 @@ class StatusResponse(google.protobuf.message.Message):
         reservation_after_seconds: builtins.float = ...,
         paused: collections.abc.Iterable[builtins.str] | None = ...,
         missing_gpus: collections.abc.Iterable[global___MissingGpu] | None = ...,
+        ledger_doubt: global___LedgerDoubt | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
+
+@typing.final
+class LedgerDoubt(google.protobuf.message.Message):
+    """The ledger was damaged and an empty one took its place, or an administrator restored an older one. Instances that it
+    does not account for are foreign until an administrator adopts them; nothing is destroyed or given that may be leased.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    KEPT_AS_FIELD_NUMBER: builtins.int
+    RESTORED_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """When that happened."""
+    why: builtins.str
+    """For people; completes "the ledger ...": "was damaged: its last 3 commits are missing"."""
+    kept_as: builtins.str
+    """Where the former ledger is kept, on the agent's machine; empty where there was nothing to keep."""
+    restored: builtins.bool
+    """An older one was restored, whose leases stand; else no lease of before is known."""
+    def __init__(
+        self,
+        *,
+        since: builtins.float = ...,
+        why: builtins.str = ...,
+        kept_as: builtins.str = ...,
+        restored: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept_as", b"kept_as", "restored", b"restored", "since", b"since", "why", b"why"]) -> None: ...
+
+global___LedgerDoubt = LedgerDoubt
 
 @typing.final
 class MissingGpu(google.protobuf.message.Message):
@@ -1870,6 +1909,52 @@ class ResumeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["let_go", b"let_go", "paused", b"paused", "words", b"words"]) -> None: ...
 
 global___ResumeResponse = ResumeResponse
+
+@typing.final
+class AdoptRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    UUIDS_FIELD_NUMBER: builtins.int
+    ALL_FIELD_NUMBER: builtins.int
+    all: builtins.bool
+    """All of them, and nothing of the ledger is in doubt any more."""
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Those on these GPUs, by index or UUID."""
+
+    @property
+    def uuids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """And those with these UUIDs; of a GPU without MIG mode, its own."""
+
+    def __init__(
+        self,
+        *,
+        gpus: collections.abc.Iterable[builtins.str] | None = ...,
+        uuids: collections.abc.Iterable[builtins.str] | None = ...,
+        all: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["all", b"all", "gpus", b"gpus", "uuids", b"uuids"]) -> None: ...
+
+global___AdoptRequest = AdoptRequest
+
+@typing.final
+class AdoptResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADOPTED_FIELD_NUMBER: builtins.int
+    @property
+    def adopted(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Instance]:
+        """What was adopted, as it is now."""
+
+    def __init__(
+        self,
+        *,
+        adopted: collections.abc.Iterable[global___Instance] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adopted", b"adopted"]) -> None: ...
+
+global___AdoptResponse = AdoptResponse
 
 @typing.final
 class Blocker(google.protobuf.message.Message):

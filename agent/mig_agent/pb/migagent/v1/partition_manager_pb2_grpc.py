@@ -109,6 +109,11 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Adopt',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdoptResponse.FromString,
+                _registered_method=True)
 
 
 class PartitionManagerServicer(object):
@@ -242,6 +247,15 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adopt(self, request, context):
+        """Takes over foreign instances, that is makes them idle ones of the agent's. After the ledger was damaged or restored
+        (Status.ledger_doubt) these are the instances that it does not account for: adopt those that nobody counts on any
+        more. One that is in use is blocked until it is not. For administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PartitionManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -319,6 +333,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdoptRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdoptResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -726,6 +745,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Resume',
             migagent_dot_v1_dot_partition__manager__pb2.ResumeRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Adopt',
+            migagent_dot_v1_dot_partition__manager__pb2.AdoptRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.AdoptResponse.FromString,
             options,
             channel_credentials,
             insecure,

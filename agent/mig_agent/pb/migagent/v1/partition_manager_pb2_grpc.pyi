@@ -19,7 +19,7 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause and Resume are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid.
 """
@@ -159,6 +159,15 @@ class PartitionManagerStub:
     tries again by itself. Resuming what is not paused is no error. For administrators.
     """
 
+    Adopt: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptResponse,
+    ]
+    """Takes over foreign instances, that is makes them idle ones of the agent's. After the ledger was damaged or restored
+    (Status.ledger_doubt) these are the instances that it does not account for: adopt those that nobody counts on any
+    more. One that is in use is blocked until it is not. For administrators.
+    """
+
 class PartitionManagerAsyncStub:
     Acquire: grpc.aio.StreamStreamMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.AcquireRequest,
@@ -277,6 +286,15 @@ class PartitionManagerAsyncStub:
     """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
     with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
     tries again by itself. Resuming what is not paused is no error. For administrators.
+    """
+
+    Adopt: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptResponse,
+    ]
+    """Takes over foreign instances, that is makes them idle ones of the agent's. After the ledger was damaged or restored
+    (Status.ledger_doubt) these are the instances that it does not account for: adopt those that nobody counts on any
+    more. One that is in use is blocked until it is not. For administrators.
     """
 
 class PartitionManagerServicer(metaclass=abc.ABCMeta):
@@ -427,6 +445,17 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         """Takes an administrator's pause back; where nothing else asks for one, the driver is opened, all is read and compared
         with the leases, and what waits is served. Where the driver does not answer the agent stays paused, says so, and
         tries again by itself. Resuming what is not paused is no error. For administrators.
+        """
+
+    @abc.abstractmethod
+    def Adopt(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AdoptResponse]]:
+        """Takes over foreign instances, that is makes them idle ones of the agent's. After the ledger was damaged or restored
+        (Status.ledger_doubt) these are the instances that it does not account for: adopt those that nobody counts on any
+        more. One that is in use is blocked until it is not. For administrators.
         """
 
 def add_PartitionManagerServicer_to_server(servicer: PartitionManagerServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
