@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.event import EventKind
 from mig_agent.core.model import InstanceState
@@ -61,8 +62,9 @@ async def test_whose_it_was_is_known_after_a_restart(tmp_path: Path, reuse: str)
 
 
 def forget_everything(folder: Path) -> None:
-    for ledger in folder.glob("ledger*"):
-        ledger.unlink()
+    """As a state folder that is made anew: with the key of the tokens there, the agent takes the ledger for lost."""
+    for each in (*folder.glob("ledger*"), folder / KEY_FILE):
+        each.unlink()
 
 
 async def test_what_was_adopted_is_nobodys(tmp_path: Path) -> None:

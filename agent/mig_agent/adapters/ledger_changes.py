@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from mig_agent.adapters.ledger_contents import Doubt
+from mig_agent.adapters.ledger_schema import UNCONFIRMED
 from mig_agent.core.event import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
 
@@ -43,8 +44,6 @@ _PUT_CORDON = (
 _DROP_CORDON = "DELETE FROM cordon WHERE gpu = ?"
 _PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _DROP_FACT = "DELETE FROM fact WHERE name = ?"
-UNCONFIRMED = "unconfirmed/"
-"""What the name of a fact about a lease without confirmation begins with; the lease's id follows."""
 _ADD_EVENT = (
     "INSERT INTO event (at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"

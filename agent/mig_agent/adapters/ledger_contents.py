@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mig_agent.adapters.ledger_changes import UNCONFIRMED
 from mig_agent.adapters.ledger_digest import Head
+from mig_agent.adapters.ledger_schema import UNCONFIRMED
 from mig_agent.core.event import Event, EventKind
 from mig_agent.core.model import (
     Generation,

@@ -18,6 +18,8 @@ from mig_agent.core.errors import LedgerError
 _VERSIONS_TO_COME = 1000
 _NO_LEDGER = "0" * 32
 """Until it is given an identity."""
+UNCONFIRMED = "unconfirmed/"
+"""Prefix of the name of a fact about a lease that its client has not confirmed; the lease's id follows."""
 APPLICATION_ID = 0x4D494741
 """`MIGA` in the file's header, so that no other program's database is taken for a ledger."""
 

@@ -254,7 +254,9 @@ def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
     doubt = snapshot.doubt
     if doubt is None:
         return None
-    return pb.LedgerDoubt(since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored)
+    return pb.LedgerDoubt(
+        since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored
+    )
 
 
 def models(view: NodeView) -> list[pb.GpuModel]:
