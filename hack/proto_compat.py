@@ -21,7 +21,7 @@ from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescript
 import mig_agent.pb
 from mig_agent.adapters.grpcerrors import STATUS, TRAILER
 from mig_agent.core.errors import Reason
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 
 OTHERS = "mig_agent.pb.kubelet."
 """Whose API it is not ours to keep: what the agent speaks with the kubelet."""

@@ -23,8 +23,8 @@ from mig_agent.core.model import (
     Slot,
     Want,
 )
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy
+from mig_agent.core.planning.plan import Policy
+from mig_agent.core.planning.planner import plan
 
 _SEED = 7
 _NODES = 40

@@ -42,8 +42,9 @@ from mig_agent.adapters.ledger_gpus import gpu_of, text_of
 from mig_agent.adapters.ledger_schema import PATCHES, Patch
 from mig_agent.adapters.profiles import load
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
+    CallerId,
     Generation,
     GpuUuid,
     Holder,
@@ -56,10 +57,11 @@ from mig_agent.core.model import (
     Placement,
     Pod,
     Profile,
+    RequestId,
+    RequestKey,
     Slot,
 )
-from mig_agent.core.observed import ObservedGpu
-from mig_agent.core.requestkey import Asker, RequestId, RequestKey
+from mig_agent.core.observation import ObservedGpu
 
 PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
@@ -147,7 +149,7 @@ def pods_lease(number: int, *generations: int) -> Lease:
 
 
 def key(request: str, asker: str = "name slurm") -> RequestKey:
-    return RequestKey(Asker(asker), RequestId(request))
+    return RequestKey(CallerId(asker), RequestId(request))
 
 
 def event(number: int, gpu_index: int = 0) -> Event:
@@ -519,7 +521,7 @@ def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> N
 
 def asked_by(number: int, asker: str) -> Lease:
     """All under one request id."""
-    return replace(lease(number, number), request_id=RequestId("7f2c-1"), asker=Asker(asker))
+    return replace(lease(number, number), request_id=RequestId("7f2c-1"), asker=CallerId(asker))
 
 
 def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> None:

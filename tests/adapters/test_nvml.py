@@ -18,7 +18,7 @@ from mig_agent.adapters.nvml.answers import ProfileAnswer
 from mig_agent.adapters.nvml.layouts import profile_name
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid, MigMode, Placement, Slot
-from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.observation import ObservedGpu
 from mig_agent.simulator import MODELS, Code, GpuSpec, Simulator, create_machine, open_library
 from support.agent import eventually
 from support.simulated import machine

@@ -15,7 +15,7 @@ from placement_bench.replay import BACKWARDS, NOBODY, RUNNERS, all_of
 from placement_bench.rounds import Asked, Rounds, in_rounds, made_up, read, write
 from placement_bench.rules import driver, first_fit, plain
 
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY
 from mig_agent.core.requests import memory_want
 
 A100, H100 = model("a100-40gb"), model("h100-80gb")

@@ -15,7 +15,7 @@ from placement_bench.rules import first_fit
 from placement_bench.simulation import simulate
 from placement_bench.waiting import Discipline, waits
 
-from mig_agent.core.policy import DEFAULT_POLICY, Policy
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
 
 ONE, DOUBLE, TWO, THREE, FOUR, SEVEN = range(len(NAMES))
 

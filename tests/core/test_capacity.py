@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.capacity import Room, creatable, servable
-from mig_agent.core.choosing import choose
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -24,9 +22,10 @@ from mig_agent.core.model import (
     Placement,
     Want,
 )
-from mig_agent.core.plan import CreateInstance, Plan, ReuseInstance
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import DEFAULT_POLICY, Policy, Reuse
+from mig_agent.core.planning.capacity import RemainingCapacity, creatable, servable
+from mig_agent.core.planning.plan import DEFAULT_POLICY, CreateInstance, Plan, Policy, Reuse, ReuseInstance
+from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.profiles import smallest_profile
 from support.nodes import (
     A30,
     A100_40,
@@ -81,7 +80,7 @@ def every_way(gpu: Gpu, want: Want) -> int:
     """The most windows of the profile that lie side by side on what nobody holds, all subsets tried."""
     if gpu.state not in {GpuState.READY, GpuState.WHOLE}:
         return 0
-    served = choose(want, gpu.layout)
+    served = smallest_profile(want, gpu.layout)
     if served is None:
         return 0
     if served.is_whole_gpu:
@@ -141,7 +140,7 @@ def test_what_fits_together_is_counted_on(view: NodeView, wants: list[Want]) -> 
     """All that the planner can serve in one request have a place when the rest is counted, wherever that is."""
     outcome = plan(view, request(*wants))
     if isinstance(outcome, Plan):
-        assert Room(view, DEFAULT_POLICY, wants).placed == len(wants)
+        assert RemainingCapacity(view, DEFAULT_POLICY, wants).placed == len(wants)
 
 
 def test_what_fits_together_may_take_fewer_slices_of_another_model() -> None:
@@ -150,7 +149,7 @@ def test_what_fits_together_may_take_fewer_slices_of_another_model() -> None:
     wants = [profile("1g.10gb"), profile("1g.10gb"), profile("1g.20gb"), Want(memory_bytes=23_756_537_856)]
     outcome = plan(view, request(*wants))
     assert isinstance(outcome, Plan)
-    room = Room(view, DEFAULT_POLICY, wants)
+    room = RemainingCapacity(view, DEFAULT_POLICY, wants)
     assert room.placed == len(wants)
     counted = sum(board.held.bit_count() for board in room._boards)
     assert counted < sum(device.slot.placement.size for device in outcome.devices)
@@ -255,6 +254,6 @@ def test_those_that_fit_together_all_take_their_places() -> None:
 
 def test_a_room_is_asked_about_many_kinds() -> None:
     view = node(Machine(H100, [Has("2g.20gb", 0, "leased")]), Machine(A30))
-    room = Room(view, DEFAULT_POLICY, [memory("40G")])
+    room = RemainingCapacity(view, DEFAULT_POLICY, [memory("40G")])
     wants = [profile(each.name) for layout in (H100, A30) for each in layout.profiles]
     assert [room.creatable(want) for want in wants] == [creatable(view, want, before=[memory("40G")]) for want in wants]

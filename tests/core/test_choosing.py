@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from mig_agent.core.choosing import candidates, choose, slices_of_fraction, wasted_mib
 from mig_agent.core.model import Layout, Want, whole_gpu_layout
+from mig_agent.core.planning.profiles import candidates, slices_of_fraction, smallest_profile, wasted_mib
 from support.nodes import (
     A30,
     A100_40,
@@ -28,7 +28,7 @@ WHOLE_LAYOUT = whole_gpu_layout("NVIDIA A10", 23028)
 
 
 def chosen(want: Want, layout: Layout) -> str | None:
-    found = choose(want, layout)
+    found = smallest_profile(want, layout)
     return None if found is None else found.name
 
 
@@ -128,13 +128,13 @@ def test_whole_gpus() -> None:
 
 @given(wants_for())
 def test_nothing_but_a_whole_want_takes_a_whole_gpu(want: Want) -> None:
-    assert choose(want, WHOLE_LAYOUT) is None
+    assert smallest_profile(want, WHOLE_LAYOUT) is None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.model)
 @given(want=wants_for())
 def test_no_smaller_profile_would_have_served(layout: Layout, want: Want) -> None:
-    found = choose(want, layout)
+    found = smallest_profile(want, layout)
     serving = candidates(want, layout)
     assert found == (serving[0] if serving else None)
     if found is None or want.memory_bytes is None:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.explain import LONGEST_LINE, MOST_LINES, explanation, explanations
 from mig_agent.core.model import GpuState, GpuUuid, NodeView, Want
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
+from mig_agent.core.planning.explain import LONGEST_LINE, MOST_LINES, explanation, explanations
+from mig_agent.core.planning.plan import Plan
+from mig_agent.core.planning.planner import plan
 from support.nodes import A100_40, H100, Has, Machine, memory, node, nodes, profile, request, wants_for, whole
 
 

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.model import NodeView, Want
-from mig_agent.core.pace import Pace, expected_seconds
-from mig_agent.core.plan import CreateInstance, Plan
-from mig_agent.core.planner import plan
+from mig_agent.core.planning.plan import CreateInstance, Plan, StepTimes, expected_seconds
+from mig_agent.core.planning.planner import plan
 from support.nodes import H100, Has, Machine, node, nodes, profile, request, wants_for
 
-PACE = Pace(create=4.0, destroy=1.0)
+PACE = StepTimes(create=4.0, destroy=1.0)
 
 
 def seconds(view: NodeView, *wants: Want) -> float:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.model import Layout, Placement, whole_gpu_layout
-from mig_agent.core.placement import pack, tables_for, unpack
+from mig_agent.core.planning.placement import pack_engines, tables_for, unpack_engines
 from support.nodes import A30, A100_40, H100, LAYOUTS, RTX_PRO
 
 
@@ -100,9 +100,9 @@ def test_unknown_profiles_have_no_windows() -> None:
 @given(st.lists(st.sampled_from(RTX_PRO.profiles), max_size=6))
 def test_packed_engines_add_up(profiles: list[object]) -> None:
     chosen = [each for each in RTX_PRO.profiles if each in profiles]
-    taken = sum(pack(each.engines) for each in chosen)
+    taken = sum(pack_engines(each.engines) for each in chosen)
     expected = tuple(sum(each.engines.as_tuple()[n] for each in chosen) for n in range(6))
-    assert unpack(taken) == expected
+    assert unpack_engines(taken) == expected
     fits = all(count <= total for count, total in zip(expected, RTX_PRO.engines.as_tuple(), strict=True))
     assert tables_for(RTX_PRO).engines_fit(taken) == fits
     missing = tables_for(RTX_PRO).missing_engines(taken)
@@ -135,7 +135,7 @@ def test_engines_never_refuse_what_has_no_attribute(layout: Layout) -> None:
 def test_totals_that_nobody_told_limit_nothing() -> None:
     whole = whole_gpu_layout("NVIDIA A10", 23028)
     tables = tables_for(whole)
-    assert tables.engines_fit(pack(H100.engines))
+    assert tables.engines_fit(pack_engines(H100.engines))
 
 
 def test_every_larger_window_contains_one_of_each_smaller_profile_of_a_classic_gpu() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_agent.core.choosing import choose
 from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.model import (
     Gpu,
@@ -23,9 +22,9 @@ from mig_agent.core.model import (
     Slot,
     Want,
 )
-from mig_agent.core.plan import CreateInstance, DestroyInstance, Plan, ReuseInstance
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy
+from mig_agent.core.planning.plan import CreateInstance, DestroyInstance, Plan, Policy, ReuseInstance
+from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.profiles import smallest_profile
 from support.nodes import (
     A30,
     A100_40,
@@ -82,7 +81,7 @@ def check(view: NodeView, wants: Sequence[Want], found: Plan) -> None:
         gpu = gpus[device.gpu]
         assert gpu.state in {GpuState.READY, GpuState.WHOLE}
         assert device.slot.gpu == gpu.uuid
-        assert device.slot.profile == choose(want, gpu.layout)
+        assert device.slot.profile == smallest_profile(want, gpu.layout)
         assert device.slot.placement in device.slot.profile.placements
         if isinstance(device.serve, ReuseInstance):
             assert not device.victims
@@ -163,7 +162,7 @@ def test_one_device_goes_to_the_cheapest_place(view: NodeView, want: Want, creat
     outcome = plan(view, request(want), Policy(creation_cost=creation_cost))
     options: list[tuple[float, float]] = []
     for gpu in view.gpus:
-        wanted = choose(want, gpu.layout)
+        wanted = smallest_profile(want, gpu.layout)
         if wanted is None:
             continue
         waste = 0.0
@@ -190,7 +189,9 @@ def test_one_device_goes_to_the_cheapest_place(view: NodeView, want: Want, creat
 @given(view=nodes(), want=wants_for())
 def test_one_device_of_any_kind_is_served_rightly_or_not_at_all(view: NodeView, want: Want) -> None:
     outcome = plan(view, request(want))
-    possible = any(costs(gpu, wanted, 0.0) for gpu in view.gpus if (wanted := choose(want, gpu.layout)) is not None)
+    possible = any(
+        costs(gpu, wanted, 0.0) for gpu in view.gpus if (wanted := smallest_profile(want, gpu.layout)) is not None
+    )
     assert isinstance(outcome, Plan) == possible
     if isinstance(outcome, Plan):
         check(view, [want], outcome)
@@ -204,7 +205,7 @@ def fits_by_brute_force(view: NodeView, wants: Sequence[Want]) -> bool:
         if number == len(wants):
             return True
         for gpu in view.gpus:
-            wanted = choose(wants[number], gpu.layout)
+            wanted = smallest_profile(wants[number], gpu.layout)
             if wanted is None:
                 continue
             mask, engines = state[gpu.uuid]
@@ -314,7 +315,7 @@ def test_exclusion_is_exact_as_well(machine: Machine, wants: list[Want], data: s
     def descend(number: int, mask: int, engines: list[int]) -> bool:
         if number == len(wants):
             return True
-        wanted = choose(wants[number], gpu.layout)
+        wanted = smallest_profile(wants[number], gpu.layout)
         if wanted is None:
             return False
         after = [a + b for a, b in zip(engines, wanted.engines.as_tuple(), strict=True)]

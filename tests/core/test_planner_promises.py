@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.model import InstanceState, Layout, NodeView, Want
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy
+from mig_agent.core.planning.plan import Plan, Policy
+from mig_agent.core.planning.planner import plan
 from support.nodes import A30, H100, LAYOUTS, RTX_PRO, Has, Machine, node, nodes, profile, request, wants_for
 
 PLAIN = tuple(replace(layout, profiles=tuple(p for p in layout.profiles if not p.attributes)) for layout in LAYOUTS)
@@ -98,8 +97,8 @@ _PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from support.nodes import *
-from mig_agent.core.explain import explanation
-from mig_agent.core.planner import plan
+from mig_agent.core.planning.explain import explanation
+from mig_agent.core.planning.planner import plan
 view = node(
     *(Machine(layout, [Has("1g.10gb", start) for start in (0, 3)]) for layout in (H100, H100)),
     Machine(A100_40, [Has("2g.10gb", 2), Has("1g.5gb", 5, "leased", "bob")]),

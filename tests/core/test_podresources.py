@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mig_agent.core.podresources import Container, devices_of, pod_resources, requested
+from mig_agent.core.pod_resources import Container, devices_of, pod_resources, requested
 from mig_agent.core.requests import parse_device
 
 SIDECAR = "Always"

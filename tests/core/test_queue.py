@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.emptied import fewest_gpus, fits_when_empty
-from mig_agent.core.keeping import Waiting, in_turn, reservation, share, sparing
-from mig_agent.core.model import GpuState, NodeView, Request, Want
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy
-from mig_agent.core.queue import NOBODY, Paused, Queue, next_to_start, search
-from mig_agent.core.requestkey import Asker, RequestId, RequestKey
+from mig_agent.core.backfill import WaitingRequest, backfill_order, gpu_share, reservation, sparing
+from mig_agent.core.model import CallerId, GpuState, NodeView, Request, RequestId, RequestKey, Want
+from mig_agent.core.planning.feasibility import fewest_gpus, fits_when_empty
+from mig_agent.core.planning.plan import Plan, Policy
+from mig_agent.core.planning.planner import plan
+from mig_agent.core.queue import NONE_SEEN, PausedSearch, Queue, next_to_start, search
 from support.nodes import (
     A30,
     A100_40,
@@ -41,7 +39,7 @@ def named(name: str, *wants: Want, priority: int = 0, gpus: Sequence[str] = ()) 
 
 
 def key(name: str) -> RequestKey:
-    return RequestKey(Asker(""), RequestId(name))
+    return RequestKey(CallerId(""), RequestId(name))
 
 
 def queue_of(*requests: tuple[float, Request]) -> Queue:
@@ -180,7 +178,7 @@ def test_those_of_higher_priority_are_not_held_up() -> None:
     urgent, large = queue.waiting
     assert kept.against(urgent) == frozenset()
     assert kept.against(large) == frozenset()
-    later = Waiting(request=named("later", ONE), seq=99, since=600)
+    later = WaitingRequest(request=named("later", ONE), seq=99, since=600)
     assert kept.against(later) == kept.gpus
 
 
@@ -250,7 +248,7 @@ def test_the_fewest_gpus_are_enough_and_none_is_needless(view: NodeView, wants: 
 def test_next_to_start_is_the_first_that_the_planner_would_serve(view: NodeView, wants: list[Want]) -> None:
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     found = next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0)
-    turns = in_turn(view, queue.waiting, None)
+    turns = backfill_order(view, queue.waiting, None)
     served = [each for each in turns if isinstance(plan(view, each.request), Plan)]
     assert (found[0] if found else None) == (served[0] if served else None)
     if found is not None:
@@ -273,12 +271,12 @@ def test_nothing_behind_the_oldest_touches_what_it_keeps(view: NodeView, wants: 
 def test_in_pieces_it_finds_the_same(view: NodeView, wants: list[Want]) -> None:
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     at_once = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0)
-    seen = NOBODY
+    seen = NONE_SEEN
     pieces = 0
     while True:
         found = search(view, queue.waiting, POLICY, 50.0, limit_seconds=48.0, seen=seen, enough=lambda: True)
         pieces += 1
-        if not isinstance(found, Paused):
+        if not isinstance(found, PausedSearch):
             break
         assert found.seen > seen
         seen = found.seen
@@ -331,10 +329,10 @@ def test_nothing_is_spared_for_a_small_one_nor_where_nobody_else_waits() -> None
 
 def test_the_share_of_a_request() -> None:
     view = node(Machine(H100), Machine(A30))
-    assert share(view, request(SEVEN)) == 1.0
-    assert share(view, request(ONE, ONE)) == 0.25
-    assert share(view, request(memory("40G"))) == 0.5
-    assert share(view, request(profile("9g.999gb"))) == 1.0
+    assert gpu_share(view, request(SEVEN)) == 1.0
+    assert gpu_share(view, request(ONE, ONE)) == 0.25
+    assert gpu_share(view, request(memory("40G"))) == 0.5
+    assert gpu_share(view, request(profile("9g.999gb"))) == 1.0
 
 
 @given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
@@ -348,10 +346,10 @@ def test_who_could_start_without_sparing_can_start_with_it(view: NodeView, wants
 def test_a_look_in_pieces_meets_those_who_came_since() -> None:
     """However many come in between, each is looked at once: the look comes to its end."""
     queue = queue_of(*((float(number), named(f"old-{number}", SEVEN)) for number in range(3)))
-    seen, looks = NOBODY, 0
+    seen, looks = NONE_SEEN, 0
     while True:
         found = search(FULL, queue.waiting, POLICY, 50.0, limit_seconds=100.0, seen=seen, enough=lambda: True)
-        if not isinstance(found, Paused):
+        if not isinstance(found, PausedSearch):
             break
         looks += 1
         seen = found.seen

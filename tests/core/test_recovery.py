@@ -18,7 +18,7 @@ from mig_agent.core.model import (
     MigMode,
     Placement,
 )
-from mig_agent.core.observed import ObservedGpu, ObservedInstance
+from mig_agent.core.observation import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
     DESTROYED,
     GPU_RESET,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.model import GpuState, GpuUuid, NodeView, Slot, Want
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
+from mig_agent.core.planning.plan import Plan
+from mig_agent.core.planning.planner import plan
 from support.nodes import (
     A30,
     A100_40,

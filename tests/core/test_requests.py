@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Holder, Request, Want
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Holder, Request, RequestId, Want
 from mig_agent.core.requests import (
     MOST_WANTS,
     fraction_want,

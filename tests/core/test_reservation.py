@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from mig_agent.core import emptied
-from mig_agent.core.board import Board
-from mig_agent.core.emptied import Rooms, fewest_gpus
 from mig_agent.core.model import Want
-from mig_agent.core.packing import pack
-from mig_agent.core.placement import Window
+from mig_agent.core.planning import feasibility
+from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
+from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.placement import Window
 from support.nodes import A30, H100, Has, Machine, node, profile
 
 SEVEN = (profile("7g.80gb"),)
@@ -58,17 +58,17 @@ def test_gpus_that_look_alike_emptied_are_tried_once(monkeypatch: pytest.MonkeyP
     tried: list[int] = []
 
     def counted(
-        boards: Sequence[Board], wants: Sequence[Want], *, most_steps: int | None = None
+        boards: Sequence[Occupancy], wants: Sequence[Want], *, most_steps: int | None = None
     ) -> tuple[tuple[int, Window], ...] | None:
         tried.append(len(boards))
         return pack(boards, wants, most_steps=most_steps)
 
-    monkeypatch.setattr(emptied, "pack", counted)
+    monkeypatch.setattr(feasibility, "pack", counted)
     wants = (profile("4g.40gb"),) * 5 + (profile("3g.40gb"),) * 3
     alike = node(*[ONE_SMALL] * 16)
     assert len(fewest_gpus(alike.gpus, wants)) == 5
     assert len(tried) <= 4
-    rooms = Rooms(wants)
+    rooms = FeasibilityCache(wants)
     mixed = node(*[ONE_SMALL, Machine(A30, []), Machine(H100, [Has("1g.10gb", 6, "foreign")]), ONE_WHOLE] * 4)
     kept = fewest_gpus(mixed.gpus, wants, rooms)
     again = len(tried)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_agent.core.explain import explanations
 from mig_agent.core.model import Gpu, Holder, InstanceState, NodeView, Request, Want
-from mig_agent.core.plan import CreateInstance, DestroyInstance, Plan, ReuseInstance
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy, Reuse
+from mig_agent.core.planning.explain import explanations
+from mig_agent.core.planning.plan import CreateInstance, DestroyInstance, Plan, Policy, Reuse, ReuseInstance
+from mig_agent.core.planning.planner import plan
 from mig_agent.core.queue import Queue, next_to_start
 from support.nodes import A100_40, H100, WHOLE, Has, Machine, node, nodes, profile, request, wants_for, whole
 

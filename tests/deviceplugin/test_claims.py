@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedContainer, ListedPod
-from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
 from mig_agent.frontends.deviceplugin.claims import Claim, belongs_to, claim_of
 
 SMALL, LARGE, FOREIGN = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "example.com/nic"

@@ -10,7 +10,7 @@ import pytest
 
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller

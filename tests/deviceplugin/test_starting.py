@@ -11,7 +11,7 @@ import pytest
 
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, KubeletDevice, Pod
 from mig_agent.frontends.deviceplugin import starting
 from mig_agent.frontends.deviceplugin.book import unserved

@@ -23,7 +23,7 @@ from placement_bench.rounds import Asked, made_up, write
 from mig_agent.client import ClientError
 from mig_agent.client.answers import LeaseInfo
 from mig_agent.core.model import NodeView
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY
 from support.cluster import installed, scheduling
 from support.cluster import kubelet as kubelets
 from support.cluster.api import Json

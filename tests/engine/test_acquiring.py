@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import Reason, Refusal, RefusedError
-from mig_agent.core.event import EventKind
-from mig_agent.core.model import GpuState, InstanceState, Want
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import GpuState, InstanceState, RequestId, Want
 from support.engine import ADMIN, ANYBODY, CREATE, DESTROY, engine
 
 WHOLE = Want(whole_gpu=True, text="whole")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.engine.events import MOST_UNREAD, RING
 from support.engine import engine
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.explain import explanation
+from mig_agent.core.planning.explain import explanation
 from mig_agent.engine import waiting
 from support.engine import Node, engine
 

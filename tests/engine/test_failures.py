@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState
 from mig_agent.simulator import Code
 from support.engine import ADMIN, CREATE, CREATE_COMPUTE, DESTROY, Node, engine

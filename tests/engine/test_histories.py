@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Instance, InstanceState, Request
 from mig_agent.engine.answers import Granted
 from mig_agent.simulator import MODELS, Code, SimulatorError

@@ -11,7 +11,7 @@ from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.adapters.ledger_backup import back_up, restore
 from mig_agent.adapters.ledger_counter import SUFFIX
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, Want
 from support.engine import ADMIN, ANYBODY, CREATE_COMPUTE, DESTROY, Node, engine, killed, start
 

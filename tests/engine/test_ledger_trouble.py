@@ -12,7 +12,7 @@ import pytest
 from mig_agent.adapters import ledger as ledger_module
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState
 from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, LeaseId
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller

@@ -9,7 +9,7 @@ import pytest
 
 from mig_agent.adapters import profiles
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from support.engine import ADMIN, Node, engine
 
 

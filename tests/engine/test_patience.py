@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from mig_agent.core.backfill import LONGEST_DELAY_SECONDS, SHORTEST_DELAY_SECONDS
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.patience import LEAST_SECONDS, MOST_SECONDS
 from support.engine import Node, engine, killed, start
 
 
@@ -71,9 +71,9 @@ async def test_a_limit_that_is_set_wins(tmp_path: Path) -> None:
 async def test_the_limit_stays_within_bounds(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await leases_of(node, 0.0, 60)
-        assert limit_of(node) == LEAST_SECONDS
+        assert limit_of(node) == SHORTEST_DELAY_SECONDS
         await leases_of(node, 30 * 24 * 3600.0, 20)
-        assert limit_of(node) == MOST_SECONDS
+        assert limit_of(node) == LONGEST_DELAY_SECONDS
 
 
 async def test_however_a_lease_ends_it_counts(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.core.errors import Reason, Refusal, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState
 from mig_agent.core.requests import profile_want
 from mig_agent.engine.callers import Caller

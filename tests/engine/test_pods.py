@@ -11,7 +11,7 @@ import pytest
 
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod, Request
 from mig_agent.core.requests import profile_want
 from mig_agent.engine.answers import Granted

@@ -8,9 +8,8 @@ import pytest
 
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import EventKind
-from mig_agent.core.model import GpuState, Holder, InstanceState, KubeletDevice, Pod
-from mig_agent.core.standing import standing
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import GpuState, Holder, InstanceState, KubeletDevice, Pod, live_devices
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.simulator import Code
@@ -34,7 +33,7 @@ async def leased(node: Node, *profiles: str) -> Granted:
 def standing_now(node: Node, granted: Granted) -> list[bool]:
     """Of each device of the lease, whether its instance is there."""
     view = node.manager.snapshot.view
-    return [each is not None for each in standing(view, view.leases[granted.lease.id])]
+    return [each is not None for each in live_devices(view, view.leases[granted.lease.id])]
 
 
 def index_of(granted: Granted, gpu: int) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.core.errors import ConfigError, Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState, Want
 from mig_agent.simulator import STATE_FILE, Simulator
 from support.engine import ANYBODY, engine, start

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller

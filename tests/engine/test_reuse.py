@@ -9,7 +9,7 @@ import pytest
 
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState
 from support.engine import Node, engine
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.core import keeping
-from mig_agent.core.emptied import Rooms, fewest_gpus
+from mig_agent.core import backfill
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
+from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
 from mig_agent.engine import waiting
 from mig_agent.engine.answers import Granted
 from support.engine import ANYBODY, CREATE, Node, engine
@@ -327,11 +327,13 @@ async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
     monkeypatch.setattr(waiting, "_PIECE_SECONDS", 0.0)
     worked_out: list[int] = []
 
-    def counted(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None = None) -> frozenset[GpuUuid]:
+    def counted(
+        gpus: Sequence[Gpu], wants: Sequence[Want], rooms: FeasibilityCache | None = None
+    ) -> frozenset[GpuUuid]:
         worked_out.append(len(wants))
         return fewest_gpus(gpus, wants, rooms)
 
-    monkeypatch.setattr(keeping, "fewest_gpus", counted)
+    monkeypatch.setattr(backfill, "fewest_gpus", counted)
     async with engine(tmp_path, "a100-40gb:2", reservation_after_seconds=60.0) as node:
         await crowded(node)
         node.clock.advance(61)

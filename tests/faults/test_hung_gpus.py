@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.filelock import LockedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState
 from mig_agent.simulator import STATE_FILE, Code, Simulator
 from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder

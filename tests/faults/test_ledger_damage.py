@@ -35,8 +35,9 @@ from mig_agent.adapters.ledger_contents import Contents
 from mig_agent.adapters.ledger_counter import SUFFIX
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
+    CallerId,
     Generation,
     GpuUuid,
     Holder,
@@ -46,9 +47,9 @@ from mig_agent.core.model import (
     LeaseId,
     Placement,
     Profile,
+    RequestId,
     Slot,
 )
-from mig_agent.core.requestkey import Asker, RequestId
 from support.figures import Figure
 
 GPU = GpuUuid("GPU-1")
@@ -83,7 +84,7 @@ def lease(number: int, *, hold: bool) -> Lease:
         created_at=10.0 + number,
         hold=hold,
         reused=(False,),
-        asker=Asker("uid 1000"),
+        asker=CallerId("uid 1000"),
     )
 
 

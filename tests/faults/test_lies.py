@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState
 from mig_agent.simulator import Code
 from support.engine import ADMIN, Node, engine

@@ -13,7 +13,7 @@ import pytest
 
 from mig_agent.adapters.nvml import ChangeListener, Driver
 from mig_agent.core.errors import DriverError, RefusedError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState, Want
 from mig_agent.engine import listening
 from mig_agent.engine.answers import Granted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from support.agent import Agent, short_folder
 from support.engine import engine
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import GpuState, NodeView, Pod
-from mig_agent.core.podresources import in_kubernetes
+from mig_agent.core.pod_resources import in_kubernetes
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
 from mig_agent.frontends.node.features import NODE_FEATURE_DISCOVERY, OURS, TIMESTAMP, Changes, changes, feature_labels

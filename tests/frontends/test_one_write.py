@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.frontends.handlers import method_handlers
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import RECEIVED

@@ -10,8 +10,8 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.choosing import serves
 from mig_agent.core.model import GpuUuid, Holder, KubeletDevice, Layout, Lease, LeaseId, NodeView, Pod, Slot, Want
+from mig_agent.core.planning.profiles import serves
 from mig_agent.frontends.deviceplugin.resources import Naming, resources_of
 from mig_agent.frontends.promises import counted, fitted, kept, leases_for, nobody_knows, promised
 from support.nodes import A100_40, H100, Has, Machine, node, nodes

@@ -11,7 +11,7 @@ import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import GpuUuid
-from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine import acquisitions
 from mig_agent.engine.turns import Turns
 from mig_agent.frontends.room import Room

@@ -14,8 +14,7 @@ from google.protobuf.message import Message
 
 from mig_agent.adapters.grpcerrors import MOST_DETAIL_BYTES, detail_of
 from mig_agent.core.errors import Blocker, Reason, Refusal
-from mig_agent.core.model import Holder, Want
-from mig_agent.core.requestkey import Asker, RequestId, RequestKey
+from mig_agent.core.model import CallerId, Holder, RequestId, RequestKey, Want
 from mig_agent.core.requests import LONGEST_REQUEST_ID, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_GPUS_NAMED, MOST_WANTS
 from mig_agent.engine.answers import Queued
 from mig_agent.frontends import api, messages
@@ -121,7 +120,7 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
     assert len(status.queue) == many
     assert status.ByteSize() < USUAL_LIMIT // 2
     longest = Queued(
-        request=RequestKey(Asker("name slurm"), RequestId(FACE * 32)),
+        request=RequestKey(CallerId("name slurm"), RequestId(FACE * 32)),
         who=Holder(tenant=FACE * 64, name=FACE * 64),
         priority=0,
         position=1,

@@ -11,7 +11,7 @@ from typing import Any, cast
 import grpc
 import pytest
 
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.engine.events import MOST_SUBSCRIBERS, MOST_UNREAD
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import Node

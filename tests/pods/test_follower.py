@@ -14,7 +14,7 @@ import pytest
 from mig_agent.adapters.clock import VirtualClock
 from mig_agent.adapters.kubeapi import Following, KubeApiError, PodFacts, PodName
 from mig_agent.adapters.kubelet import CheckpointEntry
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.frontends.deviceplugin.environment import NOBODY_KNOWN
 from mig_agent.frontends.pods import follower

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
-from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
 from mig_agent.frontends.pods.judging import (
     ASK,
     NAMELESS_SECONDS,

@@ -14,7 +14,7 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 from google.protobuf.descriptor_pool import DescriptorPool
 
 from mig_agent.core.errors import Reason
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]

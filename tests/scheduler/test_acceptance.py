@@ -11,7 +11,7 @@ from placement_bench.replay import RUNNERS
 from placement_bench.rounds import Asked, made_up
 
 from mig_agent.core.model import NodeView
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY
 from support.agent import eventually
 from support.placing import PATIENCE_SECONDS, Placing, placing
 from support.standing import as_they_stand

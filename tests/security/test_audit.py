@@ -12,7 +12,7 @@ import structlog
 
 from mig_agent.config import Settings
 from mig_agent.core.errors import Reason, Refusal
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Holder
 from mig_agent.daemon import logs
 from mig_agent.engine.callers import Caller

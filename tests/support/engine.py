@@ -17,9 +17,8 @@ from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.event import Event, EventKind
-from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, Want
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.events import Event, EventKind
+from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
 from mig_agent.core.requests import memory_want, profile_want
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller

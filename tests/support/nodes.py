@@ -24,12 +24,12 @@ from mig_agent.core.model import (
     NodeView,
     Placement,
     Request,
+    RequestId,
     Slot,
     Want,
     whole_gpu_layout,
 )
 from mig_agent.core.quantities import parse_memory
-from mig_agent.core.requestkey import RequestId
 
 CATALOG = load()
 LAYOUTS = tuple(entry.layout for entry in CATALOG.entries)

@@ -32,8 +32,8 @@ from mig_agent.adapters.ledger_digest import PUT_HEAD, Head, RunningDigest, read
 from mig_agent.adapters.ledger_making import connect, make_copy
 from mig_agent.adapters.ledger_schema import PATCHES, Patch
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.event import Event
-from mig_agent.core.requestkey import RequestKey
+from mig_agent.core.events import Event
+from mig_agent.core.model import RequestKey
 
 LEDGER_FILE = "ledger.sqlite3"
 _MOST_IN_A_BATCH = 512

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from mig_agent.adapters.ledger_contents import Doubt
 from mig_agent.adapters.ledger_schema import UNCONFIRMED
-from mig_agent.core.event import Event
+from mig_agent.core.events import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
 
 Statement = tuple[str, tuple[str | int | float | None, ...]]

@@ -10,8 +10,9 @@ from typing import Any
 
 from mig_agent.adapters.ledger_digest import Head
 from mig_agent.adapters.ledger_schema import UNCONFIRMED
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
+    CallerId,
     Generation,
     GpuUuid,
     Holder,
@@ -23,9 +24,10 @@ from mig_agent.core.model import (
     Placement,
     Pod,
     Profile,
+    RequestId,
+    RequestKey,
     Slot,
 )
-from mig_agent.core.requestkey import Asker, RequestId, RequestKey
 
 _STATE = {
     "creating": InstanceState.CREATING,
@@ -189,7 +191,7 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
             KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
         ),
         arrived=bool(arrived),
-        asker=Asker(asker),
+        asker=CallerId(asker),
     )
     return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
 

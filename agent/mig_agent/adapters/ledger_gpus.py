@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mig_agent.core.model import Engines, GpuUuid, Layout, MigMode, Placement, Profile
-from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.observation import ObservedGpu
 
 
 def text_of(gpu: ObservedGpu) -> str:

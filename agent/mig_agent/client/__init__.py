@@ -17,7 +17,7 @@ from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.leases import Lease
 from mig_agent.core.errors import UsageError
-from mig_agent.core.podresources import devices_of, pod_resources
+from mig_agent.core.pod_resources import devices_of, pod_resources
 
 if TYPE_CHECKING:
     from mig_agent.client.aio.client import AsyncClient

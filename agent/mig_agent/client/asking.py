@@ -12,9 +12,8 @@ from typing import TypedDict
 from mig_agent.client import answers, kinds
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Holder, Pod, Request, Want
+from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
 from mig_agent.core.quantities import parse_duration, shown
-from mig_agent.core.requestkey import RequestId
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 FOREVER = math.inf

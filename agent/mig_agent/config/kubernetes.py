@@ -11,7 +11,7 @@ from typing import Literal
 from mig_agent.config import kinds
 from mig_agent.config.rows import setting
 from mig_agent.core.errors import ConfigError
-from mig_agent.core.podresources import MEMORY, PROFILES
+from mig_agent.core.pod_resources import MEMORY, PROFILES
 
 _KUBERNETES = "Kubernetes"
 

@@ -89,7 +89,7 @@ class Refusal:
     hint: str = ""
     blockers: tuple[Blocker, ...] = ()
     explanation: tuple[str, ...] = ()
-    """What was weighed and what blocks each GPU, as `core.explain` writes it; empty where there is nothing to tell."""
+    """What was weighed and what blocks each GPU, as `core.planning.explain` writes it; empty where there is none."""
     revision: int | None = None
     """With REVISION_CHANGED: where the node is now."""
     changed: tuple[str, ...] = ()

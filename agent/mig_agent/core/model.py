@@ -11,9 +11,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
-from typing import NewType
+from typing import Final, NamedTuple, NewType
 
-from mig_agent.core.requestkey import NOT_GIVEN, NOT_RECORDED, Asker, RequestId, RequestKey
+RequestId = NewType("RequestId", str)
+CallerId = NewType("CallerId", str)
+"""Whose request ids: `uid 1000`, `name slurm`."""
+NO_REQUEST_ID: Final = RequestId("")
+UNRECORDED_CALLER: Final = CallerId("")
+"""Who asked for a lease that a version before this one has recorded."""
+
+
+class RequestKey(NamedTuple):
+    """One request: two callers may well use the same id."""
+
+    asker: CallerId
+    id: RequestId
+
 
 GpuUuid = NewType("GpuUuid", str)
 """A GPU's UUID as the driver spells it, `GPU-...`."""
@@ -257,7 +270,7 @@ class Lease:
     """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
     arrived: bool = False
     """The pod that it was taken for has been seen on this node; it has no deadline any more."""
-    asker: Asker = NOT_RECORDED
+    asker: CallerId = UNRECORDED_CALLER
 
     @property
     def request_key(self) -> RequestKey:
@@ -373,7 +386,7 @@ class Request:
     """What somebody asks for: one or more devices, all or nothing."""
 
     wants: tuple[Want, ...]
-    request_id: RequestId = NOT_GIVEN
+    request_id: RequestId = NO_REQUEST_ID
     holder: Holder = field(default_factory=Holder)
     gpus: tuple[str, ...] = ()
     """Only these GPUs, each by index (`"1"`) or UUID; empty: any."""
@@ -387,10 +400,25 @@ class Request:
     """Refuse when the node has changed since this revision."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each want of a pod, the kubelet's device that it stands for; empty where no kubelet asks."""
-    asker: Asker = NOT_RECORDED
+    asker: CallerId = UNRECORDED_CALLER
     """Who calls, as the transport knows it."""
 
     @property
     def key(self) -> RequestKey:
         """Which request it is."""
         return RequestKey(self.asker, self.request_id)
+
+
+def live_devices(view: NodeView, lease: Lease) -> tuple[Instance | None, ...]:
+    """Of each device of a lease its instance; None for one that is lost: gone, or on a GPU that is lost.
+
+    None, too, where the GPU does not answer yet or is not managed now.
+    """
+    return tuple(
+        each if each is not None and each.lease == lease.id and _is_on_working_gpu(view, each) else None
+        for each in (view.instances.get(generation) for generation in lease.instances)
+    )
+
+
+def _is_on_working_gpu(view: NodeView, instance: Instance) -> bool:
+    return view.by_uuid[instance.slot.gpu].state is not GpuState.LOST

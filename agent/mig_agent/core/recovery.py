@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, GpuUuid, InstanceState, LeaseId, Placement
-from mig_agent.core.observed import ObservedGpu, ObservedInstance
+from mig_agent.core.observation import ObservedGpu, ObservedInstance
 
 REBOOT = "reboot"
 """The machine was started anew: no instance outlives that."""

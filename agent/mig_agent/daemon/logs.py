@@ -15,7 +15,7 @@ import structlog
 from structlog.typing import EventDict, Processor
 
 from mig_agent.config import Settings
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.texts import visible
 from mig_agent.daemon.loglimit import LEFT_OUT, OncePerMinute
 from mig_agent.daemon.logwriter import LogWriter

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
-from mig_agent.core.event import EventKind
-from mig_agent.core.model import Lease, Pod, Request, Slot
-from mig_agent.core.requestkey import RequestId, RequestKey
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import Lease, Pod, Request, RequestId, RequestKey, Slot
 from mig_agent.engine.answers import Device, Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context

@@ -10,9 +10,9 @@ from typing import Literal
 from mig_agent.adapters.ledger_changes import DropCordon, DropInstance, PutCordon, PutInstance
 from mig_agent.adapters.ledger_contents import Cordon
 from mig_agent.core.errors import Blocker, DriverError, DriverErrorKind, LedgerError, Reason, RefusedError, refuse
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, Instance, InstanceState
-from mig_agent.core.observed import ModeChange
+from mig_agent.core.observation import ModeChange
 from mig_agent.engine.answers import ModeAnswer
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context

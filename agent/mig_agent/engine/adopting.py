@@ -8,7 +8,7 @@ from functools import partial
 
 from mig_agent.adapters.ledger_changes import DropDoubt, PutInstance
 from mig_agent.core.errors import LedgerError, Reason, refuse
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Instance, InstanceState
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context

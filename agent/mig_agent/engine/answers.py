@@ -7,8 +7,19 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mig_agent.adapters.ledger_contents import Doubt
-from mig_agent.core.model import Generation, GpuUuid, Holder, Lease, LeaseId, MigMode, NodeView, Placement, Want
-from mig_agent.core.requestkey import RequestId, RequestKey
+from mig_agent.core.model import (
+    Generation,
+    GpuUuid,
+    Holder,
+    Lease,
+    LeaseId,
+    MigMode,
+    NodeView,
+    Placement,
+    RequestId,
+    RequestKey,
+    Want,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import PutInstance
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import DriverError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Instance, InstanceState
 from mig_agent.engine.context import Context
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mig_agent.adapters.tokens import Tokens
-from mig_agent.core.model import Holder, Lease, LeaseId
-from mig_agent.core.requestkey import Asker
+from mig_agent.core.model import CallerId, Holder, Lease, LeaseId
 
 
 class Role(StrEnum):
@@ -54,13 +53,13 @@ class Caller:
         return self.name or ("" if self.uid is None else f"uid {self.uid}")
 
     @property
-    def asker(self) -> Asker:
+    def asker(self) -> CallerId:
         """Whose its request ids are: the user's or the certificate's, over any connection and in any role."""
         if self.inside:
-            return Asker(f"inside {self.name}")
+            return CallerId(f"inside {self.name}")
         if self.uid is not None:
             return uid_asker(self.uid)
-        return Asker(f"name {self.name}" if self.name else "nobody")
+        return CallerId(f"name {self.name}" if self.name else "nobody")
 
     def may_see(self, holder: Holder) -> bool:
         """Whether it sees in full what this holder holds or asks for."""
@@ -80,9 +79,9 @@ class Caller:
         return "an administrator" if self.admin else "somebody"
 
 
-def uid_asker(uid: int) -> Asker:
+def uid_asker(uid: int) -> CallerId:
     """A user of this machine, whatever they are called."""
-    return Asker(f"uid {uid}")
+    return CallerId(f"uid {uid}")
 
 
 def may_change(tokens: Tokens, lease: LeaseId, known: Lease | None, token: str, caller: Caller) -> bool:

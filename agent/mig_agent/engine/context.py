@@ -11,12 +11,11 @@ from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
+from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, refuse
 from mig_agent.core.model import Generation, GpuUuid, Instance, Request
-from mig_agent.core.patience import Patience
-from mig_agent.core.plan import Outcome
-from mig_agent.core.policy import Policy
+from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.events import Events
 from mig_agent.engine.gate import Gate
 from mig_agent.engine.journal import Journal
@@ -64,7 +63,7 @@ class Context:
     events: Events
     journal: Journal
     tasks: Tasks
-    patience: Patience
+    patience: MeanLeaseTime
     aside: CallThread
     """For calls that belong to no GPU: reading events, looking at processes."""
     gate: Gate = field(default_factory=Gate)

@@ -6,7 +6,7 @@ import re
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.core.errors import Reason, Refusal
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.quantities import shown
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller

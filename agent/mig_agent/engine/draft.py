@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mig_agent.adapters.ledger_changes import Change
-from mig_agent.core.event import Event
+from mig_agent.core.events import Event
 from mig_agent.core.model import LeaseId
 from mig_agent.engine.journal import Journal
 

@@ -10,7 +10,7 @@ from typing import Self
 import structlog
 
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.event import NOTHING_TO_PLANS, Event
+from mig_agent.core.events import IRRELEVANT_TO_PLANS, Event
 
 _LOG = structlog.get_logger("mig_agent.engine")
 
@@ -114,7 +114,7 @@ class Events:
         if not self._lost_up_to <= revision <= now:
             return (UNKNOWN,)
         kinds = (each.kind for each in self._ring if each.revision > revision)
-        return tuple(dict.fromkeys(kind.value for kind in kinds if kind not in NOTHING_TO_PLANS))
+        return tuple(dict.fromkeys(kind.value for kind in kinds if kind not in IRRELEVANT_TO_PLANS))
 
     def subscribe(self, after_revision: int | None, revision: int) -> Subscription:
         """The events after a revision, or with None those to come. Raises RefusedError.

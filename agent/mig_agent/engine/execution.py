@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLease
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import DriverError, LedgerError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
-from mig_agent.core.observed import ObservedInstance
-from mig_agent.core.plan import CreateInstance, Plan, ReuseInstance
+from mig_agent.core.observation import ObservedInstance
+from mig_agent.core.planning.plan import CreateInstance, Plan, ReuseInstance
 from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
 from mig_agent.engine.draft import Draft

@@ -16,7 +16,7 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.ledger import Entry, Ledger
 from mig_agent.adapters.ledger_changes import AddEvent, Change, Record
 from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.events import Events

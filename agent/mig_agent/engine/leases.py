@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mig_agent.adapters.ledger_changes import ArriveLease
 from mig_agent.core.errors import DriverError, LedgerError, Reason, RefusedError, refuse
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller, may_change

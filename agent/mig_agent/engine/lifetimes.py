@@ -20,7 +20,7 @@ from mig_agent.adapters.ledger_changes import (
 )
 from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, Lease, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context

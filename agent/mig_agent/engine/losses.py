@@ -6,7 +6,7 @@ lost, the others would be idle, and another pod would be given what that contain
 
 from __future__ import annotations
 
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
 from mig_agent.engine.context import Context
 from mig_agent.engine.lifetimes import WORDS

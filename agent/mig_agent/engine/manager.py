@@ -10,11 +10,9 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger import Ledger
 from mig_agent.adapters.nvml import Driver
-from mig_agent.core.capacity import Room
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
-from mig_agent.core.event import Event, EventKind
-from mig_agent.core.explain import MOST_LINES, explanation
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -25,14 +23,15 @@ from mig_agent.core.model import (
     NodeView,
     Pod,
     Request,
+    RequestKey,
     Slot,
     Want,
 )
-from mig_agent.core.observed import InstanceUsage
-from mig_agent.core.pace import Pace
-from mig_agent.core.plan import Outcome
-from mig_agent.core.planner import plan
-from mig_agent.core.requestkey import RequestKey
+from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.planning.capacity import RemainingCapacity
+from mig_agent.core.planning.explain import MOST_LINES, explanation
+from mig_agent.core.planning.plan import Outcome, StepTimes
+from mig_agent.core.planning.planner import plan
 from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Telemetry
@@ -78,7 +77,7 @@ class Manager:
         """Called when the driver was replaced while the agent was paused, and its library where this process looks was
         not: in a container it never will be."""
         self._telling = False
-        self._room: tuple[NodeView, tuple[tuple[Want, ...], float], Room] | None = None
+        self._room: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """What was last worked out, and for what."""
         self._published = self._to_be_shown()
         parts.context.journal.on_published = self._view_changed
@@ -225,7 +224,7 @@ class Manager:
             yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> StepTimes:
         """How long creating and destroying takes here, by what was measured."""
         return self._context.timing.pace
 
@@ -245,7 +244,7 @@ class Manager:
         known = self._room
         if known is None or known[0] is not view or known[1] != key:
             # Asked about one resource after the other, and what is kept for whom takes looking through the queue.
-            room = Room(view, context.policy, before, reserved=self._parts.room.reserved)
+            room = RemainingCapacity(view, context.policy, before, reserved=self._parts.room.reserved)
             known = self._room = (view, key, room)
         return known[2].creatable(want)
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 from mig_agent.adapters.ledger import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.model import LeaseId, Request
-from mig_agent.core.requestkey import NOT_RECORDED, RequestKey
+from mig_agent.core.model import UNRECORDED_CALLER, LeaseId, Request, RequestKey
 from mig_agent.engine.callers import Caller, uid_asker
 from mig_agent.engine.journal import ledger_refusal
 
@@ -65,7 +64,7 @@ def _given(request: Request, caller: Caller) -> tuple[str, str]:
 def _request_of(recorded: RecordedLease) -> RequestKey:
     """Of users of this machine that version has recorded who they are."""
     lease = recorded.lease
-    if lease.asker == NOT_RECORDED and lease.holder.uid is not None:
+    if lease.asker == UNRECORDED_CALLER and lease.holder.uid is not None:
         return RequestKey(uid_asker(lease.holder.uid), lease.request_id)
     return lease.request_key
 
@@ -118,7 +117,7 @@ class Memory:
 
         Raises RefusedError where the ledger cannot be asked.
         """
-        keys = (request, RequestKey(NOT_RECORDED, request.id))
+        keys = (request, RequestKey(UNRECORDED_CALLER, request.id))
         for key in keys:
             found = self._standing.get(key) or self._ended.get(key)
             if found is not None:

@@ -14,9 +14,9 @@ from mig_agent.adapters.filelock import LockedError
 from mig_agent.adapters.nvml import Observation
 from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuUuid, Instance, InstanceState, Slot
-from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.observation import ObservedGpu
 from mig_agent.engine.context import Context
 from mig_agent.engine.lanes import Lane
 from mig_agent.engine.parts import Parts

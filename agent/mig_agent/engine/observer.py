@@ -10,7 +10,7 @@ from dataclasses import replace
 from mig_agent.adapters.ledger_changes import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
     GpuUuid,
     Instance,
@@ -19,7 +19,7 @@ from mig_agent.core.model import (
     LeaseId,
     whole_gpu_layout,
 )
-from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.recovery import (
     NEVER_MADE,
     EndLease,

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-from mig_agent.core.pace import Pace
+from mig_agent.core.planning.plan import StepTimes
 
-FIRST_GUESS = Pace(create=0.16, destroy=0.10)
+FIRST_GUESS = StepTimes(create=0.16, destroy=0.10)
 """Until something was measured; what simulated GPUs take unless they are told otherwise."""
 MEASURED = 32
 """The mean is of so many, the latest."""
@@ -33,9 +33,9 @@ class Timing:
         self._destroyed.append(seconds)
 
     @property
-    def pace(self) -> Pace:
+    def pace(self) -> StepTimes:
         """As things are now."""
-        return Pace(
+        return StepTimes(
             create=_mean(self._created, FIRST_GUESS.create), destroy=_mean(self._destroyed, FIRST_GUESS.destroy)
         )
 

@@ -15,7 +15,7 @@ from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger_changes import DropPause, PutPause
 from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError, MigAgentError
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.engine.answers import PauseAnswer
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLastGeneration
-from mig_agent.core.event import EventKind
+from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
     Generation,
     Instance,
@@ -16,7 +16,7 @@ from mig_agent.core.model import (
     Profile,
     Slot,
 )
-from mig_agent.core.observed import ObservedGpu, ObservedInstance
+from mig_agent.core.observation import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
     AdoptForeign,
     EndLease,

@@ -15,7 +15,7 @@ class EngineSettings:
     gpus: tuple[str, ...] = ()
     """The GPUs to manage, each by index or UUID; empty: all."""
     creation_cost: float = 2.0
-    """What creating an instance costs against reusing an idle one (`core.policy`)."""
+    """What creating an instance costs against reusing an idle one (`core.planning.plan`)."""
     strict_fifo: bool = False
     """Whether only the first in the queue may start."""
     reservation_after_seconds: float | None = None
@@ -25,7 +25,7 @@ class EngineSettings:
     foreign: Literal["respect", "adopt"] = "respect"
     """What is done with instances that somebody else made: leave them alone, or take idle ones over."""
     reuse: Literal["any", "same-tenant", "never"] = "any"
-    """Whose idle instances may serve whom (`core.policy`)."""
+    """Whose idle instances may serve whom (`core.planning.plan`)."""
     max_waiting: int = 1000
     """Requests that may wait at once."""
     reread_seconds: float = 30.0

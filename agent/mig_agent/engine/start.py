@@ -13,11 +13,11 @@ from mig_agent.adapters.ledger_changes import ForgetConfirmation
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
+from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Lease
-from mig_agent.core.patience import Patience
-from mig_agent.core.policy import Policy, Reuse
+from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
 from mig_agent.engine.context import Context, NoTelemetry, Telemetry
 from mig_agent.engine.events import Events
@@ -77,7 +77,7 @@ async def start(
         events=events,
         journal=Journal(ledger, state, events, clock),
         tasks=Tasks(),
-        patience=Patience.of(
+        patience=MeanLeaseTime.of(
             each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
         ),
         aside=CallThread("aside"),

@@ -12,8 +12,8 @@ from mig_agent.adapters.ledger_changes import DropInstance, PutGpus
 from mig_agent.adapters.ledger_gpus import gpu_of, text_of
 from mig_agent.adapters.nvml import Observation
 from mig_agent.core.errors import ConfigError, DriverError, LedgerError
-from mig_agent.core.event import EventKind
-from mig_agent.core.observed import ObservedGpu
+from mig_agent.core.events import EventKind
+from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.draft import Draft
 from mig_agent.engine.lifetimes import EndReason

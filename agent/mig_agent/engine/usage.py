@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from mig_agent.core.errors import DriverError
 from mig_agent.core.model import Generation, Instance, InstanceState
-from mig_agent.core.observed import InstanceUsage
+from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine.context import Context
 
 _UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)

@@ -9,16 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.core import keeping, queue
+from mig_agent.core import backfill, queue
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.event import EventKind
-from mig_agent.core.explain import explanation
-from mig_agent.core.finding import NOTHING_RESERVED
-from mig_agent.core.model import GpuUuid, Request, Slot
-from mig_agent.core.plan import Outcome, Plan
-from mig_agent.core.planner import plan
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import GpuUuid, Request, RequestKey, Slot
+from mig_agent.core.planning.explain import explanation
+from mig_agent.core.planning.plan import Outcome, Plan
+from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.quantities import counted
-from mig_agent.core.requestkey import RequestKey
 from mig_agent.engine.answers import Queued
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor
@@ -57,8 +56,8 @@ class WaitingRoom:
         self._queue = queue.Queue()
         self._stays: dict[RequestKey, Stay] = {}
         self._pump_is_due = False
-        self._known = keeping.Known()
-        self._seen: frozenset[int] = queue.NOBODY
+        self._known = backfill.ReservationCache()
+        self._seen: frozenset[int] = queue.NONE_SEEN
         """Those that the look through the queue, which goes on, has looked at."""
         self._restarts = 0
         """Of that look, since one has come to its end."""
@@ -124,7 +123,7 @@ class WaitingRoom:
         """From the beginning, so that what there is goes to the first whom it serves."""
         if self._restarts < _MOST_RESTARTS:
             self._restarts += bool(self._seen)
-            self._seen = queue.NOBODY
+            self._seen = queue.NONE_SEEN
         else:
             self._once_more = True  # after this look: those at the end of a long queue have their turn, too
 
@@ -170,7 +169,7 @@ class WaitingRoom:
         context = self._context
         if not len(self._queue) or context.settings.strict_fifo:
             return NOTHING_RESERVED
-        kept = keeping.reservation(
+        kept = backfill.reservation(
             context.state.working_view,
             self._queue.waiting,
             context.clock.now(),
@@ -231,7 +230,7 @@ class WaitingRoom:
         on_place(stay.place)
         return await stay.started
 
-    def _pump(self, newcomer: keeping.Waiting | None = None) -> None:
+    def _pump(self, newcomer: backfill.WaitingRequest | None = None) -> None:
         """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit.
 
         Where many wait for several devices each that takes long, so it goes on in the next turn of the event loop.
@@ -259,7 +258,7 @@ class WaitingRoom:
                 if newcomer is None:
                     self._look_ended()
                 return
-            if isinstance(found, queue.Paused):
+            if isinstance(found, queue.PausedSearch):
                 self._seen = found.seen
                 self._go_on_looking()
                 return
@@ -275,17 +274,17 @@ class WaitingRoom:
 
     def _look_ended(self) -> None:
         again, self._once_more = self._once_more, False
-        self._restarts, self._seen = 0, queue.NOBODY
+        self._restarts, self._seen = 0, queue.NONE_SEEN
         if again:
             self._go_on_looking()
 
-    def _refusal_behind(self, waiting: keeping.Waiting) -> Refusal:
+    def _refusal_behind(self, waiting: backfill.WaitingRequest) -> Refusal:
         """Why somebody who does not wait is not served now."""
         context, settings = self._context, self._context.settings
         before = [each for each in self._queue.waiting if each.order < waiting.order]
         kept = None
         if not settings.strict_fifo:
-            kept = keeping.reservation(
+            kept = backfill.reservation(
                 context.state.working_view, before, context.clock.now(), context.reservation_after_seconds, self._known
             )
         reserved = kept.gpus if kept is not None else NOTHING_RESERVED

@@ -14,7 +14,7 @@ import grpc
 from mig_agent import __version__
 from mig_agent.adapters.links import Ending, Fate, Fates
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import LeaseId
 from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
 from mig_agent.core.texts import visible

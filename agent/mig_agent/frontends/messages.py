@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.grpcerrors import shortened
-from mig_agent.core.event import Event
+from mig_agent.core.events import Event
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -22,9 +22,9 @@ from mig_agent.core.model import (
     Pod,
     Profile,
     Slot,
+    live_devices,
 )
-from mig_agent.core.observed import InstanceUsage
-from mig_agent.core.standing import standing
+from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.texts import visible
 from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
@@ -80,7 +80,7 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
         _leased_device(
             generation, view, lost=instance is None, reused=each.reused[index] if index < len(each.reused) else False
         )
-        for index, (generation, instance) in enumerate(zip(each.instances, standing(view, each), strict=True))
+        for index, (generation, instance) in enumerate(zip(each.instances, live_devices(view, each), strict=True))
     ]
 
 

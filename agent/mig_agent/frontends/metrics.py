@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from mig_agent import __version__
 from mig_agent.core.errors import DriverErrorKind
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
 from mig_agent.core.texts import visible
 from mig_agent.engine.answers import Published

@@ -7,14 +7,22 @@ from collections.abc import Iterable
 from mig_agent.adapters.grpcerrors import detail_of
 from mig_agent.core.errors import Refusal
 from mig_agent.core.model import NodeView
-from mig_agent.core.pace import Pace, expected_seconds
-from mig_agent.core.plan import CreateInstance, DevicePlan, Outcome, Plan, ReuseInstance, Step
+from mig_agent.core.planning.plan import (
+    CreateInstance,
+    DevicePlan,
+    Outcome,
+    Plan,
+    ReuseInstance,
+    Step,
+    StepTimes,
+    expected_seconds,
+)
 from mig_agent.core.texts import visible
 from mig_agent.frontends.messages import FRAME_BYTES, place
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
-def outcome(each: Outcome, view: NodeView, pace: Pace) -> pb.PlanOutcome:
+def outcome(each: Outcome, view: NodeView, pace: StepTimes) -> pb.PlanOutcome:
     """What a dry run answers for one request, on a node that works at this pace."""
     if isinstance(each, Refusal):
         return pb.PlanOutcome(refusal=detail_of(each))
@@ -32,7 +40,7 @@ def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str
         each.MergeFrom(text)
 
 
-def _plan(each: Plan, view: NodeView, pace: Pace) -> pb.PlannedRequest:
+def _plan(each: Plan, view: NodeView, pace: StepTimes) -> pb.PlannedRequest:
     return pb.PlannedRequest(
         devices=[_planned_device(one, view) for one in each.devices],
         steps=[_step(one, view) for one in each.steps],

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.choosing import serves, wasted_mib
-from mig_agent.core.model import GpuUuid, KubeletDevice, Layout, Lease, NodeView, Pod, Slot, Want
-from mig_agent.core.standing import standing
+from mig_agent.core.model import GpuUuid, KubeletDevice, Layout, Lease, NodeView, Pod, Slot, Want, live_devices
+from mig_agent.core.planning.profiles import serves, wasted_mib
 
 Asked = Callable[[Pod], Mapping[str, int] | None]
 """What a pod asks for by name of the extended resource, as the scheduler counts it; None where that is not known."""
@@ -43,7 +42,7 @@ def kept(view: NodeView) -> tuple[Kept, ...]:
 
 def slots_of(lease: Lease, view: NodeView) -> tuple[Slot, ...]:
     """Of each device of a lease where it is; nothing where one of them is lost."""
-    instances = standing(view, lease)
+    instances = live_devices(view, lease)
     slots = tuple(each.slot for each in instances if each is not None)
     return slots if len(slots) == len(instances) else ()
 

@@ -8,9 +8,8 @@ from typing import assert_never
 
 from mig_agent.core import requests
 from mig_agent.core.errors import Reason, UsageError, refuse
-from mig_agent.core.model import Holder, Pod, Request, Want
+from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
 from mig_agent.core.quantities import shown
-from mig_agent.core.requestkey import RequestId
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 

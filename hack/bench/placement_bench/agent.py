@@ -21,13 +21,12 @@ from mig_agent.core.model import (
     NodeView,
     Placement,
     Request,
+    RequestId,
     Slot,
     Want,
 )
-from mig_agent.core.plan import Plan, ReuseInstance
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import Policy
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.planning.plan import Plan, Policy, ReuseInstance
+from mig_agent.core.planning.planner import plan
 from placement_bench.clusters import Made
 from placement_bench.mixes import NAMES, kinds, layout
 from placement_bench.rules import MASKS, Rule
@@ -66,7 +65,7 @@ def node_of(models: Sequence[Layout]) -> NodeView:
 
 
 class AgentCluster:
-    """GPUs under `mig_agent.core.planner.plan`, which is asked as the agent asks it."""
+    """GPUs under `mig_agent.core.planning.planner.plan`, which is asked as the agent asks it."""
 
     def __init__(self, gpus: int | Sequence[Layout] | NodeView, policy: Policy) -> None:
         """So many GPUs of the benchmark's model, or one of each of these, or those of a view as they stand."""

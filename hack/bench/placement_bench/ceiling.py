@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mig_agent.core.choosing import candidates
 from mig_agent.core.model import Layout, Want
+from mig_agent.core.planning.profiles import candidates
 from placement_bench.rounds import Asked, Rounds
 from placement_bench.rules import plain
 

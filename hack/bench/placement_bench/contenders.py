@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from mig_agent.core.policy import DEFAULT_POLICY, Policy
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
 from placement_bench import rules
 from placement_bench.agent import AgentCluster, planner_rule
 from placement_bench.arrivals import Arrivals

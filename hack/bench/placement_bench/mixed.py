@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from mig_agent.adapters import profiles
-from mig_agent.core.board import Board
-from mig_agent.core.choosing import choose
-from mig_agent.core.model import Layout, NodeView, Request, Want
-from mig_agent.core.packing import pack
-from mig_agent.core.policy import Policy
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Layout, NodeView, Request, RequestId, Want
+from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.plan import Policy
+from mig_agent.core.planning.profiles import smallest_profile
 from placement_bench.agent import AgentCluster, Handle, node_of
 from placement_bench.rounds import Rounds
 from placement_bench.rules import Rule, plain
@@ -74,7 +73,7 @@ class MixedRules:
         """Where the rule's score is least, the first of equals."""
         found: list[tuple[float, int, int]] = []
         for number, ((layout, rule), mask) in enumerate(zip(self._gpus, self._masks, strict=True)):
-            profile = choose(want, layout)
+            profile = smallest_profile(want, layout)
             if profile is not None:
                 kind = plain(layout).index(profile)
                 place = rule.choose(kind, mask)
@@ -96,7 +95,7 @@ class MixedRepacked:
     """All instances may be moved at will, to a GPU of another model too: whatever fits in some way is served."""
 
     def __init__(self, models: Sequence[Layout], policy: Policy) -> None:
-        self._boards = [Board.of(gpu, policy) for gpu in node_of(models).gpus]
+        self._boards = [Occupancy.of(gpu, policy) for gpu in node_of(models).gpus]
         self._held: list[Want] = []
 
     def take(self, want: Want) -> Want | None:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Mapping
 
 from mig_agent.core.model import Request, Want
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
+from mig_agent.core.planning.planner import plan
 from placement_bench.agent import AgentCluster, node
 from placement_bench.clusters import fewest_gpus
 from placement_bench.mixes import NAMES

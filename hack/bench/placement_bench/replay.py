@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from mig_agent.core.model import Layout
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY
 from placement_bench import rules
 from placement_bench.ceiling import ceiling
 from placement_bench.contenders import AGENT, BINPACK, DRIVER, FIRST_FIT, MFI, REPACKED, SPREAD

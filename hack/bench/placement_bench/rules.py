@@ -14,8 +14,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mig_agent.core.choosing import order_of_size
 from mig_agent.core.model import Layout, Placement, Profile
+from mig_agent.core.planning.profiles import order_of_size
 from placement_bench.mixes import SLICES, layout
 
 MASKS = 1 << SLICES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY
 from placement_bench.agent import AgentCluster, Handle
 from placement_bench.arrivals import Arrivals, made
 from placement_bench.clusters import RuleCluster

@@ -6,14 +6,11 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.finding import find
-from mig_agent.core.keeping import Waiting
-from mig_agent.core.model import NodeView
-from mig_agent.core.patience import Patience
-from mig_agent.core.plan import Plan
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.backfill import MeanLeaseTime, WaitingRequest
+from mig_agent.core.model import NodeView, RequestId
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
+from mig_agent.core.planning.search import find
 from mig_agent.core.queue import Queue, next_to_start
-from mig_agent.core.requestkey import RequestId
 from placement_bench.agent import AgentCluster, Handle, request_for
 from placement_bench.arrivals import Arrivals
 
@@ -36,7 +33,7 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
     queue = Queue()
     ending: list[tuple[float, int, Handle]] = []
     found = [0.0] * len(arrivals)
-    patience = Patience(1.0)
+    patience = MeanLeaseTime(1.0)
 
     def start_what_fits(now: float) -> None:
         limit = patience.limit_seconds if discipline.limit is None else discipline.limit
@@ -75,7 +72,7 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
     return found
 
 
-def _plain_backfill(view: NodeView, waiting: Sequence[Waiting]) -> tuple[Waiting, Plan] | None:
+def _plain_backfill(view: NodeView, waiting: Sequence[WaitingRequest]) -> tuple[WaitingRequest, Plan] | None:
     failed = set()
     for each in waiting:
         if each.request.wants not in failed:

@@ -21,12 +21,10 @@ import grpc
 from placement_bench.agent import AgentCluster, Handle
 
 from mig_agent.core.errors import Reason, Refusal
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import GpuUuid, LeaseId
-from mig_agent.core.pace import Pace
-from mig_agent.core.plan import Plan
-from mig_agent.core.planner import plan
-from mig_agent.core.policy import DEFAULT_POLICY
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan, StepTimes
+from mig_agent.core.planning.planner import plan
 from mig_agent.engine.callers import Caller
 from mig_agent.frontends import messages, planmessages
 from mig_agent.frontends.handlers import abort
@@ -36,7 +34,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _SCHEDULER = Caller(name="bench", scheduler=True)
-_PACE = Pace(create=0.16, destroy=0.1)
+_PACE = StepTimes(create=0.16, destroy=0.1)
 _TICK_SECONDS = 0.01
 _numbers = itertools.count(1)
 

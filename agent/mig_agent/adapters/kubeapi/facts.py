@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mig_agent.core.errors import MigAgentError
-from mig_agent.core.podresources import requested
+from mig_agent.core.pod_resources import requested
 
 NO_ANSWER = 0
 """The status of an error where no HTTP status came back: not reached, too late, or not understood."""

@@ -11,7 +11,7 @@ from mig_agent.adapters.nvml.instances import GONE, InstanceReader
 from mig_agent.adapters.nvml.inventory import Inventory, KnownGpu
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid, Layout, Placement, Slot
-from mig_agent.core.observed import InstanceUsage, ModeChange, ObservedGpu, ObservedInstance, ProcessUsage
+from mig_agent.core.observation import InstanceUsage, ModeChange, ObservedGpu, ObservedInstance, ProcessUsage
 
 _MIB = 1 << 20
 _READINGS = 3

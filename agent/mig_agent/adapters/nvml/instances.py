@@ -16,7 +16,7 @@ from mig_agent.adapters.nvml.calls import (
 from mig_agent.adapters.nvml.inventory import KnownGpu
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Layout, Placement
-from mig_agent.core.observed import ObservedInstance, ProcessUsage
+from mig_agent.core.observation import ObservedInstance, ProcessUsage
 
 _MIB = 1 << 20
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from mig_agent.core.errors import Refusal
-from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod, Request
-from mig_agent.core.requestkey import RequestKey
+from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod, Request, RequestKey
 from mig_agent.engine.answers import Granted
 from mig_agent.frontends.deviceplugin.ids import is_ours
 

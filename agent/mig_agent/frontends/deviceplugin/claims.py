@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedPod
-from mig_agent.core.model import KubeletDevice, Lease, LeaseId, NodeView, Pod
-from mig_agent.core.standing import standing
+from mig_agent.core.model import KubeletDevice, Lease, LeaseId, NodeView, Pod, live_devices
 from mig_agent.frontends.deviceplugin.ids import is_ours
 
 
@@ -67,7 +66,7 @@ def holders(view: NodeView) -> Mapping[KubeletDevice, Lease]:
     return {
         device: lease
         for lease in sorted(view.leases.values(), key=lambda lease: lease.created_at)
-        for device, instance in zip(lease.kubelet_devices, standing(view, lease), strict=False)
+        for device, instance in zip(lease.kubelet_devices, live_devices(view, lease), strict=False)
         if instance is not None
     }
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from mig_agent.core.errors import Reason, Refusal, refuse
-from mig_agent.core.model import Holder, KubeletDevice, Pod, Request
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Holder, KubeletDevice, Pod, Request, RequestId
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.deviceplugin import wording

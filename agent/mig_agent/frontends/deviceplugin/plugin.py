@@ -13,8 +13,8 @@ import structlog
 from mig_agent.adapters.cdi import CdiFolder
 from mig_agent.adapters.kubeapi import NodeFacts, PodFacts, PodName
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
-from mig_agent.core.capacity import servable
 from mig_agent.core.model import KubeletDevice, NodeView
+from mig_agent.core.planning.capacity import servable
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.devicemetrics import Devices

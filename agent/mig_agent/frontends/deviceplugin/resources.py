@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mig_agent.core.capacity import servable
 from mig_agent.core.model import Gpu, GpuState, NodeView, Want
-from mig_agent.core.podresources import MEMORY, PROFILES, in_kubernetes
+from mig_agent.core.planning.capacity import servable
+from mig_agent.core.pod_resources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
 
 _WHOLE: Final = replace(whole_gpu_want(), profile="whole")

@@ -14,8 +14,7 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, KubeletError, ListedPod
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request
-from mig_agent.core.requestkey import RequestId
+from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request, RequestId
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from mig_agent.adapters.kubeapi import NodeFacts
-from mig_agent.core.capacity import servable
 from mig_agent.core.model import NodeView, Profile, Want
+from mig_agent.core.planning.capacity import servable
 from mig_agent.frontends.node.conditions import has_mig
 
 TIMESTAMP: Final = "nvidia.com/gfd.timestamp"

@@ -17,7 +17,7 @@ import structlog
 from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError, NodeFacts
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import Event
+from mig_agent.core.events import Event
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks

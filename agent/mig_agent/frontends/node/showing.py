@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.model import NodeView
-from mig_agent.core.podresources import in_kubernetes
+from mig_agent.core.pod_resources import in_kubernetes
 from mig_agent.frontends.deviceplugin.resources import Naming
 from mig_agent.frontends.node.conditions import condition_of
 from mig_agent.frontends.node.features import Changes, changes, feature_labels

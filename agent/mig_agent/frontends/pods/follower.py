@@ -19,7 +19,7 @@ import structlog
 from mig_agent.adapters.kubeapi import Following, KubeApiError, PodFacts, PodName
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.event import Event, EventKind
+from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Lease, LeaseId, Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks

@@ -51,7 +51,7 @@ class EventKind(StrEnum):
     CERTIFICATES_KEPT = "certificates-kept"
 
 
-NOTHING_TO_PLANS = frozenset(
+IRRELEVANT_TO_PLANS = frozenset(
     {
         EventKind.AGENT_STARTED,
         EventKind.AGENT_STOPPING,

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mig_agent.core.board import VICTIM_COST_SHARE, Board, Candidate
-from mig_agent.core.choosing import choose, wasted_mib
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, NodeView, Profile, Request, Slot, Want
-from mig_agent.core.notes import near_miss_notes
-from mig_agent.core.plan import CreateInstance, DestroyInstance, DevicePlan, Plan, ReuseInstance
-from mig_agent.core.policy import DEFAULT_POLICY, Policy
-from mig_agent.core.together import find_together
+from mig_agent.core.planning.multi_device import place_devices
+from mig_agent.core.planning.occupancy import VICTIM_COST_SHARE, Candidate, Occupancy
+from mig_agent.core.planning.plan import (
+    DEFAULT_POLICY,
+    CreateInstance,
+    DestroyInstance,
+    DevicePlan,
+    Plan,
+    Policy,
+    ReuseInstance,
+)
+from mig_agent.core.planning.profiles import near_miss_notes, smallest_profile, wasted_mib
 
 NOTHING_RESERVED: frozenset[GpuUuid] = frozenset()
 NOTHING_EXCLUDED: frozenset[Slot] = frozenset()
@@ -62,13 +68,13 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
         layout = gpu.layout
         choice = chosen.get(id(layout))
         if choice is None:
-            profile = choose(want, layout)
+            profile = smallest_profile(want, layout)
             choice = (profile, 0.0 if profile is None else wasted_mib(profile, want, layout))
             chosen[id(layout)] = choice
         profile, waste = choice
         if profile is None:
             continue
-        board = Board.of(gpu, policy)
+        board = Occupancy.of(gpu, policy)
         if exclude:
             candidate = next(iter(board.candidates(profile, creation_cost, exclude)), None)
         else:
@@ -92,7 +98,7 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
 def _find_several(
     gpus: Sequence[Gpu], wants: tuple[Want, ...], policy: Policy, exclude: frozenset[Slot]
 ) -> Plan | None:
-    found = find_together(gpus, wants, policy, exclude)
+    found = place_devices(gpus, wants, policy, exclude)
     if found is None:
         return None
     notes: dict[str, None] = {}

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mig_agent.core.board import Board, Candidate
-from mig_agent.core.choosing import choose, wasted_mib
 from mig_agent.core.model import Gpu, GpuUuid, Layout, Profile, Slot, Want
-from mig_agent.core.packing import pack
-from mig_agent.core.placement import Window
-from mig_agent.core.policy import Policy
+from mig_agent.core.planning.occupancy import Candidate, Occupancy
+from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.placement import Window
+from mig_agent.core.planning.plan import Policy
+from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
 
 _WIDTH = 4
 """So many of the cheapest places are tried for each device when optimising."""
@@ -30,7 +30,7 @@ Choice = tuple[Profile | None, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class DeviceAssignment:
     """Where each of several devices goes, in the order of the wants."""
 
     places: tuple[tuple[Gpu, Candidate], ...]
@@ -61,7 +61,7 @@ class _Option:
 class _Partial:
     """Some of the devices placed; a step of a search."""
 
-    boards: list[Board]
+    boards: list[Occupancy]
     waste: float = 0.0
     cost: float = 0.0
     places: dict[int, tuple[Gpu, Candidate]] = field(default_factory=dict)
@@ -77,18 +77,18 @@ class _Partial:
             {**self.places, want: (board.gpu, option.candidate)},
         )
 
-    def finished(self) -> Together:
+    def finished(self) -> DeviceAssignment:
         places = tuple(self.places[number] for number in range(len(self.places)))
-        return Together(places=places, waste=self.waste, cost=self.cost)
+        return DeviceAssignment(places=places, waste=self.waste, cost=self.cost)
 
 
-def find_together(
+def place_devices(
     gpus: Sequence[Gpu], wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot] = frozenset()
-) -> Together | None:
+) -> DeviceAssignment | None:
     """A placement of all wants; None when they do not fit together."""
-    boards = [Board.of(gpu, policy) for gpu in gpus]
-    search = _Search(wants, policy, exclude)
-    best: Together | None = None
+    boards = [Occupancy.of(gpu, policy) for gpu in gpus]
+    search = _MultiDeviceSearch(wants, policy, exclude)
+    best: DeviceAssignment | None = None
     for order in search.orders(boards):
         found = search.one_by_one(boards, order)
         if found is not None and (best is None or found.key < best.key):
@@ -102,7 +102,7 @@ def find_together(
     return search.improved(boards, best)
 
 
-class _Search:
+class _MultiDeviceSearch:
     """The ways to place the wants of one request."""
 
     def __init__(self, wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot]) -> None:
@@ -112,7 +112,7 @@ class _Search:
         self._effort = policy.search_limit
         self._choices: dict[tuple[Want, Layout], Choice] = {}
 
-    def orders(self, boards: Sequence[Board]) -> list[tuple[int, ...]]:
+    def orders(self, boards: Sequence[Occupancy]) -> list[tuple[int, ...]]:
         """Orders worth trying: the largest first, as asked for, the smallest first; each once."""
         layouts = {board.gpu.layout for board in boards}
         shares = [max((self._share(want, layout) for layout in layouts), default=0.0) for want in self._wants]
@@ -121,7 +121,7 @@ class _Search:
         smallest_first = tuple(sorted(numbers, key=lambda number: shares[number]))
         return list(dict.fromkeys((largest_first, tuple(numbers), smallest_first)))
 
-    def one_by_one(self, boards: Sequence[Board], order: Sequence[int]) -> Together | None:
+    def one_by_one(self, boards: Sequence[Occupancy], order: Sequence[int]) -> DeviceAssignment | None:
         """Each device at its cheapest place beside those before it."""
         partial = _Partial(list(boards))
         for number in order:
@@ -131,7 +131,7 @@ class _Search:
             partial = partial.place(number, option)
         return partial.finished()
 
-    def as_packed(self, boards: Sequence[Board], packed: Sequence[tuple[int, Window]]) -> Together:
+    def as_packed(self, boards: Sequence[Occupancy], packed: Sequence[tuple[int, Window]]) -> DeviceAssignment:
         """The costs and victims of windows that are known to be free and not to overlap."""
         partial = _Partial(list(boards))
         # What can be reused goes first, so that nothing placed before takes it for a victim.
@@ -148,7 +148,7 @@ class _Search:
             partial = partial.place(number, _Option(waste, candidate, board_number))
         return partial.finished()
 
-    def on_fewer_gpus(self, boards: Sequence[Board], best: Together) -> Together:
+    def on_fewer_gpus(self, boards: Sequence[Occupancy], best: DeviceAssignment) -> DeviceAssignment:
         """The same on one GPU less, as long as that is cheaper: a GPU left empty is worth more than its parts."""
         improved = True
         while improved:
@@ -164,7 +164,7 @@ class _Search:
                     break
         return best
 
-    def improved(self, boards: Sequence[Board], best: Together) -> Together:
+    def improved(self, boards: Sequence[Occupancy], best: DeviceAssignment) -> DeviceAssignment:
         """The best of what a bounded depth-first search finds and what is known already."""
         order = self.orders(boards)[0]
 
@@ -190,12 +190,12 @@ class _Search:
     def _choice(self, want: Want, layout: Layout) -> Choice:
         choice = self._choices.get((want, layout))
         if choice is None:
-            profile = choose(want, layout)
+            profile = smallest_profile(want, layout)
             choice = (profile, 0.0 if profile is None else wasted_mib(profile, want, layout))
             self._choices[want, layout] = choice
         return choice
 
-    def _cheapest(self, boards: Sequence[Board], want: Want) -> _Option | None:
+    def _cheapest(self, boards: Sequence[Occupancy], want: Want) -> _Option | None:
         best: _Option | None = None
         for number, board in enumerate(boards):
             profile, waste = self._choice(want, board.gpu.layout)
@@ -211,7 +211,7 @@ class _Search:
                     best = option
         return best
 
-    def _options(self, boards: Sequence[Board], want: Want) -> list[_Option]:
+    def _options(self, boards: Sequence[Occupancy], want: Want) -> list[_Option]:
         """The cheapest few places; of GPUs that look the same only the first."""
         options: list[_Option] = []
         seen: set[tuple[Layout, int, int]] = set()
@@ -231,6 +231,6 @@ class _Search:
         return sorted(options, key=lambda option: option.key)[:_WIDTH]
 
 
-def _is_idle(board: Board, window: Window) -> bool:
+def _is_idle(board: Occupancy, window: Window) -> bool:
     idle = board.idle_slots.get((window.profile.id, window.placement.start))
     return idle is not None and idle.slot.placement == window.placement

@@ -1,14 +1,55 @@
-"""What stands in the way on a GPU, and who holds it."""
+"""What is in the way of a request on a GPU, who holds it, and how messages name wants, GPUs and instances."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.board import Board
 from mig_agent.core.errors import Blocker
-from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Profile
-from mig_agent.core.quantities import format_duration
+from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Profile, Request, Want
+from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.quantities import format_duration, format_memory, shown
+
+
+def describe_want(want: Want) -> str:
+    """`4G`, `2g.10gb`, `the fraction 0.25 of a GPU`, `a whole GPU`, with what else it must have."""
+    words = "a device"
+    if want.whole_gpu:
+        words = "a whole GPU"
+    elif want.profile is not None:
+        words = shown(want.profile)
+    elif want.memory_bytes is not None:
+        words = shown(want.text) if want.text else format_memory(want.memory_bytes)
+    elif want.fraction is not None:
+        words = f"the fraction {shown(want.text) if want.text else f'{want.fraction:g}'} of a GPU"
+    extras = [f"with {name}" for name in sorted(want.attributes)]
+    if want.min_compute_slices > 1:
+        extras.append(f"with at least {want.min_compute_slices} compute slices")
+    return " ".join((words, *extras))
+
+
+def describe_wants(wants: Sequence[Want]) -> str:
+    """`4G`, `3 devices of 4G`, `2 whole GPUs`, `2 devices (2g.10gb, 4G)`."""
+    words = [describe_want(want) for want in wants]
+    if len(words) == 1:
+        return words[0]
+    if len(set(words)) == 1:
+        return f"{len(words)} whole GPUs" if wants[0].whole_gpu else f"{len(words)} devices of {words[0]}"
+    most = 6
+    listed = ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+    return f"{len(words)} devices ({listed})"
+
+
+def describe_gpus(gpus: Iterable[Gpu]) -> str:
+    """`GPU 0`, `GPUs 0, 2`."""
+    numbers = [str(gpu.index) for gpu in gpus]
+    return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers)}"
+
+
+def describe_scope(request: Request, gpus: Sequence[Gpu]) -> str:
+    """Where a request may be served: `on this node`, or `on GPU 1` when it named GPUs."""
+    return f"on {describe_gpus(gpus)}" if request.gpus and gpus else "on this node"
+
 
 MOST_BLOCKERS = 64
 """In one refusal: enough for people, and bounded on the wire."""
@@ -44,13 +85,13 @@ def obstacle(gpu: Gpu, profile: Profile) -> Obstacle:
     known = gpu.scratch.get(key)
     if isinstance(known, Obstacle):
         return known
-    board = Board.of(gpu)
-    places = [_in_the_way(board, profile, window.mask) for window in board.tables.windows[profile.id]]
+    board = Occupancy.of(gpu)
+    places = [_obstacle_at(board, profile, window.mask) for window in board.tables.windows[profile.id]]
     found = gpu.scratch[key] = min(places, key=lambda each: each.weight)
     return found
 
 
-def _in_the_way(board: Board, profile: Profile, mask: int) -> Obstacle:
+def _obstacle_at(board: Occupancy, profile: Profile, mask: int) -> Obstacle:
     held = [each for each in board.gpu.instances if each.state is not InstanceState.IDLE]
     found = [each for each in held if each.slot.placement.mask & mask]
     tables = board.tables
@@ -96,16 +137,16 @@ def holder_of(view: NodeView, instance: Instance) -> str:
     return "" if lease is None else str(lease.holder)
 
 
-def in_words(view: NodeView, found: Obstacle) -> str:
+def describe_obstacle(view: NodeView, found: Obstacle) -> str:
     """`slices 0-3 are leased to alice and slice 4 is leased to bob`."""
-    words = [_instance_in_words(view, each) for each in found.instances]
+    words = [_describe_instance(view, each) for each in found.instances]
     words += [
-        f"the engines that it needs are taken, as {_instance_in_words(view, each)}" for each in found.engine_holders
+        f"the engines that it needs are taken, as {_describe_instance(view, each)}" for each in found.engine_holders
     ]
     return " and ".join(words) or "nothing is in the way, but it may not be used just now"
 
 
-def _instance_in_words(view: NodeView, instance: Instance) -> str:
+def _describe_instance(view: NodeView, instance: Instance) -> str:
     holder = holder_of(view, instance)
     place = instance.slot.placement
     many = place.size > 1 and not instance.slot.profile.is_whole_gpu

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from mig_agent.core.board import Board, Candidate
-from mig_agent.core.choosing import choose, wasted_mib
-from mig_agent.core.emptied import emptied
-from mig_agent.core.finding import NOTHING_RESERVED, usable_gpus
 from mig_agent.core.model import GpuUuid, Layout, NodeView, Profile, Request, Want
-from mig_agent.core.packing import pack
-from mig_agent.core.placement import tables_for
-from mig_agent.core.policy import DEFAULT_POLICY, Policy
+from mig_agent.core.planning.feasibility import empty_occupancy
+from mig_agent.core.planning.occupancy import Candidate, Occupancy
+from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.placement import tables_for
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
+from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
+from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
 
 _ANYTHING = Request(wants=())
 _STEPS = 200
@@ -37,15 +37,15 @@ def creatable(
     `before` are wants on their way: they take their places first, by the rules of `plan`; one that does not fit waits,
     and takes nothing. `reserved` are GPUs kept for somebody else. Cordoned and lost GPUs give nothing.
     """
-    return Room(view, policy, before, reserved=reserved).creatable(want)
+    return RemainingCapacity(view, policy, before, reserved=reserved).creatable(want)
 
 
 def servable(view: NodeView, want: Want) -> int:
     """The most devices for this want that the node could ever give: all of its GPUs in use, and nothing on them."""
-    return _count((emptied(gpu, keep_foreign=False) for gpu in view.gpus), want)
+    return _count((empty_occupancy(gpu, keep_foreign=False) for gpu in view.gpus), want)
 
 
-class Room:
+class RemainingCapacity:
     """What a node has left after the wants on their way, for questions about several kinds of devices."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Room:
         *,
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     ) -> None:
-        boards = [Board.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
+        boards = [Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
         self.placed = 0
         """How many of the wants on their way have a place."""
         self._boards = boards
@@ -68,10 +68,10 @@ class Room:
         return _count(self._boards, want)
 
 
-def _count(boards: Iterable[Board], want: Want) -> int:
+def _count(boards: Iterable[Occupancy], want: Want) -> int:
     total = 0
     for board in boards:
-        profile = choose(want, board.gpu.layout)
+        profile = smallest_profile(want, board.gpu.layout)
         if profile is not None:
             total += _most(board.gpu.layout, profile, board.held, board.engines)
     return total
@@ -93,7 +93,7 @@ def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
     return count
 
 
-def _after(boards: list[Board], before: Sequence[Want], policy: Policy) -> tuple[list[Board], int]:
+def _after(boards: list[Occupancy], before: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
     """The boards with the wants on their way placed: as they would be planned one by one, as far as they fit.
 
     And how many of the wants that are.
@@ -116,7 +116,7 @@ def _after(boards: list[Board], before: Sequence[Want], policy: Policy) -> tuple
     return together, len(fitting)
 
 
-def _placed(boards: Sequence[Board], wants: Sequence[Want], policy: Policy) -> tuple[list[Board], int]:
+def _placed(boards: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
     """The boards after each want that fits; how many did."""
     after, placed = list(boards), 0
     for want in wants:
@@ -127,12 +127,12 @@ def _placed(boards: Sequence[Board], wants: Sequence[Want], policy: Policy) -> t
     return after, placed
 
 
-def _cheapest(boards: Sequence[Board], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
+def _cheapest(boards: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
     """The board, by its place in `boards`, on which the planner would put it, and where; the first of equals."""
     best: tuple[float, float, float] | None = None
     chosen, found = 0, None
     for number, board in enumerate(boards):
-        profile = choose(want, board.gpu.layout)
+        profile = smallest_profile(want, board.gpu.layout)
         candidate = None if profile is None else board.best(profile, policy.creation_cost)
         if profile is None or candidate is None:
             continue

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
-from mig_agent.core.board import Board
-from mig_agent.core.choosing import choose, share_of_gpus
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
-from mig_agent.core.packing import pack
-from mig_agent.core.placement import tables_for
+from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.placement import tables_for
+from mig_agent.core.planning.profiles import share_of_gpus, smallest_profile
 
 _TOLERANCE = 1e-9
 """For sums of fractions."""
@@ -22,7 +22,7 @@ _STEPS = 200
 """Of the search whether some of the GPUs would do; where that is not clear by then, they would not."""
 
 
-def emptied(gpu: Gpu, *, keep_foreign: bool) -> Board:
+def empty_occupancy(gpu: Gpu, *, keep_foreign: bool) -> Occupancy:
     """The GPU without its instances; with those that others made, where they are not counted on to go."""
     kept = [each for each in gpu.instances if keep_foreign and each.state is InstanceState.FOREIGN]
     tables = tables_for(gpu.layout)
@@ -30,18 +30,20 @@ def emptied(gpu: Gpu, *, keep_foreign: bool) -> Board:
     for instance in kept:
         held |= instance.slot.placement.mask
         engines += tables.engines_of(instance.slot.profile)
-    return Board(gpu, tables, held, engines, ())
+    return Occupancy(gpu, tables, held, engines, ())
 
 
 def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign: bool = False) -> bool:
     """Whether the wants would fit together on these GPUs with nothing on them."""
-    boards = (emptied(gpu, keep_foreign=keep_foreign) for gpu in gpus)
+    boards = (empty_occupancy(gpu, keep_foreign=keep_foreign) for gpu in gpus)
     if len(wants) == 1:
         return any(_windows(board, wants[0]) for board in boards)
     return pack(list(boards), wants) is not None
 
 
-def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None = None) -> frozenset[GpuUuid]:
+def fewest_gpus(
+    gpus: Sequence[Gpu], wants: Sequence[Want], rooms: FeasibilityCache | None = None
+) -> frozenset[GpuUuid]:
     """The fewest GPUs that could serve the wants once their leases ended, those with least to end first.
 
     What others made is not counted on to go. Empty when even all GPUs could not serve them. `rooms` are of these wants,
@@ -51,7 +53,7 @@ def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None 
         nearest = _nearest(gpus, wants[0])
         return frozenset() if nearest is None else frozenset({nearest.uuid})
     ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
-    rooms = Rooms(wants) if rooms is None else rooms
+    rooms = FeasibilityCache(wants) if rooms is None else rooms
     if not rooms.suffice(ordered):
         return frozenset()
     unlike: set[tuple[object, ...]] = set()
@@ -66,7 +68,7 @@ def fewest_gpus(gpus: Sequence[Gpu], wants: Sequence[Want], rooms: Rooms | None 
     return _without_needless(ordered, rooms)
 
 
-def _without_needless(gpus: Sequence[Gpu], rooms: Rooms) -> frozenset[GpuUuid]:
+def _without_needless(gpus: Sequence[Gpu], rooms: FeasibilityCache) -> frozenset[GpuUuid]:
     kept = list(gpus)
     for gpu in reversed(gpus):
         others = [each for each in kept if each is not gpu]
@@ -75,7 +77,7 @@ def _without_needless(gpus: Sequence[Gpu], rooms: Rooms) -> frozenset[GpuUuid]:
     return frozenset(gpu.uuid for gpu in kept)
 
 
-class Rooms:
+class FeasibilityCache:
     """Which sets of emptied GPUs some wants would fit on: of sets that look alike it is found out once."""
 
     def __init__(self, wants: Sequence[Want]) -> None:
@@ -89,14 +91,14 @@ class Rooms:
         """Whether the wants fit; what others made is not counted on to go. With `most_steps` as `pack`."""
         key = (most_steps is None, self.look_of(gpus))
         if key not in self._known:
-            boards = [emptied(gpu, keep_foreign=True) for gpu in gpus]
+            boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
             self._known[key] = pack(boards, self.wants, most_steps=most_steps) is not None
         return self._known[key]
 
     def look_of(self, gpus: Sequence[Gpu]) -> tuple[object, ...]:
         """What is the same for sets that look alike, emptied."""
         self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
-        boards = [emptied(gpu, keep_foreign=True) for gpu in gpus]
+        boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
         return tuple(sorted((id(board.gpu.layout), board.held, board.engines) for board in boards))
 
 
@@ -120,14 +122,14 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     is one) a GPU with a large one among them is better to keep: less of it stands idle meanwhile. `docs/placement.md`
     has what that is worth. Remembered with the frozen GPU.
     """
-    profile = choose(want, gpu.layout)
+    profile = smallest_profile(want, gpu.layout)
     if profile is None:
         return None
     key = f"to end {profile.id}"
     if key not in gpu.scratch:
         held = [each.slot.placement for each in gpu.instances if each.state is not InstanceState.IDLE]
         found: list[tuple[int, int, int]] = []
-        for mask in _windows(emptied(gpu, keep_foreign=True), want):
+        for mask in _windows(empty_occupancy(gpu, keep_foreign=True), want):
             sizes = [place.size for place in held if place.mask & mask]
             largest = max(sizes) if len(sizes) > 1 else 0
             found.append((len(sizes), -largest, (mask & gpu.held_mask).bit_count()))
@@ -136,9 +138,9 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     return known if isinstance(known, tuple) else None
 
 
-def _windows(board: Board, want: Want) -> list[int]:
+def _windows(board: Occupancy, want: Want) -> list[int]:
     """The masks of the windows that would serve the want."""
-    profile = choose(want, board.gpu.layout)
+    profile = smallest_profile(want, board.gpu.layout)
     if profile is None or not board.tables.engines_fit(board.engines + board.tables.engines_of(profile)):
         return []
     return [ranked.window.mask for ranked in board.tables.ranked(profile.id, board.held)]

@@ -6,14 +6,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.blockers import in_words, obstacle
-from mig_agent.core.board import Board
-from mig_agent.core.choosing import choose, wasted_mib
-from mig_agent.core.finding import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
-from mig_agent.core.plan import COST_IN_SCORE
-from mig_agent.core.policy import DEFAULT_POLICY, Policy
-from mig_agent.core.wording import several
+from mig_agent.core.planning.blockers import describe_obstacle, describe_wants, obstacle
+from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.plan import COST_IN_SCORE, DEFAULT_POLICY, Policy
+from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
+from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 
 MOST_LINES = 64
 """In the explanation of one request."""
@@ -70,7 +68,7 @@ class Explanation:
         places = [f"  {option.describe()}" for option in self.options[:most]]
         blocked = [f"  GPU {index}: no place, {why}" for index, why in self.blocked[:most]]
         return (
-            f"{several([self.want] * self.count)}:",
+            f"{describe_wants([self.want] * self.count)}:",
             *_some(places, len(self.options), "places"),
             *_some(blocked, len(self.blocked), "GPUs"),
         )
@@ -150,11 +148,11 @@ def _explanation(  # noqa: PLR0917 -- private, and called once
 
 
 def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclude: frozenset[Slot]) -> list[Option]:
-    profile = choose(want, gpu.layout)
+    profile = smallest_profile(want, gpu.layout)
     if profile is None:
         return []
     options = []
-    for candidate in Board.of(gpu, policy).candidates(profile, policy.creation_cost, exclude):
+    for candidate in Occupancy.of(gpu, policy).candidates(profile, policy.creation_cost, exclude):
         slot = Slot(gpu.uuid, profile, candidate.window.placement)
         options.append(
             Option(
@@ -177,9 +175,9 @@ def _out_of_reach(gpu: Gpu, reserved: frozenset[GpuUuid]) -> bool:
 def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: frozenset[GpuUuid]) -> str:
     if gpu.state in {GpuState.CORDONED, GpuState.LOST}:
         return f"it is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}"
-    profile = choose(want, gpu.layout)
+    profile = smallest_profile(want, gpu.layout)
     if profile is None:
         return f"{gpu.layout.model} offers nothing for it"
     if gpu.uuid in reserved:
         return "it is kept for a request that has waited long"
-    return in_words(view, obstacle(gpu, profile))
+    return describe_obstacle(view, obstacle(gpu, profile))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, Gpu, Instance, InstanceState, Profile, Slot
-from mig_agent.core.placement import Tables, Window, tables_for
-from mig_agent.core.policy import DEFAULT_POLICY, Policy, Reuse
+from mig_agent.core.planning.placement import Tables, Window, tables_for
+from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy, Reuse
 
-NOTHING: frozenset[Generation] = frozenset()
+NO_INSTANCES: frozenset[Generation] = frozenset()
 VICTIM_COST_SHARE = 0.1
 """What destroying an idle instance costs, as a share of what creating one costs."""
 
@@ -28,7 +28,7 @@ class Candidate:
     """The idle instances that have to go first."""
 
 
-class Board:
+class Occupancy:
     """A GPU with some devices already given away in thought. Never changes; `place` makes the next one."""
 
     __slots__ = (
@@ -51,7 +51,7 @@ class Board:
         held: int,
         engines: int,
         idle: tuple[Instance, ...],
-        not_reused: frozenset[Generation] = NOTHING,
+        not_reused: frozenset[Generation] = NO_INSTANCES,
     ) -> None:
         self.gpu = gpu
         self.tables = tables
@@ -78,9 +78,9 @@ class Board:
         self._best: dict[tuple[int, float], Candidate | None] = {}
 
     @classmethod
-    def of(cls, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Board:
+    def of(cls, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Occupancy:
         """The board of a GPU as it is; made once for each frozen Gpu and what may be reused on it."""
-        not_reused = NOTHING
+        not_reused = NO_INSTANCES
         key = "board"
         if policy.reuse is not Reuse.ANY:
             not_reused = frozenset(each.generation for each in gpu.idle if not policy.may_reuse(each))
@@ -132,11 +132,11 @@ class Board:
                 return self._candidate(window, ranked.cost, creation_cost)
         return None
 
-    def place(self, candidate: Candidate) -> Board:
+    def place(self, candidate: Candidate) -> Occupancy:
         """The board after a device was placed."""
         window = candidate.window
         gone = (candidate.reuse, *candidate.victims)
-        return Board(
+        return Occupancy(
             self.gpu,
             self.tables,
             self.held | window.mask,

@@ -50,7 +50,7 @@ class Tables:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._limit = _limits(layout.engines)
-        self._engines = {profile.id: pack(profile.engines) for profile in layout.profiles}
+        self._engines = {profile.id: pack_engines(profile.engines) for profile in layout.profiles}
         plain = [profile for profile in layout.profiles if not profile.attributes] or list(layout.profiles)
         # A profile with an attribute stands where a plain one of its size stands: counting it would weigh that size
         # twice.
@@ -87,7 +87,7 @@ class Tables:
     def engines_of(self, profile: Profile) -> int:
         """What one instance of the profile takes of the engines, packed: such numbers may be summed."""
         known = self._engines.get(profile.id)
-        return pack(profile.engines) if known is None else known
+        return pack_engines(profile.engines) if known is None else known
 
     def engines_fit(self, taken: int) -> bool:
         """Whether the GPU has the engines that are taken together (packed).
@@ -99,7 +99,9 @@ class Tables:
     def missing_engines(self, taken: int) -> tuple[int, ...]:
         """How many of each engine are taken beyond what the GPU has, in the order of Engines."""
         totals = self.layout.engines.as_tuple()
-        return tuple(max(0, count - total) if total else 0 for count, total in zip(unpack(taken), totals, strict=True))
+        return tuple(
+            max(0, count - total) if total else 0 for count, total in zip(unpack_engines(taken), totals, strict=True)
+        )
 
     def _cost(self, window: Window, mask: int) -> float:
         after = mask | window.mask
@@ -141,7 +143,7 @@ def tables_for(layout: Layout) -> Tables:
     return Tables(layout)
 
 
-def pack(engines: Engines) -> int:
+def pack_engines(engines: Engines) -> int:
     """Counts of engines as one number, each in a field of its own with room to be summed."""
     packed = 0
     for count in engines.as_tuple():
@@ -149,7 +151,7 @@ def pack(engines: Engines) -> int:
     return packed
 
 
-def unpack(packed: int) -> tuple[int, ...]:
+def unpack_engines(packed: int) -> tuple[int, ...]:
     """The counts in a packed number, in the order of Engines."""
     return tuple(packed >> _FIELD * place & _COUNT for place in reversed(range(_FIELDS)))
 
