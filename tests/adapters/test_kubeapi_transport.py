@@ -274,6 +274,6 @@ def test_without_the_library_it_is_said_how_to_get_it(monkeypatch: pytest.Monkey
 
 def test_the_library_is_imported_by_those_alone_who_connect() -> None:
     """It costs every other agent memory and time."""
-    parts = "daemon.serve, mig_agent.adapters.kubeapi, mig_agent.frontends.node.leaving"
+    parts = "daemon.serve, mig_agent.adapters.kubeapi, mig_agent.frontends.kubernetes.node.uninstall"
     program = f"import sys, mig_agent.{parts}; sys.exit('kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, timeout=120).returncode == 0

@@ -18,8 +18,8 @@ from mig_agent.client import Client, ClientError, channels
 from mig_agent.client.answers import Event
 from mig_agent.config import Settings, UnixAddress
 from mig_agent.daemon import servers
-from mig_agent.frontends.api import PartitionManagerServicer
-from mig_agent.frontends.handlers import method_handlers
+from mig_agent.frontends.grpc.handlers import method_handlers
+from mig_agent.frontends.grpc.servicer import PartitionManagerServicer
 from support.agent import eventually, short_folder
 from support.engine import Node, engine
 from support.service import TRUSTING

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.frontends.deviceplugin.advertising import (
+from mig_agent.frontends.kubernetes.device_plugin.device_list import (
     BELIEVED_SECONDS,
     CALM_SECONDS,
     NO_WRITE_SECONDS,
     UNKNOWN_SECONDS,
-    Advertisement,
+    DeviceList,
 )
 
 
 def test_a_list_grows_at_once() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     assert advertisement.plan(3, 0.0) == 3
     advertisement.showed(3, 0.5)
     assert advertisement.plan(7, 1.0) == 7
 
 
 def test_a_list_shrinks_two_seconds_after_the_node_stopped_showing_more() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     assert advertisement.plan(4, 1.0) == 7
@@ -38,7 +38,7 @@ def test_a_list_shrinks_two_seconds_after_the_node_stopped_showing_more() -> Non
 
 
 def test_a_kubelet_that_writes_its_own_number_back_starts_the_wait_anew() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(4, 1.0)
@@ -52,7 +52,7 @@ def test_a_kubelet_that_writes_its_own_number_back_starts_the_wait_anew() -> Non
 
 def test_a_list_does_not_shrink_while_the_kubelet_may_be_writing_it_to_the_node() -> None:
     """Found by a churn: it had counted the list, the list shrank, and then it showed the longer one."""
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.kubelet_wrote(1.0)
@@ -68,7 +68,7 @@ def test_a_list_does_not_shrink_while_the_kubelet_may_be_writing_it_to_the_node(
 
 
 def test_a_kubelet_that_writes_nothing_is_not_waited_for_for_ever() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(4, 1.0)
@@ -80,7 +80,7 @@ def test_a_kubelet_that_writes_nothing_is_not_waited_for_for_ever() -> None:
 
 
 def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     assert advertisement.plan(4, 1.0) == 7
     assert advertisement.plan(2, 5.0) == 7
@@ -90,7 +90,7 @@ def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None
 
 
 def test_a_list_that_is_needed_again_forgets_that_it_was_to_shrink() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     advertisement.plan(4, 1.0)
     advertisement.plan(7, 10.0)
@@ -98,7 +98,7 @@ def test_a_list_that_is_needed_again_forgets_that_it_was_to_shrink() -> None:
 
 
 def test_losing_touch_keeps_what_was_shown_for_a_while() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(None, 1.0)
@@ -107,7 +107,7 @@ def test_losing_touch_keeps_what_was_shown_for_a_while() -> None:
 
 def test_while_the_api_server_is_away_the_list_stays_as_long_as_the_node_showed() -> None:
     """Pods are bound on what the node showed last, as soon as the API server is back and before anybody corrects it."""
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(None, 1.0, in_touch=False)
@@ -123,7 +123,7 @@ def test_while_the_api_server_is_away_the_list_stays_as_long_as_the_node_showed(
 
 
 def test_an_api_server_that_is_back_and_takes_nothing_is_no_reason_to_wait_for_long() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(None, 1.0, in_touch=False)
@@ -134,14 +134,14 @@ def test_an_api_server_that_is_back_and_takes_nothing_is_no_reason_to_wait_for_l
 
 
 def test_an_agent_that_starts_lists_what_the_node_still_shows() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     assert advertisement.plan(3, 0.0) == 7
 
 
 def test_what_is_due_lies_ahead() -> None:
     """Else the numbers would be worked out again and again in between."""
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
     advertisement.showed(None, 0.5)
@@ -159,7 +159,7 @@ def test_what_is_due_lies_ahead() -> None:
 
 
 def test_after_a_restart_of_the_kubelet_there_is_nothing_to_keep() -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     advertisement.withdrawn()
     assert advertisement.plan(2, 1.0) == 2
@@ -188,7 +188,7 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_lately(steps: list[Step]) -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     now, target, shown, history = 0.0, 0, None, list[tuple[float, int]]()
     for step in steps:
         now += step.seconds
@@ -210,7 +210,7 @@ def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_la
 
 @given(STEPS)
 def test_a_list_comes_down_to_its_target_when_nothing_more_happens(steps: list[Step]) -> None:
-    advertisement = Advertisement()
+    advertisement = DeviceList()
     now, target = 0.0, 0
     for step in steps:
         now += step.seconds

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedContainer, ListedPod
 from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
-from mig_agent.frontends.deviceplugin.claims import Claim, belongs_to, claim_of
+from mig_agent.frontends.kubernetes.device_plugin.allocations import ContainerDevices, belongs_to, container_devices
 
 SMALL, LARGE, FOREIGN = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "example.com/nic"
 SERVED = (SMALL, LARGE)
@@ -28,8 +28,8 @@ def entry(uid: str, container: str, *devices: KubeletDevice) -> CheckpointEntry:
     return CheckpointEntry(pod_uid=uid, container=container, devices=devices)
 
 
-def claim(asked: Sequence[KubeletDevice], pods: Sequence[ListedPod], *recorded: CheckpointEntry) -> Claim:
-    found = claim_of(asked, pods, recorded, SERVED)
+def claim(asked: Sequence[KubeletDevice], pods: Sequence[ListedPod], *recorded: CheckpointEntry) -> ContainerDevices:
+    found = container_devices(asked, pods, recorded, SERVED)
     assert found is not None
     return found
 
@@ -49,7 +49,8 @@ def test_a_pod_is_found_with_all_that_it_was_given() -> None:
 
 def test_nothing_is_found_for_what_the_kubelet_does_not_tell_of() -> None:
     assert (
-        claim_of([device(5)], [listed("train", main=[device(1)])], [entry("uid-1", "main", device(1))], SERVED) is None
+        container_devices([device(5)], [listed("train", main=[device(1)])], [entry("uid-1", "main", device(1))], SERVED)
+        is None
     )
 
 

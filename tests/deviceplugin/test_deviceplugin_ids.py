@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.frontends.deviceplugin.ids import device_id, is_ours, listed, number_of
+from mig_agent.frontends.kubernetes.resources import device_id, is_ours, listed, number_of
 
 
 @given(total=st.integers(0, 60), numbers=st.sets(st.integers(0, 80), max_size=40))

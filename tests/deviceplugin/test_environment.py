@@ -10,9 +10,9 @@ import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import KubeletDevice
-from mig_agent.frontends.deviceplugin import environment
-from mig_agent.frontends.deviceplugin.environment import EnvironmentAllocating, EnvironmentStarting
-from mig_agent.frontends.deviceplugin.resources import Naming, resources_of
+from mig_agent.frontends.kubernetes.device_plugin import environment
+from mig_agent.frontends.kubernetes.device_plugin.environment import EnvironmentAllocating, EnvironmentStarting
+from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.plugged import LARGE, SMALL, Plugged, devices, plugged
 
 

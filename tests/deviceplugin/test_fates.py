@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.adapters.kubelet import Identity, ListedContainer, ListedPod
 from mig_agent.core.model import KubeletDevice, Pod
-from mig_agent.frontends.deviceplugin.fates import Fate, Listing, Seen, fate_of, judged
+from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
+    Listing,
+    PodLiveness,
+    Seen,
+    liveness_from_api,
+    liveness_from_kubelet,
+)
 
 FIRST, SECOND = Identity(1, 10, 100), Identity(1, 10, 200)
 POD = Pod(namespace="team-a", name="train-0", uid="uid-1")
@@ -43,68 +49,68 @@ def after(*listings: Listing, pod: Pod = POD, numbers: tuple[int, ...] = (0,)) -
 THERE, ABSENT = listing(("train-0", [0])), listing(("other", [5]))
 
 
-def fate(now: Listing, seen: Seen, *numbers: int, lists_finished: bool = False) -> Fate:
-    return fate_of(POD, tuple(map(device, numbers or (0,))), now, seen, lists_finished=lists_finished)
+def fate(now: Listing, seen: Seen, *numbers: int, lists_finished: bool = False) -> PodLiveness:
+    return liveness_from_kubelet(POD, tuple(map(device, numbers or (0,))), now, seen, lists_finished=lists_finished)
 
 
 def test_a_listed_pod_lives() -> None:
-    assert fate(THERE, Seen()) is Fate.LIVES
-    assert fate(THERE, after(THERE)) is Fate.LIVES
+    assert fate(THERE, Seen()) is PodLiveness.LIVES
+    assert fate(THERE, after(THERE)) is PodLiveness.LIVES
 
 
 def test_a_pod_that_was_listed_and_is_not_any_more_is_gone() -> None:
-    assert fate(ABSENT, after(THERE)) is Fate.GONE
-    assert fate(listing(), after(THERE)) is Fate.GONE
+    assert fate(ABSENT, after(THERE)) is PodLiveness.GONE
+    assert fate(listing(), after(THERE)) is PodLiveness.GONE
 
 
 def test_a_kubelet_that_has_just_started_proves_nothing() -> None:
     """It answers before it has heard of its pods again, and their containers run on meanwhile."""
     empty = listing(kubelet=SECOND)
-    assert fate(empty, after(THERE)) is Fate.UNSURE
-    assert fate(empty, after(THERE, empty)) is Fate.UNSURE
+    assert fate(empty, after(THERE)) is PodLiveness.UNSURE
+    assert fate(empty, after(THERE, empty)) is PodLiveness.UNSURE
     again = listing(("train-0", [0]), kubelet=SECOND)
-    assert fate(empty, after(THERE, empty, again)) is Fate.GONE
+    assert fate(empty, after(THERE, empty, again)) is PodLiveness.GONE
 
 
 def test_an_answer_of_nobody_knows_which_kubelet_proves_nothing() -> None:
-    assert fate(listing(kubelet=None), after(THERE)) is Fate.UNSURE
-    assert fate(listing(kubelet=None), after(listing(("train-0", [0]), kubelet=None))) is Fate.UNSURE
+    assert fate(listing(kubelet=None), after(THERE)) is PodLiveness.UNSURE
+    assert fate(listing(kubelet=None), after(listing(("train-0", [0]), kubelet=None))) is PodLiveness.UNSURE
 
 
 def test_a_pod_that_this_agent_never_saw_is_not_gone_by_the_list_alone() -> None:
     """It ended while the agent was down, or the kubelet does not know it yet."""
-    assert fate(ABSENT, Seen()) is Fate.UNSURE
-    assert fate(ABSENT, after(ABSENT)) is Fate.UNSURE
+    assert fate(ABSENT, Seen()) is PodLiveness.UNSURE
+    assert fate(ABSENT, after(ABSENT)) is PodLiveness.UNSURE
 
 
 def test_a_pod_of_the_same_name_with_other_devices_is_another_pod() -> None:
     anew = listing(("train-0", [3]))
-    assert fate(anew, after(THERE)) is Fate.GONE
-    assert fate(anew, Seen()) is Fate.UNSURE, "it may be the same, whose init container alone had the device"
+    assert fate(anew, after(THERE)) is PodLiveness.GONE
+    assert fate(anew, Seen()) is PodLiveness.UNSURE, "it may be the same, whose init container alone had the device"
 
 
 def test_a_device_that_another_pod_has_is_gone_whatever_was_seen() -> None:
-    assert fate(listing(("other", [0])), Seen()) is Fate.GONE
+    assert fate(listing(("other", [0])), Seen()) is PodLiveness.GONE
 
 
 @pytest.mark.parametrize("names", [("train-0", "other"), ("other", "train-0")])
 def test_a_device_that_the_kubelet_gave_to_two_pods_ends_neither(names: tuple[str, str]) -> None:
-    assert fate(listing(*((name, [0]) for name in names)), Seen()) is Fate.LIVES
+    assert fate(listing(*((name, [0]) for name in names)), Seen()) is PodLiveness.LIVES
 
 
 def test_a_pod_with_one_of_its_devices_still_listed_lives() -> None:
-    assert fate(THERE, after(listing(("train-0", [0, 1])), numbers=(0, 1)), 0, 1) is Fate.LIVES
+    assert fate(THERE, after(listing(("train-0", [0, 1])), numbers=(0, 1)), 0, 1) is PodLiveness.LIVES
 
 
 def test_a_pod_whose_devices_are_never_listed_is_gone_with_its_name() -> None:
     named = listing(("train-0", []))
-    assert fate(named, after(named)) is Fate.UNSURE
-    assert fate(ABSENT, after(named)) is Fate.GONE
+    assert fate(named, after(named)) is PodLiveness.UNSURE
+    assert fate(ABSENT, after(named)) is PodLiveness.GONE
 
 
 def test_an_older_kubelet_lists_pods_that_have_ended() -> None:
-    assert fate(THERE, after(THERE), lists_finished=True) is Fate.UNSURE
-    assert fate(ABSENT, after(THERE), lists_finished=True) is Fate.GONE
+    assert fate(THERE, after(THERE), lists_finished=True) is PodLiveness.UNSURE
+    assert fate(ABSENT, after(THERE), lists_finished=True) is PodLiveness.GONE
 
 
 def facts(**changes: object) -> PodFacts:
@@ -115,19 +121,19 @@ def facts(**changes: object) -> PodFacts:
 @pytest.mark.parametrize(
     ("found", "is_listed", "expected"),
     [
-        (None, False, Fate.GONE),
-        (None, True, Fate.LIVES),
-        (facts(), False, Fate.LIVES),
-        (facts(deleting=True), False, Fate.LIVES),
-        (facts(phase="Succeeded"), True, Fate.GONE),
-        (facts(phase="Failed"), False, Fate.GONE),
-        (facts(uid="uid-2"), True, Fate.GONE),
-        (facts(uid="mirror", static_uid="uid-1"), False, Fate.LIVES),
-        (facts(node="n2"), False, Fate.GONE),
+        (None, False, PodLiveness.GONE),
+        (None, True, PodLiveness.LIVES),
+        (facts(), False, PodLiveness.LIVES),
+        (facts(deleting=True), False, PodLiveness.LIVES),
+        (facts(phase="Succeeded"), True, PodLiveness.GONE),
+        (facts(phase="Failed"), False, PodLiveness.GONE),
+        (facts(uid="uid-2"), True, PodLiveness.GONE),
+        (facts(uid="mirror", static_uid="uid-1"), False, PodLiveness.LIVES),
+        (facts(node="n2"), False, PodLiveness.GONE),
     ],
 )
-def test_what_the_api_server_says(found: PodFacts | None, is_listed: bool, expected: Fate) -> None:
-    assert judged(POD, found, is_listed=is_listed, node="n1") is expected
+def test_what_the_api_server_says(found: PodFacts | None, is_listed: bool, expected: PodLiveness) -> None:
+    assert liveness_from_api(POD, found, is_listed=is_listed, node="n1") is expected
 
 
 @given(
@@ -148,9 +154,9 @@ def test_only_a_run_of_the_kubelet_that_has_shown_the_pod_can_prove_its_end(
         now = listing(*([("train-0", [0])] if there else [("train-0", [])] if named else []), kubelet=kubelet)
         found = fate(now, seen)
         if there:
-            assert found is Fate.LIVES
+            assert found is PodLiveness.LIVES
             shown_by.add(kubelet)
-        elif found is Fate.GONE:
+        elif found is PodLiveness.GONE:
             assert kubelet in shown_by
         if named and not there:
             shown_by.add(kubelet)

@@ -14,7 +14,7 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.deviceplugin.starting import KUBELET
+from mig_agent.frontends.kubernetes.device_plugin.prestart import KUBELET
 from mig_agent.simulator import Code
 from support.engine import CREATE, killed
 from support.ledgers import rewritten

@@ -20,7 +20,7 @@ from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.promises import fitted, kept, leases_for, promised, slots_of
+from mig_agent.frontends.kubernetes.reservations import kept, leases_for, match_slots, promised, slots_of
 from support.engine import PATIENCE_SECONDS, killed
 from support.plugged import Plugged, Words, plugged
 
@@ -213,7 +213,7 @@ class History:
         leases = [lease for lease in leases_for(view, each.pod) if lease.holder.pod == each.pod]
         layouts = {uuid: gpu.layout for uuid, gpu in view.by_uuid.items()}
         wants = [self.at.starting._resources[one.resource].want for one in missing]
-        fits = fitted([slots_of(lease, view) for lease in leases], wants, layouts)
+        fits = match_slots([slots_of(lease, view) for lease in leases], wants, layouts)
         return {lease.id: lease for lease, fit in zip(leases, fits, strict=True) if fit}
 
     async def end(self, number: int, _other: int) -> None:

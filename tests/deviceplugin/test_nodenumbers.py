@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mig_agent.adapters.kubelet import KubeletError
 from mig_agent.core.model import KubeletDevice
-from mig_agent.frontends.deviceplugin.nodenumbers import NodeNumbers, Wrong
+from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatus
 from support.plugged import MIDDLE, SMALL, Words, devices
 
 
@@ -47,18 +47,18 @@ class Node:
     shown: dict[str, int]
     right: dict[str, int]
 
-    def wrong(self) -> Mapping[str, Wrong]:
+    def wrong(self) -> Mapping[str, Mismatch]:
         return {
-            name: Wrong(shown=self.shown[name], right=right, capacity=7)
+            name: Mismatch(shown=self.shown[name], right=right, capacity=7)
             for name, right in self.right.items()
             if right != self.shown[name]
         }
 
 
 @contextlib.asynccontextmanager
-async def running(node: Node, kubelet: Kubelet) -> AsyncIterator[tuple[NodeNumbers, Words]]:
+async def running(node: Node, kubelet: Kubelet) -> AsyncIterator[tuple[NodeStatus, Words]]:
     words = Words()
-    numbers = NodeNumbers(api=words, kubelet=kubelet, wrong=node.wrong, changed=lambda: None)
+    numbers = NodeStatus(api=words, kubelet=kubelet, wrong=node.wrong, changed=lambda: None)
     task = asyncio.create_task(numbers.run())
     try:
         yield numbers, words

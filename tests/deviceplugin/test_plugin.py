@@ -18,11 +18,11 @@ from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.deviceplugin.book import Acquisition
-from mig_agent.frontends.deviceplugin.metrics import PluginMetrics
-from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings, Served
-from mig_agent.frontends.deviceplugin.registering import Offer, Registering
-from mig_agent.frontends.deviceplugin.service import ResourceService
+from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition
+from mig_agent.frontends.kubernetes.device_plugin.metrics import PluginMetrics
+from mig_agent.frontends.kubernetes.device_plugin.plugin import Plugin, PluginSettings, Served
+from mig_agent.frontends.kubernetes.device_plugin.registration import Offer, Registration
+from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from support.engine import CREATE, Node, engine
 from support.plugged import LARGE, MIDDLE, SMALL, Words, devices
 
@@ -329,7 +329,7 @@ async def test_a_resource_of_another_plugin_is_left_to_it(at: Running) -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = KubeletPaths(Path(name))
         others, told, lost = Others(), list[str](), list[ResourceService]()
-        registering = Registering(paths=paths, kubelet=others, on_lost=lost.append, on_taken=told.append)
+        registering = Registration(paths=paths, kubelet=others, on_lost=lost.append, on_taken=told.append)
         service = at.served(SMALL).service
         registering.add(service)
         offer: Offer = registering.offers[SMALL]

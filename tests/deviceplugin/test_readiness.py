@@ -10,11 +10,10 @@ import pytest
 from mig_agent.adapters.kubelet import KubeletError, KubeletPaths
 from mig_agent.core.model import KubeletDevice
 from mig_agent.core.requests import profile_want
-from mig_agent.frontends.deviceplugin import readiness as module
-from mig_agent.frontends.deviceplugin.readiness import Readiness
-from mig_agent.frontends.deviceplugin.registering import Offer, Registering
-from mig_agent.frontends.deviceplugin.resources import Resource
-from mig_agent.frontends.deviceplugin.service import ResourceService
+from mig_agent.frontends.kubernetes.device_plugin import registration as module
+from mig_agent.frontends.kubernetes.device_plugin.registration import Offer, Readiness, Registration
+from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
+from mig_agent.frontends.kubernetes.resources import Resource
 from support.plugged import LARGE, SMALL, devices
 from support.registered import Decided
 
@@ -37,7 +36,7 @@ class Kubelet:
 @dataclass
 class Story:
     kubelet: Kubelet
-    registering: Registering
+    registering: Registration
     told: list[bool] = field(default_factory=list)
 
     async def tell(self, ready: bool) -> None:
@@ -61,7 +60,7 @@ class Story:
 @pytest.fixture
 def story(tmp_path: Path) -> Story:
     kubelet = Kubelet()
-    registering = Registering(
+    registering = Registration(
         paths=KubeletPaths(tmp_path),
         kubelet=kubelet,
         on_lost=lambda _: None,

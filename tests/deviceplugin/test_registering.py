@@ -13,10 +13,10 @@ import pytest
 from mig_agent.adapters.kubelet import KubeletError, KubeletPaths
 from mig_agent.core.model import KubeletDevice
 from mig_agent.core.requests import profile_want
-from mig_agent.frontends.deviceplugin import registering as module
-from mig_agent.frontends.deviceplugin.registering import Offer, Registering
-from mig_agent.frontends.deviceplugin.resources import Resource
-from mig_agent.frontends.deviceplugin.service import ResourceService
+from mig_agent.frontends.kubernetes.device_plugin import registration as module
+from mig_agent.frontends.kubernetes.device_plugin.registration import Offer, Registration
+from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
+from mig_agent.frontends.kubernetes.resources import Resource
 from support.registered import Decided
 
 NAMES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-7g.80gb")
@@ -53,7 +53,7 @@ class Kubelet:
 @dataclass
 class Story:
     kubelet: Kubelet
-    registering: Registering
+    registering: Registration
     lost: list[ResourceService]
     taken: list[str]
 
@@ -81,7 +81,7 @@ async def story(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Story]:
         kubelet = Kubelet(paths)
         monkeypatch.setattr(module, "register", kubelet.register)
         lost, taken = list[ResourceService](), list[str]()
-        found = Registering(paths=paths, kubelet=kubelet, on_lost=lost.append, on_taken=taken.append)
+        found = Registration(paths=paths, kubelet=kubelet, on_lost=lost.append, on_taken=taken.append)
         for each in NAMES:
             resource = Resource(name=each, label=each.rpartition("-")[2], want=profile_want("1g.10gb"))
             found.add(ResourceService(resource, Decided(), 25.0))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 
 from mig_agent.core.model import KubeletDevice, NodeView
-from mig_agent.frontends.deviceplugin.resources import Naming, label_of, resources_of
+from mig_agent.frontends.kubernetes.resources import Naming, label_of, resources_of
 from support.nodes import A100_40, H100, LAYOUTS, RTX_PRO, Has, Machine, node, nodes, whole
 
 NAME = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")

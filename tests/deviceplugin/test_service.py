@@ -16,9 +16,9 @@ from mig_agent.adapters.kubelet.channels import channel_to
 from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.core.model import KubeletDevice
 from mig_agent.core.requests import profile_want
-from mig_agent.frontends.deviceplugin.allocating import Allocated
-from mig_agent.frontends.deviceplugin.resources import Resource
-from mig_agent.frontends.deviceplugin.service import ResourceService
+from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
+from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
+from mig_agent.frontends.kubernetes.resources import Resource
 from mig_agent.pb.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from mig_agent.pb.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as rpc
 

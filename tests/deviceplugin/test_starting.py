@@ -13,9 +13,8 @@ from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, KubeletDevice, Pod
-from mig_agent.frontends.deviceplugin import starting
-from mig_agent.frontends.deviceplugin.book import unserved
-from mig_agent.frontends.deviceplugin.claims import holders
+from mig_agent.frontends.kubernetes.device_plugin import prestart
+from mig_agent.frontends.kubernetes.device_plugin.allocations import lease_by_device, unserved
 from mig_agent.simulator import Code
 from support.plugged import LARGE, MIDDLE, SMALL, Plugged, devices, plugged
 
@@ -243,12 +242,12 @@ async def test_a_pod_that_could_never_be_served_keeps_nothing_from_others(tmp_pa
         await at.admit("fits", *devices(0, resource=LARGE))
         assert unserved(at.book, {}, (), (LARGE,)) == devices(0, resource=LARGE)
         await at.start(*devices(0, resource=LARGE))
-        assert unserved(at.book, holders(at.node.manager.snapshot.view), (), (LARGE,)) == ()
+        assert unserved(at.book, lease_by_device(at.node.manager.snapshot.view), (), (LARGE,)) == ()
 
 
 async def test_a_pod_that_is_being_deleted_waits_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kubelet would wait for our answer before it ends the pod."""
-    monkeypatch.setattr(starting, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(prestart, "_LOOK_SECONDS", 0.01)
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))

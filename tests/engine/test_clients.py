@@ -13,7 +13,7 @@ import mig_agent
 from mig_agent.adapters import processes
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import Holder
-from mig_agent.frontends import messages
+from mig_agent.frontends.grpc import encode
 from support.engine import ADMIN, Node, engine
 
 PACKAGE = Path(mig_agent.__file__).parent
@@ -55,11 +55,11 @@ async def test_a_status_names_no_process_that_has_ended(tmp_path: Path, monkeypa
         clients = Clients(node, monkeypatch)
         clients.started[7] = 1
         lease = (await node.acquire("4G", holder=Holder(name="alice", pid=7))).lease
-        (named,) = messages.status(node.manager.snapshot, "1", ADMIN).leases
+        (named,) = encode.status(node.manager.snapshot, "1", ADMIN).leases
         assert named.holder.pid == 7
         del clients.started[7]
         assert node.manager.snapshot.left == {lease.id}
-        (left,) = messages.status(node.manager.snapshot, "1", ADMIN).leases
+        (left,) = encode.status(node.manager.snapshot, "1", ADMIN).leases
         assert not left.holder.HasField("pid")
         assert left.holder.name == "alice"
 
@@ -74,7 +74,7 @@ async def test_nothing_is_read_while_a_status_is_encoded(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(processes, "started", read)
         monkeypatch.setattr(Path, "read_text", read)
-        assert len(messages.status(snapshot, "1", ADMIN).leases) == 1
+        assert len(encode.status(snapshot, "1", ADMIN).leases) == 1
 
 
 def test_only_the_host_reads_what_the_kernel_tells_of_processes() -> None:

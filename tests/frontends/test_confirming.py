@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from mig_agent.core.model import LeaseId
-from mig_agent.frontends import streams
-from mig_agent.frontends.handlers import SERVICE
+from mig_agent.frontends.grpc import streams
+from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import RECEIVED, asking, granted_on
 from support.service import TIMEOUT, Service, ask, detail_of, service

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from mig_agent.engine.manager import MOST_EXPLAINED_LINES
-from mig_agent.frontends.api import MOST_PLANS
+from mig_agent.frontends.grpc.servicer import MOST_PLANS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.service import TIMEOUT, Service, ask, detail_of, service
 

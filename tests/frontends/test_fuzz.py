@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mig_agent.core.errors import UsageError
 from mig_agent.core.requests import validate
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.handlers import SERVICE
-from mig_agent.frontends.requests import request_from
+from mig_agent.frontends.grpc.decode import request_from
+from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.service import TIMEOUT, Service, detail_of, service
 

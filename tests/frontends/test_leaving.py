@@ -14,7 +14,7 @@ import pytest
 from mig_agent.adapters.links import Ending, Fate, Fates
 from mig_agent.adapters.peers import Peer, bound_name, shown_by_grpc
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.frontends.api import PartitionManagerServicer
+from mig_agent.frontends.grpc.servicer import PartitionManagerServicer
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import Node, engine
 from support.service import TRUSTING, ask

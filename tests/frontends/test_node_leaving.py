@@ -16,10 +16,11 @@ from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.model import InstanceState
 from mig_agent.daemon.uninstall import FAILED, GONE, clean, uninstall
 from mig_agent.engine import tasks
-from mig_agent.frontends.node import frontend, leaving
-from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
-from mig_agent.frontends.node.leaving import delete_and_wait, is_leaving, leave
-from mig_agent.frontends.node.switch import NOT_READ_YET
+from mig_agent.frontends.kubernetes.node import controller
+from mig_agent.frontends.kubernetes.node import uninstall as node_uninstall
+from mig_agent.frontends.kubernetes.node.controller import NodeFrontend, NodeSettings, first_pauses
+from mig_agent.frontends.kubernetes.node.pause_labels import NOT_READ_YET
+from mig_agent.frontends.kubernetes.node.uninstall import delete_and_wait, is_leaving, leave
 from support.engine import engine
 from support.kubeapi import connected, until
 from support.webserver import Asked, Says, WebServer, json_of
@@ -156,7 +157,7 @@ async def test_only_an_agent_that_does_not_come_back_leaves(
 async def test_no_answer_is_no_leaving_and_holds_up_a_restart_only_for_a_moment(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(node_uninstall, "ASK_SECONDS", 0.1)
 
     def hang(_asked: Asked) -> Says:
         web.over.wait(30)
@@ -203,7 +204,7 @@ async def test_what_the_agent_put_on_the_node_goes_and_leases_stay(web: WebServe
 async def test_a_step_that_fails_does_not_hold_up_the_others(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "STEP_SECONDS", 5.0)
+    monkeypatch.setattr(node_uninstall, "STEP_SECONDS", 5.0)
     web.answer = lambda _asked: NO
     done: list[str] = []
 
@@ -226,7 +227,7 @@ async def test_a_step_that_fails_does_not_hold_up_the_others(
 async def test_a_daemon_set_is_deleted_once_and_waited_for(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leaving, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(node_uninstall, "LOOK_SECONDS", 0.01)
     looks = iter([json_of(STAYS), json_of(GOES), LATER, LATER, LATER, json_of(GOES), NOT_THERE])
     web.answer = lambda asked: Says() if asked.method == "DELETE" else next(looks)
     async with connected(web, tmp_path) as api:
@@ -311,7 +312,7 @@ async def test_before_the_driver_is_opened_the_nodes_label_is_looked_at(web: Web
 async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "FIRST_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(controller, "FIRST_LOOK_SECONDS", 0.1)
 
     def hang(_asked: Asked) -> Says:
         web.over.wait(30)
@@ -326,7 +327,7 @@ async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed
 async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first_try_fails(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
     failures = iter([LATER, NO])
     web.answer = followed(web, lambda: next(failures, Says()))
     settings = NodeSettings(label="mig=true")
@@ -349,7 +350,7 @@ async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first
 async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
     async with (
         engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
@@ -374,16 +375,16 @@ async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
 async def test_the_node_is_shown_whatever_goes_wrong(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
-    write, failures = frontend.write, iter([OSError("no more threads"), KeyError("status"), KubeApiError("later")])
+    write, failures = controller.write, iter([OSError("no more threads"), KeyError("status"), KubeApiError("later")])
 
     async def failing(*arguments: Any) -> None:
         for error in failures:
             raise error
         await write(*arguments)
 
-    monkeypatch.setattr(frontend, "write", failing)
+    monkeypatch.setattr(controller, "write", failing)
     async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
         shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"))
         shows.start()
@@ -396,10 +397,10 @@ async def test_the_node_is_shown_whatever_goes_wrong(
 async def test_the_node_is_shown_after_half_a_day_of_refusals(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     web.answer = followed(web)
-    write, failures = frontend.write, iter(range(OVERFLOWING))
+    write, failures = controller.write, iter(range(OVERFLOWING))
 
     async def refused(*arguments: Any) -> None:
         await asyncio.sleep(0)
@@ -407,7 +408,7 @@ async def test_the_node_is_shown_after_half_a_day_of_refusals(
             raise KubeApiError("later")
         await write(*arguments)
 
-    monkeypatch.setattr(frontend, "write", refused)
+    monkeypatch.setattr(controller, "write", refused)
     async with engine(tmp_path, "a100-40gb:1") as running, connected(web, tmp_path) as api:
         shows = NodeFrontend(running.manager, api, NodeSettings(label="mig=true"))
         shows.start()

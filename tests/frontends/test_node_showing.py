@@ -14,11 +14,18 @@ from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import GpuState, NodeView, Pod
 from mig_agent.core.pod_resources import in_kubernetes
-from mig_agent.frontends.deviceplugin.resources import Naming
-from mig_agent.frontends.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
-from mig_agent.frontends.node.features import NODE_FEATURE_DISCOVERY, OURS, TIMESTAMP, Changes, changes, feature_labels
-from mig_agent.frontends.node.notices import Notice, notice
-from mig_agent.frontends.node.showing import Shown, nothing, shown
+from mig_agent.frontends.kubernetes.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
+from mig_agent.frontends.kubernetes.node.controller import Shown, nothing, shown
+from mig_agent.frontends.kubernetes.node.events import Notice, notice
+from mig_agent.frontends.kubernetes.node.feature_labels import (
+    NODE_FEATURE_DISCOVERY,
+    OURS,
+    TIMESTAMP,
+    Changes,
+    changes,
+    feature_labels,
+)
+from mig_agent.frontends.kubernetes.resources import Naming
 from support.nodes import A100_40, H100, Has, Machine, node, nodes, whole
 
 FACTS = NodeFacts(name="n1", uid="u")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mig_agent.adapters.kubeapi import NodeFacts
-from mig_agent.frontends.node.switch import NOT_READ_YET, carries, pauses
+from mig_agent.frontends.kubernetes.node.pause_labels import NOT_READ_YET, carries, pauses
 
 DEPLOY = "nvidia.com/gpu.deploy"
 

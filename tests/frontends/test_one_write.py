@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mig_agent.core.events import Event, EventKind
-from mig_agent.frontends.handlers import method_handlers
+from mig_agent.frontends.grpc.handlers import method_handlers
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import RECEIVED
 from support.service import Service, ask, service

@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from mig_agent.core.model import GpuUuid, Holder, KubeletDevice, Layout, Lease, LeaseId, NodeView, Pod, Slot, Want
 from mig_agent.core.planning.profiles import serves
-from mig_agent.frontends.deviceplugin.resources import Naming, resources_of
-from mig_agent.frontends.promises import counted, fitted, kept, leases_for, nobody_knows, promised
+from mig_agent.frontends.kubernetes.reservations import (
+    count_unreserved,
+    kept,
+    leases_for,
+    match_slots,
+    nobody_knows,
+    promised,
+)
+from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.nodes import A100_40, H100, Has, Machine, node, nodes
 
 SMALL, MIDDLE, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-3g.40gb"
@@ -86,10 +93,10 @@ def test_one_gives_way_to_another_that_can_serve_nothing_else() -> None:
     view = node(Machine(A100_40, (Has("2g.10gb", 0, "leased", "a"), Has("1g.5gb", 2, "leased", "b"))))
     two, one = (each.slot for gpu in view.gpus for each in gpu.instances)
     wants = [Want(memory_bytes=4 * 10**9), Want(memory_bytes=9 * 10**9)]
-    assert fitted([[one], [two]], wants, layouts_of(view)) == ((0,), (1,))
-    assert fitted([[two], [one]], wants, layouts_of(view)) == ((1,), (0,))
-    assert fitted([[two], [one]], wants[:1], layouts_of(view)) == ((0,), None), "who comes first"
-    assert fitted([[two, one], [two]], wants, layouts_of(view)) == ((1, 0), None)
+    assert match_slots([[one], [two]], wants, layouts_of(view)) == ((0,), (1,))
+    assert match_slots([[two], [one]], wants, layouts_of(view)) == ((1,), (0,))
+    assert match_slots([[two], [one]], wants[:1], layouts_of(view)) == ((0,), None), "who comes first"
+    assert match_slots([[two, one], [two]], wants, layouts_of(view)) == ((1, 0), None)
 
 
 def test_a_lease_of_several_serves_with_all_or_with_none() -> None:
@@ -157,14 +164,14 @@ def ids(resource: str, *numbers: int) -> tuple[KubeletDevice, ...]:
 
 
 def test_a_device_on_its_way_takes_a_promise_and_is_not_counted_twice() -> None:
-    counts = counted({SMALL: 2, MEMORY: 1}, (*ids(SMALL, 0), *ids(MIDDLE, 0)), ())
+    counts = count_unreserved({SMALL: 2, MEMORY: 1}, (*ids(SMALL, 0), *ids(MIDDLE, 0)), ())
     assert counts.promised == {SMALL: 1, MEMORY: 1}
     assert counts.unserved == ids(MIDDLE, 0), "room is kept for what has none"
-    assert counted({SMALL: 1}, ids(SMALL, 0, 1), ()).unserved == ids(SMALL, 1)
+    assert count_unreserved({SMALL: 1}, ids(SMALL, 0, 1), ()).unserved == ids(SMALL, 1)
 
 
 def test_one_whose_pod_had_nothing_that_fits_takes_none() -> None:
-    counts = counted({SMALL: 1}, ids(SMALL, 0, 1), ids(SMALL, 0))
+    counts = count_unreserved({SMALL: 1}, ids(SMALL, 0, 1), ids(SMALL, 0))
     assert counts.promised == {}
     assert counts.unserved == ids(SMALL, 0)
 
@@ -179,7 +186,7 @@ def test_what_is_kept_and_what_waits_add_up(
 ) -> None:
     """Each promise is either still open, or taken by one device; each device takes one, or needs room."""
     unserved = tuple(device for resource, number in waiting for device in ids(resource, number))
-    counts = counted(promises, unserved, {device for each in judged for device in ids(each[0], each[1])})
+    counts = count_unreserved(promises, unserved, {device for each in judged for device in ids(each[0], each[1])})
     took = Counter(each.resource for each in unserved) - Counter(each.resource for each in counts.unserved)
     for resource in (SMALL, MIDDLE):
         assert counts.promised.get(resource, 0) + took[resource] == promises.get(resource, 0)
@@ -227,7 +234,7 @@ def test_groups_are_fitted_whole_first_come_first_served_and_as_far_as_can_be(
     groups = [[slots.pop() for _ in range(size)] for size in sizes if len(slots) >= size]
     wants = [wants_of(view)[name] for name in asks]
     layouts = layouts_of(view)
-    found = fitted(groups, wants, layouts)
+    found = match_slots(groups, wants, layouts)
     used = [place for fit in found for place in fit or ()]
     assert len(used) == len(set(used)), "a device is served once"
     served: list[Slot] = []

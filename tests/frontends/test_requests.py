@@ -7,7 +7,7 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError, UsageError
 from mig_agent.core.model import Holder, Pod
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.requests import held_request_from, request_from
+from mig_agent.frontends.grpc.decode import held_request_from, request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 SCHEDULER = Caller(name="volcano", scheduler=True)

@@ -70,7 +70,7 @@ def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
         if asking.search(line)
     ]
     status = "return messages.status(self._manager.snapshot, __version__, self._caller(context))"
-    assert found == [f"agent/mig_agent/frontends/api.py: {status}"]
+    assert found == [f"agent/mig_agent/frontends/grpc/servicer.py: {status}"]
 
 
 def test_pauses_that_grow_are_worked_out_in_one_place() -> None:

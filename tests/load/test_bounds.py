@@ -14,7 +14,7 @@ from mig_agent.core.model import GpuUuid
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine import acquisitions
 from mig_agent.engine.turns import Turns
-from mig_agent.frontends.room import Room
+from mig_agent.frontends.grpc.handlers import CallLimit
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import ANYBODY, CREATE, engine
 from support.service import TIMEOUT, service
@@ -110,7 +110,7 @@ async def test_many_who_ask_what_happened_at_once_are_all_answered(tmp_path: Pat
 
 
 def test_a_room_that_is_full_refuses_and_has_place_again() -> None:
-    room = Room(2, "examples")
+    room = CallLimit(2, "examples")
     with contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(room.place())

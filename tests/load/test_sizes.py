@@ -17,8 +17,8 @@ from mig_agent.core.errors import Blocker, Reason, Refusal
 from mig_agent.core.model import CallerId, Holder, RequestId, RequestKey, Want
 from mig_agent.core.requests import LONGEST_REQUEST_ID, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_GPUS_NAMED, MOST_WANTS
 from mig_agent.engine.answers import Queued
-from mig_agent.frontends import api, messages
-from mig_agent.frontends.api import MOST_ANSWER_BYTES, MOST_PLANS
+from mig_agent.frontends.grpc import encode, servicer
+from mig_agent.frontends.grpc.servicer import MOST_ANSWER_BYTES, MOST_PLANS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import asking
 from support.engine import ANYBODY
@@ -127,7 +127,7 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
         since=0.0,
         wants=wants * (MOST_WANTS // 2),
     )
-    assert many * messages.queued(longest).ByteSize() < USUAL_LIMIT // 2
+    assert many * encode.queued(longest).ByteSize() < USUAL_LIMIT // 2
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
@@ -135,10 +135,10 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
 
 def test_an_answer_with_many_long_events_keeps_the_latest() -> None:
     events = [pb.Event(words=f"{number} " + "x" * 20_000) for number in range(1000)]
-    kept = messages.latest(events, MOST_ANSWER_BYTES)
+    kept = encode.latest(events, MOST_ANSWER_BYTES)
     assert list(kept) == events[-len(kept) :]
     assert MOST_ANSWER_BYTES * 0.9 < pb.EventsResponse(events=kept).ByteSize() <= MOST_ANSWER_BYTES
-    assert messages.latest(events[:3], MOST_ANSWER_BYTES) == events[:3]
+    assert encode.latest(events[:3], MOST_ANSWER_BYTES) == events[:3]
 
 
 @pytest.mark.parametrize("name", ["h", FACE], ids=["plain", "faces"])
@@ -178,7 +178,7 @@ async def test_a_dry_run_whose_answer_is_too_large_is_refused_in_words(
 ) -> None:
     requests = [ask(pb.Want(profile="1g.10gb"), pb.Want(profile="2g.20gb")) for _ in range(20)]
     usual = await served.users.Plan(pb.PlanRequest(requests=requests), timeout=TIMEOUT)
-    monkeypatch.setattr(api, "MOST_ANSWER_BYTES", usual.ByteSize() + 8000)
+    monkeypatch.setattr(servicer, "MOST_ANSWER_BYTES", usual.ByteSize() + 8000)
     plain = await served.users.Plan(pb.PlanRequest(requests=requests, explain=True), timeout=TIMEOUT)
     assert plain.ByteSize() <= usual.ByteSize() + 8500
     assert plain.outcomes[0].explanation

@@ -16,10 +16,10 @@ from mig_agent.adapters.kubeapi import Following, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.core.model import Holder, KubeletDevice, Pod
 from mig_agent.engine import tasks
-from mig_agent.frontends.nodestatus import frontend
-from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
-from mig_agent.frontends.nodestatus.metrics import NodeStatusMetrics
-from mig_agent.frontends.nodestatus.owning import OURS
+from mig_agent.frontends.kubernetes.node_resources import controller
+from mig_agent.frontends.kubernetes.node_resources.controller import NodeStatus, NodeStatusSettings
+from mig_agent.frontends.kubernetes.node_resources.metrics import NodeStatusMetrics
+from mig_agent.frontends.kubernetes.node_resources.ownership import OURS
 from support.engine import ADMIN, Node, engine
 
 ONE, TWO, SEVEN, MEMORY = (
@@ -133,7 +133,7 @@ async def world(
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds elsewhere."""
     for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "AGAIN_SECONDS": (0.01, 0.01), "LOOK_SECONDS": 0.05}.items():
-        monkeypatch.setattr(frontend, name, value)
+        monkeypatch.setattr(controller, name, value)
 
 
 async def test_numbers_follow_leases(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ async def test_what_is_refused_is_tried_again(tmp_path: Path) -> None:
 
 
 async def test_half_a_day_of_refusals_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontend, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     async with world(tmp_path, Server(down=True)) as at:
         await at.node.until(lambda: at.server.refused > OVERFLOWING)

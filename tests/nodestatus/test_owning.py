@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeFacts
-from mig_agent.frontends.nodestatus.owning import OURS, Correction, Reason, correction, others, owned
+from mig_agent.frontends.kubernetes.node_resources.ownership import OURS, Correction, Reason, correction, others, owned
 
 A, B, C = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "mig-agent.io/memory-10g"
 

@@ -16,10 +16,10 @@ from mig_agent.adapters.kubeapi import Following, KubeApiError, PodFacts, PodNam
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
-from mig_agent.frontends.deviceplugin.environment import NOBODY_KNOWN
-from mig_agent.frontends.pods import follower
-from mig_agent.frontends.pods.follower import AT_ONCE, PodFollower
-from mig_agent.frontends.pods.judging import NAMELESS_SECONDS
+from mig_agent.frontends.kubernetes.device_plugin.environment import NOBODY_KNOWN
+from mig_agent.frontends.kubernetes.pods import tracker
+from mig_agent.frontends.kubernetes.pods.api_evidence import NAMELESS_SECONDS
+from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
 from support.engine import ADMIN, Node, engine
 
@@ -84,7 +84,7 @@ class World:
 
     node: Node
     server: Server
-    follower: PodFollower
+    follower: PodTracker
 
     async def promise(self, pod: Pod, *, ttl: float | None = None) -> Lease:
         """A lease that a scheduler took for a pod."""
@@ -121,7 +121,7 @@ async def world(
     gpus = "" if (folder / STATE_FILE).exists() else "a100-40gb:1"
     async with engine(folder, gpus, follows_pods=True) as node:
         there = server or Server()
-        following = PodFollower(
+        following = PodTracker(
             node.manager,
             there,
             node=NODE,
@@ -146,7 +146,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         "ASK_AGAIN_SECONDS": (0.01, 0.05),
         "TRY_AGAIN_SECONDS": (0.01, 0.05),
     }.items():
-        monkeypatch.setattr(follower, name, value)
+        monkeypatch.setattr(tracker, name, value)
 
 
 async def test_a_pod_that_is_bound_here_has_its_lease_and_ends_it(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ async def test_many_are_asked_for_in_turn(tmp_path: Path) -> None:
 
 
 async def test_nobody_is_watched_while_there_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(tracker, "LINGER_SECONDS", 0.05)
     async with world(tmp_path) as at:
         await at.node.acquire("1g.5gb")
         lease = await at.promise(at.server.put("x"))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
-from mig_agent.frontends.pods.judging import (
+from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
     NAMELESS_SECONDS,
-    STAYS,
-    Came,
-    Gone,
+    UNCHANGED,
+    Bound,
+    Ended,
     Verdict,
     by_answer,
     by_watch,
@@ -48,7 +48,7 @@ UNBOUND = replace(HERE, node="")
 ELSEWHERE = replace(HERE, node="n2")
 ANOTHER = replace(HERE, uid="u-2")
 GOING = replace(HERE, deleting=True)
-CAME = Came(pod=POD)
+CAME = Bound(pod=POD)
 
 
 def watched(lease: Lease, facts: PodFacts | None, now: float = TAKEN) -> Verdict:
@@ -63,14 +63,14 @@ def watched(lease: Lease, facts: PodFacts | None, now: float = TAKEN) -> Verdict
         (SHORT, HERE, CAME),
         (UNNAMED, HERE, CAME),
         (KEPT, GOING, CAME),
-        (ARRIVED, HERE, STAYS),
-        (SERVED, HERE, STAYS),
-        (KEPT, OVER, Gone(words="its pod has ended")),
-        (SHORT, OVER, Gone(words="its pod has ended")),
-        (ARRIVED, OVER, Gone(words="its pod has ended")),
-        (SERVED, OVER, Gone(words="its pod has ended")),
-        (SHORT, None, STAYS),
-        (UNNAMED_SHORT, OVER, STAYS),
+        (ARRIVED, HERE, UNCHANGED),
+        (SERVED, HERE, UNCHANGED),
+        (KEPT, OVER, Ended(words="its pod has ended")),
+        (SHORT, OVER, Ended(words="its pod has ended")),
+        (ARRIVED, OVER, Ended(words="its pod has ended")),
+        (SERVED, OVER, Ended(words="its pod has ended")),
+        (SHORT, None, UNCHANGED),
+        (UNNAMED_SHORT, OVER, UNCHANGED),
         (KEPT, None, ASK),
         (UNNAMED, None, ASK),
         (UNNAMED, OVER, ASK),
@@ -92,27 +92,27 @@ def test_by_what_the_watch_shows(lease: Lease, facts: PodFacts | None, expected:
         (KEPT, HERE, False, CAME),
         (SHORT, HERE, False, CAME),
         (UNNAMED, HERE, False, CAME),
-        (ARRIVED, HERE, True, STAYS),
-        (ARRIVED, UNBOUND, True, STAYS),
-        (SERVED, HERE, True, STAYS),
-        (KEPT, None, False, Gone(words="its pod is gone")),
-        (SHORT, None, False, Gone(words="its pod is gone")),
-        (ARRIVED, None, False, Gone(words="its pod is gone")),
-        (KEPT, ANOTHER, False, Gone(words="its pod is gone")),
-        (ARRIVED, ANOTHER, False, Gone(words="its pod is gone")),
-        (KEPT, OVER, False, Gone(words="its pod has ended")),
-        (ARRIVED, OVER, False, Gone(words="its pod has ended")),
-        (KEPT, ELSEWHERE, False, Gone(words="its pod is on node n2")),
-        (SHORT, ELSEWHERE, False, Gone(words="its pod is on node n2")),
-        (UNNAMED, ELSEWHERE, False, Gone(words="its pod is on node n2")),
-        (KEPT, UNBOUND, False, STAYS),
-        (KEPT, UNBOUND, True, Gone(words="its pod has not come in 10m")),
-        (SHORT, UNBOUND, True, STAYS),
-        (UNNAMED, None, False, STAYS),
-        (UNNAMED, None, True, Gone(words="its pod has not come in 10m")),
-        (UNNAMED, OVER, False, STAYS),
-        (UNNAMED, OVER, True, Gone(words="its pod has not come in 10m")),
-        (UNNAMED_SHORT, None, True, STAYS),
+        (ARRIVED, HERE, True, UNCHANGED),
+        (ARRIVED, UNBOUND, True, UNCHANGED),
+        (SERVED, HERE, True, UNCHANGED),
+        (KEPT, None, False, Ended(words="its pod is gone")),
+        (SHORT, None, False, Ended(words="its pod is gone")),
+        (ARRIVED, None, False, Ended(words="its pod is gone")),
+        (KEPT, ANOTHER, False, Ended(words="its pod is gone")),
+        (ARRIVED, ANOTHER, False, Ended(words="its pod is gone")),
+        (KEPT, OVER, False, Ended(words="its pod has ended")),
+        (ARRIVED, OVER, False, Ended(words="its pod has ended")),
+        (KEPT, ELSEWHERE, False, Ended(words="its pod is on node n2")),
+        (SHORT, ELSEWHERE, False, Ended(words="its pod is on node n2")),
+        (UNNAMED, ELSEWHERE, False, Ended(words="its pod is on node n2")),
+        (KEPT, UNBOUND, False, UNCHANGED),
+        (KEPT, UNBOUND, True, Ended(words="its pod has not come in 10m")),
+        (SHORT, UNBOUND, True, UNCHANGED),
+        (UNNAMED, None, False, UNCHANGED),
+        (UNNAMED, None, True, Ended(words="its pod has not come in 10m")),
+        (UNNAMED, OVER, False, UNCHANGED),
+        (UNNAMED, OVER, True, Ended(words="its pod has not come in 10m")),
+        (UNNAMED_SHORT, None, True, UNCHANGED),
     ],
 )
 def test_by_what_the_api_server_answers(lease: Lease, facts: PodFacts | None, late: bool, expected: Verdict) -> None:
@@ -122,23 +122,23 @@ def test_by_what_the_api_server_answers(lease: Lease, facts: PodFacts | None, la
 
 def test_a_static_pod_is_known_by_the_kubelets_uid_too() -> None:
     mirror = replace(HERE, uid="u-9", static_uid="u-1")
-    assert watched(ARRIVED, mirror) == STAYS
-    assert by_answer(ARRIVED, mirror, NODE, TAKEN, ARRIVAL) == STAYS
+    assert watched(ARRIVED, mirror) == UNCHANGED
+    assert by_answer(ARRIVED, mirror, NODE, TAKEN, ARRIVAL) == UNCHANGED
 
 
 def test_a_pod_that_is_known_by_its_uid_alone_is_found_and_missed_by_it() -> None:
     nameless = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="", uid="u-1")))
-    assert watched(nameless, HERE) == STAYS
-    assert watched(nameless, OVER) == Gone(words="its pod has ended")
-    assert watched(nameless, None) == STAYS, "the watch could be behind"
-    assert watched(nameless, None, TAKEN + NAMELESS_SECONDS) == Gone(words="its pod is gone")
+    assert watched(nameless, HERE) == UNCHANGED
+    assert watched(nameless, OVER) == Ended(words="its pod has ended")
+    assert watched(nameless, None) == UNCHANGED, "the watch could be behind"
+    assert watched(nameless, None, TAKEN + NAMELESS_SECONDS) == Ended(words="its pod is gone")
     nobody = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="not known")))
     later = TAKEN + NAMELESS_SECONDS
-    assert watched(nobody, replace(HERE, resources={DEVICE.resource: 1}), later) == STAYS, "it could be the one"
-    assert watched(nobody, replace(OVER, resources={DEVICE.resource: 1}), later) == Gone(words="its pod is gone")
-    assert watched(nobody, HERE, TAKEN) == STAYS, "the watch could be behind"
-    assert watched(nobody, HERE, later) == Gone(words="its pod is gone"), "nobody asks for what it is"
-    assert watched(replace(nobody, kubelet_devices=()), None, later) == STAYS, "of it nothing can be said at all"
+    assert watched(nobody, replace(HERE, resources={DEVICE.resource: 1}), later) == UNCHANGED, "it could be the one"
+    assert watched(nobody, replace(OVER, resources={DEVICE.resource: 1}), later) == Ended(words="its pod is gone")
+    assert watched(nobody, HERE, TAKEN) == UNCHANGED, "the watch could be behind"
+    assert watched(nobody, HERE, later) == Ended(words="its pod is gone"), "nobody asks for what it is"
+    assert watched(replace(nobody, kubelet_devices=()), None, later) == UNCHANGED, "of it nothing can be said at all"
     assert found(Pod(namespace="", name="", uid=""), {("team-a", "train"): HERE}) is None
 
 
@@ -165,14 +165,14 @@ def test_a_pod_that_runs_here_never_loses_its_lease(lease: Lease, facts: PodFact
     own = facts is not None and not facts.finished and (facts.uid == "u-1" or not pod_of(lease).uid)
     if facts is not None and own and facts.node == NODE:
         for verdict in (watched(lease, facts, now), by_answer(lease, facts, NODE, now, ARRIVAL)):
-            assert verdict == (STAYS if lease.of_pod else Came(pod=replace(POD, uid=facts.uid)))
+            assert verdict == (UNCHANGED if lease.of_pod else Bound(pod=replace(POD, uid=facts.uid)))
 
 
 @given(lease=LEASES, facts=FACTS, now=MOMENTS)
 def test_a_watch_alone_ends_a_lease_only_of_the_very_pod_that_has_ended(
     lease: Lease, facts: PodFacts | None, now: float
 ) -> None:
-    if isinstance(watched(lease, facts, now), Gone):
+    if isinstance(watched(lease, facts, now), Ended):
         assert facts is not None
         assert facts.finished
         assert facts.uid == pod_of(lease).uid

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mig_agent.adapters.grpcerrors import TRAILER
-from mig_agent.frontends.callers import common_name
+from mig_agent.frontends.grpc.identity import common_name
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.agent import GENEROUS_SECONDS, Agent

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mig_agent.config import Settings
 from mig_agent.daemon import logs
 from mig_agent.daemon.loglimit import OncePerMinute
-from mig_agent.frontends.room import Rooms
+from mig_agent.frontends.grpc.handlers import CallLimits
 from support.agent import Agent
 from support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawClient, flood, frame, request_headers
 
@@ -142,7 +142,7 @@ def test_the_log_tells_how_much_was_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_release_needs_no_room() -> None:
-    rooms = Rooms(0)
+    rooms = CallLimits(0)
     for method in ("Release", "Renew"):
         with rooms.of(method, streams=False).place():
             pass

@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from mig_agent.adapters.grpcerrors import TRAILER
-from mig_agent.frontends.handlers import SERVICE
+from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.acquire import granted as granted_to

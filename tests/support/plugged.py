@@ -15,12 +15,12 @@ from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
 from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedContainer, ListedPod
 from mig_agent.core.model import KubeletDevice, Lease, Pod
 from mig_agent.engine.tasks import Tasks
-from mig_agent.frontends.deviceplugin.allocating import Allocating
-from mig_agent.frontends.deviceplugin.book import Book
-from mig_agent.frontends.deviceplugin.following import Following
-from mig_agent.frontends.deviceplugin.injecting import CdiInjector
-from mig_agent.frontends.deviceplugin.resources import Naming, resources_of
-from mig_agent.frontends.deviceplugin.starting import Starting
+from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocator
+from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
+from mig_agent.frontends.kubernetes.device_plugin.cdi_injection import CdiInjector
+from mig_agent.frontends.kubernetes.device_plugin.kubelet_pods import KubeletPods
+from mig_agent.frontends.kubernetes.device_plugin.prestart import PreStart
+from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.engine import Node, engine
 
 SMALL, MIDDLE, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/mig-7g.80gb"
@@ -114,10 +114,10 @@ class Plugged:
 
     node: Node
     words: Words
-    book: Book
-    starting: Starting
-    following: Following
-    allocating: Allocating
+    book: AllocationTable
+    starting: PreStart
+    following: KubeletPods
+    allocating: Allocator
     injector: CdiInjector
     folder: CdiFolder
     tasks: Tasks
@@ -153,13 +153,13 @@ async def plugged(
 ) -> AsyncIterator[Plugged]:
     """A node with these GPUs, or the one of this folder again with `""`; `words` are those of before."""
     async with engine(folder, gpus, **changes) as node:
-        words, book, tasks = words or Words(), Book(), Tasks()
+        words, book, tasks = words or Words(), AllocationTable(), Tasks()
         view = node.manager.snapshot.view
         resources = {each.name: each for each in resources_of(view, Naming())}
         cdi = CdiFolder(folder / "cdi", CDI_KIND, node.host, simulated=True)
         injector = CdiInjector(cdi, resources, lambda: node.manager.snapshot.view)
         api = words if has_api else None
-        starting = Starting(
+        starting = PreStart(
             manager=node.manager,
             book=book,
             tasks=tasks,
@@ -170,7 +170,7 @@ async def plugged(
             resources=resources,
             changed=lambda: None,
         )
-        following = Following(
+        following = KubeletPods(
             manager=node.manager,
             book=book,
             kubelet=words,
@@ -182,7 +182,7 @@ async def plugged(
             resources=resources,
         )
         following.bound = words.bound
-        allocating = Allocating(node.manager, book, injector.qualified, lambda: None)
+        allocating = Allocator(node.manager, book, injector.qualified, lambda: None)
         try:
             yield Plugged(node, words, book, starting, following, allocating, injector, cdi, tasks)
         finally:

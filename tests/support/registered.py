@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mig_agent.core.model import KubeletDevice
-from mig_agent.frontends.deviceplugin.allocating import Allocated
+from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 
 
 class Decided:

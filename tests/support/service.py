@@ -14,9 +14,9 @@ import grpc
 from mig_agent.adapters.grpcerrors import TRAILER
 from mig_agent.config import Settings
 from mig_agent.engine.callers import Role
-from mig_agent.frontends.api import PartitionManagerServicer
-from mig_agent.frontends.callers import Roles
-from mig_agent.frontends.handlers import SERVICE, method_handlers
+from mig_agent.frontends.grpc.handlers import SERVICE, method_handlers
+from mig_agent.frontends.grpc.identity import Roles
+from mig_agent.frontends.grpc.servicer import PartitionManagerServicer
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.acquire import granted_on

@@ -29,8 +29,8 @@ from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.engine.settings import EngineSettings
-from mig_agent.frontends.api import Held, PartitionManagerServicer
-from mig_agent.frontends.handlers import method_handlers
+from mig_agent.frontends.grpc.handlers import method_handlers
+from mig_agent.frontends.grpc.servicer import Held, PartitionManagerServicer
 from mig_agent.frontends.metrics import Metrics
 
 if TYPE_CHECKING:

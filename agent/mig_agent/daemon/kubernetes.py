@@ -23,15 +23,15 @@ from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
 from mig_agent.engine.manager import Manager
-from mig_agent.frontends.deviceplugin.metrics import PluginMetrics
-from mig_agent.frontends.deviceplugin.plugin import Plugin, PluginSettings
-from mig_agent.frontends.deviceplugin.readiness import Readiness
-from mig_agent.frontends.deviceplugin.resources import Naming
-from mig_agent.frontends.node.frontend import NodeFrontend, NodeSettings, first_pauses
-from mig_agent.frontends.node.leaving import is_leaving, leave
-from mig_agent.frontends.nodestatus.frontend import NodeStatus, NodeStatusSettings
-from mig_agent.frontends.nodestatus.metrics import NodeStatusMetrics
-from mig_agent.frontends.pods.follower import PodFollower
+from mig_agent.frontends.kubernetes.device_plugin.metrics import PluginMetrics
+from mig_agent.frontends.kubernetes.device_plugin.plugin import Plugin, PluginSettings
+from mig_agent.frontends.kubernetes.device_plugin.registration import Readiness
+from mig_agent.frontends.kubernetes.node.controller import NodeFrontend, NodeSettings, first_pauses
+from mig_agent.frontends.kubernetes.node.uninstall import is_leaving, leave
+from mig_agent.frontends.kubernetes.node_resources.controller import NodeStatus, NodeStatusSettings
+from mig_agent.frontends.kubernetes.node_resources.metrics import NodeStatusMetrics
+from mig_agent.frontends.kubernetes.pods.tracker import PodTracker
+from mig_agent.frontends.kubernetes.resources import Naming
 
 _NAMESPACE = "POD_NAMESPACE"
 _POD = "POD_NAME"
@@ -53,7 +53,7 @@ class Kubernetes:
     """Why the agent must not even open the driver when it starts."""
     _plugin: Plugin | None = None
     _node: NodeFrontend | None = None
-    _pods: PodFollower | None = None
+    _pods: PodTracker | None = None
     _numbers: NodeStatus | None = None
     _manager: Manager | None = None
     _followings: list[Following] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Kubernetes:
         settings, api = self.settings, self.api
         advertise = advertised_by(settings)
         self._manager = manager
-        self._pods = PodFollower(
+        self._pods = PodTracker(
             manager,
             api,
             node=settings.node_name,
@@ -126,7 +126,7 @@ class Kubernetes:
             await tell_ready(True)
 
     async def _serve_kubelet(
-        self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodFollower
+        self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodTracker
     ) -> Plugin:
         settings, api = self.settings, self.api
         folder = None if settings.device_injection == "environment" else await self._cdi_folder(manager, hardware)

@@ -6,7 +6,7 @@ from mig_agent.adapters.peers import own_uid
 from mig_agent.adapters.users import Users, uid_named
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError
-from mig_agent.frontends.callers import Roles
+from mig_agent.frontends.grpc.identity import Roles
 
 _ROOT = 0
 

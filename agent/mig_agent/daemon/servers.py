@@ -32,8 +32,8 @@ from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.daemon.renewing import Renewing
-from mig_agent.frontends.handlers import SERVICE
-from mig_agent.frontends.probes import HEALTH, REFLECTION, probe_handlers
+from mig_agent.frontends.grpc.handlers import SERVICE
+from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
 from mig_agent.core.errors import ConfigError
-from mig_agent.frontends.node.frontend import write
-from mig_agent.frontends.node.leaving import delete_and_wait
-from mig_agent.frontends.node.showing import nothing
-from mig_agent.frontends.nodestatus.frontend import clear
+from mig_agent.frontends.kubernetes.node.controller import nothing, write
+from mig_agent.frontends.kubernetes.node.uninstall import delete_and_wait
+from mig_agent.frontends.kubernetes.node_resources.controller import clear
 
 GONE = 0
 FAILED = 1

@@ -26,9 +26,9 @@ from mig_agent.core.model import GpuUuid, LeaseId
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends import messages, planmessages
-from mig_agent.frontends.handlers import abort
-from mig_agent.frontends.requests import request_from
+from mig_agent.frontends.grpc import encode
+from mig_agent.frontends.grpc.decode import request_from
+from mig_agent.frontends.grpc.handlers import abort
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
 
@@ -52,7 +52,7 @@ class Node(rpc.PartitionManagerServicer):
         view = self._cluster.view
         outcomes = (plan(view, request_from(each, _SCHEDULER), DEFAULT_POLICY) for each in message.requests)
         return pb.PlanResponse(
-            outcomes=[planmessages.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
+            outcomes=[encode.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
         )
 
     async def Acquire(self, _messages: object, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's
@@ -69,7 +69,7 @@ class Node(rpc.PartitionManagerServicer):
         now, name = time.time(), f"lease-{next(_numbers)}"
         handle = self._leases[name] = self._cluster.carry_out(outcome, now)
         devices = [pb.Device(uuid=each.uuid, gpu=each.slot.gpu, profile=each.slot.profile.name) for each in handle]
-        lease = pb.Lease(id=name, devices=devices, created_at=now, holder=messages.holder(request.holder))
+        lease = pb.Lease(id=name, devices=devices, created_at=now, holder=encode.holder(request.holder))
         self.tell(EventKind.LEASE_GRANTED, name)
         granted = pb.Granted(lease=lease, token="0" * 64, revision=self._cluster.view.revision)
         yield pb.AcquireResponse(granted=granted)
@@ -89,7 +89,7 @@ class Node(rpc.PartitionManagerServicer):
             yield pb.WatchResponse(revision=self._cluster.view.revision)
             while True:
                 event = await events.get()
-                yield pb.WatchResponse(revision=event.revision, event=messages.event(event))
+                yield pb.WatchResponse(revision=event.revision, event=encode.event(event))
         finally:
             self._watchers.discard(events)
 

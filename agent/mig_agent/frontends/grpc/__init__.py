@@ -1,0 +1,1 @@
+"""The gRPC API: `servicer` translates between messages and the engine."""

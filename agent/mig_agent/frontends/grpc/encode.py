@@ -1,0 +1,417 @@
+"""Encodes what the engine answers as messages of the API. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from mig_agent.adapters.grpcerrors import detail_of, shortened
+from mig_agent.core.errors import Refusal
+from mig_agent.core.events import Event
+from mig_agent.core.model import (
+    Generation,
+    Gpu,
+    GpuState,
+    Holder,
+    Instance,
+    InstanceState,
+    Layout,
+    Lease,
+    LeaseId,
+    MigMode,
+    NodeView,
+    Placement,
+    Pod,
+    Profile,
+    Slot,
+    live_devices,
+)
+from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.planning.plan import (
+    CreateInstance,
+    DevicePlan,
+    Outcome,
+    Plan,
+    ReuseInstance,
+    Step,
+    StepTimes,
+    expected_seconds,
+)
+from mig_agent.core.texts import visible
+from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
+from mig_agent.engine.callers import Caller
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+_LONGEST_WANTS = 256
+"""Of what a waiting request wants, in words."""
+FRAME_BYTES = 8
+"""Around a message within another, at most."""
+_INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
+_MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
+_GPU_STATES = {state: pb.GpuState.Value(f"GPU_STATE_{state.name}") for state in GpuState}
+
+
+def granted(answer: Granted) -> pb.Granted:
+    """An answered request: the lease, its token, and the environment that a process needs."""
+    devices = [device(each) for each in answer.devices]
+    return pb.Granted(
+        lease=lease(answer.lease, devices),
+        token=answer.token,
+        env=environment([each.uuid for each in answer.devices]),
+        notes=map(visible, answer.notes),
+        revision=answer.revision,
+        confirm_by=answer.confirm_by,
+    )
+
+
+def environment(uuids: Iterable[str]) -> dict[str, str]:
+    """What a process needs in its environment: for CUDA, and for NVIDIA's container runtime."""
+    visible = ",".join(uuids)
+    return {"CUDA_VISIBLE_DEVICES": visible, "NVIDIA_VISIBLE_DEVICES": visible}
+
+
+def device(each: Device) -> pb.Device:
+    """One device of a lease, as it was granted."""
+    return pb.Device(
+        uuid=each.uuid,
+        gpu=each.gpu,
+        gpu_index=each.gpu_index,
+        profile=each.profile,
+        memory_mib=each.memory_mib,
+        placement=placement(each.placement) if each.placement is not None else None,
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        reused=each.reused,
+        generation=each.generation,
+    )
+
+
+def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
+    """A lease's devices as the node has them now; one that is lost has no UUID, and if it is gone its number alone."""
+    return [
+        _leased_device(
+            generation, view, lost=instance is None, reused=each.reused[index] if index < len(each.reused) else False
+        )
+        for index, (generation, instance) in enumerate(zip(each.instances, live_devices(view, each), strict=True))
+    ]
+
+
+def lease(
+    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, left: bool = False
+) -> pb.Lease:
+    """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated.
+
+    `left`: its holder's process has ended, and is not named.
+    """
+    return pb.Lease(
+        id=each.id,
+        request_id=visible(each.request_id) if in_full else "",
+        holder=holder(each.holder, left=left),
+        devices=devices,
+        created_at=each.created_at,
+        expires_at=each.expires_at,
+        pid=each.pid,
+        hold=each.hold,
+        unused=unused,
+        pod=pod(each.holder.pod) if each.holder.pod is not None else None,
+        kubelet_devices=[
+            pb.KubeletDevice(resource=visible(one.resource), id=visible(one.id)) for one in each.kubelet_devices
+        ],
+        arrived=each.of_pod,
+    )
+
+
+def pod(each: Pod) -> pb.Pod:
+    """A pod that holds a lease."""
+    return pb.Pod(namespace=visible(each.namespace), name=visible(each.name), uid=visible(each.uid))
+
+
+def holder(each: Holder, *, left: bool = False) -> pb.Holder:
+    """Who holds or asks; without the process where that has `left`."""
+    return pb.Holder(tenant=visible(each.tenant), name=visible(each.name), uid=each.uid, pid=None if left else each.pid)
+
+
+def placement(each: Placement) -> pb.Placement:
+    """A window on a GPU's slices."""
+    return pb.Placement(start=each.start, size=each.size)
+
+
+def place(slot: Slot) -> pb.Placement | None:
+    """Where an instance is on its GPU; None for a whole GPU."""
+    return None if slot.profile.is_whole_gpu else placement(slot.placement)
+
+
+def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
+    """A GPU with its instances. `leases` tells who holds them."""
+    return pb.Gpu(
+        index=each.index,
+        uuid=each.uuid,
+        model=visible(each.layout.model),
+        mig=mig_mode(each.mode),
+        state=_GPU_STATES[each.state],
+        reason=visible(each.reason),
+        memory_slices=each.layout.memory_slices,
+        memory_mib=each.layout.memory_mib,
+        instances=[instance(one, each.index, leases) for one in each.instances],
+    )
+
+
+def mig_mode(each: MigMode) -> pb.MigMode:
+    """MIG mode now and after a reset."""
+    return pb.MigMode(capable=each.capable, current=each.current, pending=each.pending)
+
+
+def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) -> pb.Instance:
+    """An instance, and who holds it."""
+    held = leases.get(each.lease) if each.lease is not None else None
+    return pb.Instance(
+        uuid=each.uuid,
+        generation=each.generation,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=place(each.slot),
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        state=_INSTANCE_STATES[each.state],
+        lease=each.lease or "",
+        holder=visible(str(held.holder)) if held else "",
+        tenant=visible(held.holder.tenant) if held else "",
+        since=each.since,
+        reason=visible(each.reason),
+        gpu=each.slot.gpu,
+        gpu_index=gpu_index,
+    )
+
+
+def queued(each: Queued, *, in_full: bool = True) -> pb.QueuedRequest:
+    """A request that waits. Its id is for who made it."""
+    # A node full of waiting requests still fits into one message of gRPC's usual size.
+    wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
+    return pb.QueuedRequest(
+        request_id=visible(each.request_id) if in_full else "",
+        holder=holder(each.who),
+        priority=each.priority,
+        position=each.position,
+        since=each.since,
+        wants=wants if len(each.wants) == 1 else f"{len(each.wants)} devices: {wants}",
+    )
+
+
+def mode_change(each: ModeAnswer) -> pb.SetMigModeResponse:
+    """How a switch of MIG mode went."""
+    return pb.SetMigModeResponse(
+        gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], words=visible(each.words)
+    )
+
+
+def event(each: Event) -> pb.Event:
+    """Something that happened."""
+    return pb.Event(
+        kind=each.kind.value,
+        at=each.at,
+        revision=each.revision,
+        words=visible(each.words),
+        gpu=each.gpu or "",
+        gpu_index=each.gpu_index,
+        lease=each.lease or "",
+        generation=each.generation,
+        holder=visible(each.holder),
+        data={visible(name): _fact(value) for name, value in each.data.items()},
+    )
+
+
+def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
+    """The last of the events, in as many bytes."""
+    room = most_bytes
+    for number, each in enumerate(reversed(events)):
+        room -= each.ByteSize() + FRAME_BYTES
+        if room < 0:
+            return events[len(events) - number :]
+    return events
+
+
+def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusResponse:
+    """The node as it was last published, as far as the reader may see it."""
+    view = snapshot.view
+    return pb.StatusResponse(
+        node=visible(view.node),
+        revision=view.revision,
+        gpus=[gpu(each, view.leases) for each in view.gpus],
+        leases=[
+            lease(
+                each,
+                leased_devices(each, view),
+                unused=each.id in snapshot.unused,
+                in_full=reader.may_see(each.holder),
+                left=each.id in snapshot.left,
+            )
+            for each in view.leases.values()
+        ],
+        queue=[queued(each, in_full=reader.may_see(each.who)) for each in snapshot.queue],
+        started_at=snapshot.started_at,
+        ledger_error=visible(snapshot.ledger_error),
+        version=version,
+        driver_version=visible(snapshot.driver_version),
+        strict_fifo=snapshot.strict_fifo,
+        reservation_after_seconds=snapshot.reservation_after_seconds,
+        paused=map(visible, snapshot.paused),
+        missing_gpus=[
+            pb.MissingGpu(index=index, reason=visible(why)) for index, why in sorted(snapshot.missing.items())
+        ],
+        ledger_doubt=_doubt(snapshot),
+    )
+
+
+def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
+    doubt = snapshot.doubt
+    if doubt is None:
+        return None
+    return pb.LedgerDoubt(
+        since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored
+    )
+
+
+def models(view: NodeView) -> list[pb.GpuModel]:
+    """What the node's GPUs can be cut into, each layout once; a GPU that is handed out whole has one profile."""
+    gpus_by_layout: dict[Layout, list[int]] = {}
+    for each in view.gpus:
+        gpus_by_layout.setdefault(each.layout, []).append(each.index)
+    return [
+        pb.GpuModel(
+            model=visible(layout.model),
+            memory_slices=layout.memory_slices,
+            memory_mib=layout.memory_mib,
+            profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
+            gpus=indices,
+        )
+        for layout, indices in gpus_by_layout.items()
+    ]
+
+
+def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage]:
+    """What is used on each instance; what the driver does not tell is left out."""
+    return [
+        pb.InstanceUsage(
+            generation=generation,
+            memory_used_mib=each.memory_used_mib,
+            memory_total_mib=each.memory_total_mib,
+            utilization_percent=each.utilization_percent,
+            processes=pb.ProcessList(pids=each.processes) if each.processes is not None else None,
+        )
+        for generation, each in sorted(readings.items())
+    ]
+
+
+def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused: bool) -> pb.Device:
+    each = view.instances.get(generation)
+    if each is None:
+        return pb.Device(generation=generation, reused=reused)
+    return pb.Device(
+        uuid="" if lost else each.uuid,
+        gpu=each.slot.gpu,
+        gpu_index=view.by_uuid[each.slot.gpu].index,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=place(each.slot),
+        gpu_instance_id=each.gpu_instance_id,
+        compute_instance_id=each.compute_instance_id,
+        reused=reused,
+        generation=generation,
+    )
+
+
+def _profile(each: Profile) -> pb.Profile:
+    engines = each.engines
+    return pb.Profile(
+        id=each.id,
+        name=each.name,
+        compute_slices=each.compute_slices,
+        memory_slices=each.memory_slices,
+        memory_mib=each.memory_mib,
+        placements=[placement(one) for one in each.placements],
+        engines=pb.Engines(
+            multiprocessors=engines.multiprocessors,
+            copy=engines.copy,
+            decoders=engines.decoders,
+            encoders=engines.encoders,
+            jpeg=engines.jpeg,
+            ofa=engines.ofa,
+        ),
+        attributes=sorted(each.attributes),
+    )
+
+
+def _smallest_first(each: Profile) -> tuple[int, int, bool, str]:
+    return (each.memory_mib, each.compute_slices, bool(each.attributes), each.name)
+
+
+def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not a switch
+    match value:
+        case bool():
+            return pb.Fact(flag=value)
+        case int():
+            return pb.Fact(integer=value)
+        case float():
+            return pb.Fact(number=value)
+        case str():
+            return pb.Fact(text=visible(value))
+
+
+def outcome(each: Outcome, view: NodeView, pace: StepTimes) -> pb.PlanOutcome:
+    """What a dry run answers for one request, on a node that works at this pace."""
+    if isinstance(each, Refusal):
+        return pb.PlanOutcome(refusal=detail_of(each))
+    return pb.PlanOutcome(plan=_plan(each, view, pace))
+
+
+def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
+    """Adds to each outcome its explanation, as long as there is room for it."""
+    room = most_bytes
+    for each, lines in zip(outcomes, explained, strict=True):
+        text = pb.PlanOutcome(explanation=map(visible, lines))
+        room -= text.ByteSize() + FRAME_BYTES
+        if room < 0:
+            return
+        each.MergeFrom(text)
+
+
+def _plan(each: Plan, view: NodeView, pace: StepTimes) -> pb.PlannedRequest:
+    return pb.PlannedRequest(
+        devices=[_planned_device(one, view) for one in each.devices],
+        steps=[_step(one, view) for one in each.steps],
+        score=each.score,
+        notes=map(visible, each.notes),
+        expected_seconds=expected_seconds(each, pace),
+        wasted_mib=each.wasted_mib,
+        capacity_lost=each.capacity_lost,
+        creation_cost=each.creation_cost,
+    )
+
+
+def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
+    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
+    return pb.PlannedDevice(
+        gpu=each.gpu,
+        gpu_index=view.by_uuid[each.gpu].index,
+        profile=each.slot.profile.name,
+        memory_mib=each.slot.profile.memory_mib,
+        placement=place(each.slot),
+        reused=reused is not None,
+        uuid=reused.uuid if reused else "",
+    )
+
+
+def _step(each: Step, view: NodeView) -> pb.Step:
+    if isinstance(each, CreateInstance):
+        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
+    else:
+        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
+        slot, uuid = each.instance.slot, each.instance.uuid
+    return pb.Step(
+        kind=kind,
+        gpu=slot.gpu,
+        gpu_index=view.by_uuid[slot.gpu].index,
+        profile=slot.profile.name,
+        placement=place(slot),
+        uuid=uuid,
+        words=visible(each.describe()),
+    )

@@ -1,0 +1,305 @@
+"""What every gRPC method has in common: a limit on concurrent calls, and refusals that become statuses.
+
+The handlers are made here from the service's own descriptor, rather than by the generated servicer, so that a message
+that cannot even be read is answered in words like any other mistake. Nothing escapes as a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
+from mig_agent.adapters.peers import peer_from
+from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
+from mig_agent.core.texts import visible
+from mig_agent.frontends.grpc.text_checks import check_texts
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+_ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
+
+
+class CallLimit:
+    """CallLimit for so many calls of one kind. Belongs to the event loop."""
+
+    def __init__(self, most: float, what: str, *, most_of_one: float = math.inf) -> None:
+        """`what` names them in messages: "requests and watches"; `most_of_one` is how many one user may have."""
+        self._most = most
+        self._most_of_one = most_of_one
+        self._what = what
+        self._of_one: Counter[int | str | None] = Counter()
+        self.taken = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more call would be refused."""
+        return self.taken >= self._most
+
+    def refusal(self) -> RefusedError:
+        """Why one more call is not taken."""
+        return _refusal(f"{self.taken} {self._what}")
+
+    @contextmanager
+    def place(self, who: int | str | None = None) -> Iterator[None]:
+        """A place for one call as long as the block lasts. Raises RefusedError (QUEUE_FULL) where there is none."""
+        if self.is_full:
+            raise self.refusal()
+        if self._of_one[who] >= self._most_of_one:
+            raise _refusal(f"{self._of_one[who]} {self._what} of one user")
+        self.taken += 1
+        self._of_one[who] += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            self._of_one[who] -= 1
+            if not self._of_one[who]:
+                del self._of_one[who]
+
+
+def _refusal(what: str) -> RefusedError:
+    return refuse(
+        Reason.QUEUE_FULL,
+        f"cannot take one more call: {what} are open on this socket, which is the limit",
+        "try again later; the administrator sets the limit with max_calls",
+    )
+
+
+_SMALL_BYTES = 4096
+_MOST_ANSWER_BYTES = 16 << 20
+"""Five of the largest answers."""
+
+
+class Answers:
+    """Bounds the bytes of answers that one user has asked for and not taken: HTTP/2 lets a client refuse to take them.
+
+    Belongs to the event loop.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_ANSWER_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._held: dict[int | str | None, int] = {}
+
+    def hold(self, who: int | str | None, size: int) -> Callable[[], None] | None:
+        """Counts an answer until what is returned is called; small ones are not counted.
+
+        Raises RefusedError (QUEUE_FULL) where too many are not taken.
+        """
+        if size <= _SMALL_BYTES:
+            return None
+        held = self._held.get(who, 0)
+        if held + size > self._most_bytes:
+            raise refuse(
+                Reason.QUEUE_FULL,
+                f"cannot answer one more call: {held} bytes of answers to this user are not taken yet",
+                "read the answers, or try again later",
+            )
+        self._held[who] = held + size
+
+        def taken() -> None:
+            left = self._held[who] - size
+            if left:
+                self._held[who] = left
+            else:
+                del self._held[who]
+
+        return taken
+
+
+class CallLimits:
+    """The room of one socket, for so many calls of each kind."""
+
+    def __init__(self, most: int) -> None:
+        self._streams = CallLimit(most, "requests and watches")
+        self._others = CallLimit(most, "other calls", most_of_one=(most + 1) // 2)
+        self._always = CallLimit(math.inf, "calls that end or renew a lease")
+
+    def of(self, method: str, *, streams: bool) -> CallLimit:
+        """The room of a method, which streams or does not."""
+        if method in _ALWAYS_TAKEN:
+            return self._always
+        return self._streams if streams else self._others
+
+
+Context = grpc.aio.ServicerContext[Any, Any]
+"""The types of messages differ by method; each handler knows its own."""
+Handler = Callable[[Any, Context], Awaitable[Message | None]]
+"""A unary method returns its answer; a streaming one writes them to the context and returns None.
+
+A method whose client streams, too, reads its messages with `next_message` and ignores its first argument.
+"""
+
+OnRefused = Callable[[str, object, Context, Refusal], None]
+"""Hears of each refused call, with its method and message."""
+
+_ASKED_SECONDS: Final = 2.0
+_DEFINITION: Final = "proto/migagent/v1/partition_manager.proto"
+SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
+
+_MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[Any, Any]]]] = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether the client streams, and whether the server does."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Unreadable:
+    """Stands for a request whose bytes are no message of its method, or whose texts cannot be taken."""
+
+    def __init__(self, error: UsageError | None = None) -> None:
+        self.error = error
+
+
+def _nobody_listens(_method: str, _message: object, _context: Context, _refusal: Refusal) -> None:
+    return
+
+
+def method_handlers(
+    servicer: object, most_calls: int, on_refused: OnRefused = _nobody_listens
+) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
+    """A handler for each method of the service, from the coroutine of the same name in snake_case.
+
+    Together they take so many calls of each kind at once. Raises AttributeError when the servicer lacks one.
+    """
+    rooms, answers = CallLimits(most_calls), Answers()
+    handlers = {}
+    for method in SERVICE.methods:
+        room = rooms.of(method.name, streams=method.server_streaming)
+        answer = getattr(servicer, _snake_case(method.name))
+        call = _guarded(answer, method.name, room, answers, on_refused, reads=method.client_streaming)
+        make = _MAKERS[method.client_streaming, method.server_streaming]
+        handlers[method.name] = make(
+            call,
+            request_deserializer=reader(GetMessageClass(method.input_type)),
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+    return handlers
+
+
+async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 -- the method's own type of message
+    """Read one message of a client that streams; None where it has ended its half of the stream.
+
+    Raises RefusedError for bytes that are no message of the method.
+    """
+    message = await context.read()
+    if isinstance(message, Unreadable):
+        raise RefusedError(unreadable(method, _DEFINITION, message.error))
+    return None if message is grpc.aio.EOF else message
+
+
+async def abort(context: Context, refusal: Refusal) -> None:
+    """Ends the call with the status of the refusal and its details."""
+    await context.abort(
+        STATUS[refusal.reason],
+        shortened(visible(refusal.message), LONGEST_WORDS),
+        trailing_metadata=((TRAILER, trailer_of(refusal)),),
+    )
+
+
+def _guarded(
+    call: Handler, name: str, room: CallLimit, answers: Answers, on_refused: OnRefused, *, reads: bool
+) -> Handler:
+    """Answers refusals as statuses; `reads` says that the client streams."""
+
+    async def guarded(message: object, context: Context) -> Message | None:
+        try:
+            if reads and room.is_full:
+                await _refuse_once_asked(context, room)
+            if not isinstance(message, Unreadable):
+                with room.place(_who(context)):
+                    answer = await call(message, context)
+                if answer is not None:
+                    _hold(answer, answers, context)
+                return answer
+            await abort(context, unreadable(name, _DEFINITION, message.error))
+        except RefusedError as error:
+            on_refused(name, message, context, error.refusal)
+            await abort(context, error.refusal)
+        except UsageError as error:
+            await abort(context, Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint))
+        except (asyncio.CancelledError, grpc.aio.AbortError):
+            raise
+        except grpc.aio.InternalError:  # the caller went away while it was written to
+            raise asyncio.CancelledError from None
+        except Exception:  # noqa: BLE001 -- the caller is told in words, the log gets the traceback
+            _log.exception("a call of the API failed unexpectedly", method=name)
+            await context.abort(
+                grpc.StatusCode.INTERNAL,
+                f"cannot complete {name}: the agent failed in a way that it did not expect; its log tells more",
+            )
+        raise AssertionError("abort returns never")
+
+    return guarded
+
+
+async def _refuse_once_asked(context: Context, room: CallLimit) -> NoReturn:
+    """Refuse a stream, for which there is no room, when its client has sent its first message.
+
+    The client of grpc.aio, when its stream ends before it writes, makes up INTERNAL in place of the status (seen with
+    grpcio 1.85.1). In a burst the message may be behind a thousand others, so it is not waited for at any length.
+    """
+    refusal = room.refusal()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ASKED_SECONDS):
+            await context.read()
+    raise refusal
+
+
+def _hold(answer: Message, answers: Answers, context: Context) -> None:
+    """Counts an answer until the call has ended. Raises RefusedError where the caller does not take its answers."""
+    taken = answers.hold(_who(context), answer.ByteSize())
+    if taken is not None:
+        context.add_done_callback(lambda _: taken())  # type: ignore[arg-type]  # a Protocol, by its parameter
+
+
+def _who(context: Context) -> int | str | None:
+    """Whose answers share one bound: those of one user on Unix sockets, and of one connection over TCP."""
+    peer = peer_from(context.peer())
+    return context.peer() if peer is None else peer.uid
+
+
+def unreadable(method: str, definition: str, error: UsageError | None = None) -> Refusal:
+    """Refuses a message that cannot be read, or of which `error` says why it cannot be taken.
+
+    `definition` is the file that defines it.
+    """
+    if error is not None:
+        return Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint)
+    return Refusal(
+        reason=Reason.INVALID_REQUEST,
+        message=f"cannot read the message of {method}: it is not what the API defines",
+        hint=f"make it from {definition}",
+    )
+
+
+def reader(message: type[Message]) -> Callable[[bytes], object]:
+    """Makes a deserialiser that answers `Unreadable` for bytes that are no such message."""
+
+    def read(serialised: bytes) -> object:
+        try:
+            request = message.FromString(serialised)
+            check_texts(request)
+        except DecodeError:
+            return Unreadable()
+        except UsageError as error:
+            return Unreadable(error)
+        return request
+
+    return read
+
+
+def _snake_case(name: str) -> str:
+    return "".join("_" + each.lower() if each.isupper() else each for each in name).lstrip("_")

@@ -1,0 +1,141 @@
+"""Hands over to a pod what was taken for it: before anything else is leased for its devices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from mig_agent.adapters.kubeapi import KubeApiError
+from mig_agent.core.errors import Reason, RefusedError, refuse
+from mig_agent.core.model import KubeletDevice, Lease, Pod, Slot
+from mig_agent.engine.manager import Manager
+from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
+from mig_agent.frontends.kubernetes.device_plugin.api import Api, pod_in_time
+from mig_agent.frontends.kubernetes.device_plugin.messages import wanted
+from mig_agent.frontends.kubernetes.reservations import leases_for, match_slots, slots_of
+from mig_agent.frontends.kubernetes.resources import Resource
+
+_CHANGED: Final = frozenset({Reason.LEASE_ENDED, Reason.IN_USE})
+"""The lease has ended, or another call has handed it over: what is there now decides."""
+
+_LOG = structlog.get_logger(__name__)
+
+
+class Binder:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        manager: Manager,
+        book: AllocationTable,
+        api: Api | None,
+        resources: Mapping[str, Resource],
+        tell: Callable[[Pod, str, str], None],
+    ) -> None:
+        """`resources` are those that are served, by name; `tell` makes an event on a pod: its word, and its words."""
+        self._manager = manager
+        self._book = book
+        self._api = api
+        self._resources = resources
+        self._tell = tell
+
+    async def hand_over(self, pod: Pod, missing: Sequence[KubeletDevice]) -> bool:
+        """Gives the pod what was taken for it, for those of its devices for which it has no lease yet.
+
+        What was taken for it and fits none of them ends. Returns whether anything has changed: the caller looks again
+        then what the pod has, and calls again. Raises RefusedError where that cannot be told or recorded.
+        """
+        view = self._manager.view
+        found = leases_for(view, pod)
+        if not found:
+            return False
+        known = await self._of_this_pod(pod, found)
+        view = self._manager.view
+        mine = tuple(each for each in leases_for(view, pod) if each.id in known)
+        groups = tuple(slots_of(each, view) for each in mine)
+        wants = tuple(self._resources[each.resource].want for each in missing)
+        layouts = {uuid: gpu.layout for uuid, gpu in view.by_uuid.items()}
+        for lease, group, places in zip(mine, groups, match_slots(groups, wants, layouts), strict=True):
+            if places is None or not group:
+                if not _is_certain(lease):
+                    continue  # maybe of the pod that comes after this one, with the same name; it lapses by itself
+                if not group and self._manager.paused:
+                    continue  # the GPUs are not looked at, and no container starts
+                await self._end(pod, lease, group, missing)
+                return True
+            devices = tuple(missing[place] for place in places)
+            if not await self._give_up(devices):
+                await self._hand(lease, devices, pod)
+            return True
+        return False
+
+    async def _of_this_pod(self, pod: Pod, found: Sequence[Lease]) -> frozenset[str]:
+        """Which of the leases were taken for this pod, and not for a former one of its name."""
+        known = frozenset(lease.holder.pod.uid for lease in found if lease.holder.pod is not None) - {""}
+        uids = frozenset({pod.uid})
+        if not pod.uid and known:
+            uids = await self._uids(pod)
+        return frozenset(
+            lease.id
+            for lease in found
+            if lease.holder.pod is not None and (not lease.holder.pod.uid or lease.holder.pod.uid in uids)
+        )
+
+    async def _uids(self, pod: Pod) -> frozenset[str]:
+        """Of the pod that has this name now, by the API server, where the kubelet's checkpoint does not tell."""
+        words = "there is no API server"
+        if self._api is not None:
+            try:
+                facts = await pod_in_time(self._api, pod.namespace, pod.name)
+            except KubeApiError as error:
+                words = error.words
+            else:
+                return frozenset() if facts is None else facts.uids
+        raise refuse(
+            Reason.GPU_UNAVAILABLE,
+            f"cannot tell whether {pod} is the one for which a lease was taken: {words}",
+            "the kubelet tries again by itself",
+        )
+
+    async def _give_up(self, devices: Sequence[KubeletDevice]) -> bool:
+        """Whether something else was being leased for these devices; it is not any more, or has come to its end."""
+        waiting = {id(each): each for each in map(self._book.acquisitions.get, devices) if each is not None}
+        for each in waiting.values():
+            self._book.forget(each)
+            each.task.cancel()
+            await asyncio.wait((each.task,))
+            await self._manager.over(each.request.key)
+        return bool(waiting)
+
+    async def _hand(self, lease: Lease, devices: Sequence[KubeletDevice], pod: Pod) -> None:
+        try:
+            await self._manager.hand_over(lease.id, devices, pod)
+        except RefusedError as error:
+            if error.refusal.reason not in _CHANGED:
+                raise
+            _LOG.info(error.refusal.message)
+            return
+        for device in devices:
+            self._book.on_way.pop(device, None)
+
+    async def _end(self, pod: Pod, lease: Lease, group: Sequence[Slot], missing: Sequence[KubeletDevice]) -> None:
+        what = f"lease {lease.id} that was taken for it"
+        if group:
+            lacks = f"the pod lacks {wanted(missing)}" if missing else "the pod has all that it asks for"
+            await self._manager.end_for_pod(lease.id, f"it fits no device of its pod: {lacks}")
+            self._tell(pod, "PromiseNotUsed", f"{what} fits none of its devices and has ended: {lacks}")
+            return
+        # A GPU that is silent may be so for ever, and no container has anything of it yet.
+        is_silent = lease.id in self._manager.silent
+        why = "the GPU that it is on does not answer" if is_silent else "not all of its devices are there any more"
+        await self._manager.end_for_pod(lease.id, f"its pod gets another device: {why}")
+        self._tell(pod, "PromiseNotUsed", f"{what} has ended, and it gets another device: {why}")
+
+
+def _is_certain(lease: Lease) -> bool:
+    """Whether it was taken for one pod, and not for any of that name."""
+    return lease.holder.pod is not None and bool(lease.holder.pod.uid)

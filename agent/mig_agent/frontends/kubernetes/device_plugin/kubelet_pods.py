@@ -1,0 +1,226 @@
+"""Follows the kubelet's pods: leases of pods that are gone end, and so do requests that wait for them.
+
+Fail-closed: a pod ends only by what the kubelet or the API server says, never by their silence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+import structlog
+
+from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
+from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedPod
+from mig_agent.core.errors import RefusedError
+from mig_agent.core.model import KubeletDevice, Lease, Pod
+from mig_agent.engine.manager import Manager
+from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition, AllocationTable
+from mig_agent.frontends.kubernetes.device_plugin.api import Api
+from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
+    Listing,
+    Name,
+    PodLiveness,
+    Seen,
+    are_orphaned,
+    liveness_from_api,
+    liveness_from_kubelet,
+)
+
+BUSY_SECONDS = 1.0
+"""Between two looks while pods have devices, or ask for some."""
+IDLE_SECONDS = 5.0
+_MOST_ASKED = 5
+"""Pods that the API server is asked about in one look; it has other nodes to answer, too."""
+_ASKING_SECONDS = 3.0
+"""No more of them are asked about in one look: the kubelet's word must not wait for a server that is slow."""
+
+_LOG = structlog.get_logger(__name__)
+Held = tuple[Pod, tuple[KubeletDevice, ...]]
+"""A pod and what it holds or asks for."""
+
+
+class PodLister(Protocol):
+    """What is asked of the kubelet."""
+
+    @property
+    def kubelet(self) -> Identity | None:
+        """Which run of it answers."""
+        ...
+
+    async def list(self) -> tuple[ListedPod, ...]:
+        """Its pods. Raises KubeletError."""
+        ...
+
+
+class KubeletPods:
+    """Belongs to the event loop."""
+
+    def __init__(
+        self,
+        *,
+        manager: Manager,
+        book: AllocationTable,
+        kubelet: PodLister,
+        recorded: Callable[[], tuple[CheckpointEntry, ...]],
+        api: Api | None,
+        node: str,
+        changed: Callable[[], None],
+        lists_finished: Callable[[], bool],
+        resources: Collection[str],
+    ) -> None:
+        """`lists_finished` tells whether the kubelet is one before 1.34, which lists pods that have ended.
+
+        `resources` are the names that are served.
+        """
+        self._manager = manager
+        self._book = book
+        self._kubelet = kubelet
+        self._recorded = recorded
+        self._api = api
+        self._node = node
+        self._changed = changed
+        self._lists_finished = lists_finished
+        self._resources = resources
+        self.bound: Callable[[], Mapping[Name, PodFacts] | None] = lambda: None
+        """The pods that the API server has on this node; None where it does not tell. For leases whose pod is not
+        known."""
+        self._seen = Seen()
+        self._finished: set[tuple[Name, KubeletDevice]] = set()
+        """What pods that have ended had, as long as the kubelet lists them."""
+        self._asked: dict[Held, int] = {}
+        """The number of the question that was last asked about each of whom the kubelet's list does not tell."""
+        self._questions = 0
+        self._silent = False
+        self._poke = asyncio.Event()
+
+    def soon(self) -> None:
+        """Looks at once."""
+        self._poke.set()
+
+    async def run(self) -> None:
+        """Looks again and again, until it is cancelled."""
+        while True:
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 -- whatever it was, pods must be followed on
+                _LOG.exception("cannot follow the pods of this node now")
+            busy = self._book.on_way or self._book.acquisitions or self._book.ending or self._pods_leases()
+            self._poke.clear()
+            # No wait_for: before Python 3.12 it forgets that it was cancelled when what it waits for comes then, too.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BUSY_SECONDS if busy else IDLE_SECONDS):
+                    await self._poke.wait()
+
+    async def look(self) -> None:
+        """Asks the kubelet once, if it can be asked now, and draws the consequences."""
+        if self._book.giving:
+            return
+        # What is granted or asked for while the kubelet answers is not judged by that answer.
+        leases = self._pods_leases()
+        waiting = self._book.under_way()
+        asked_at = asyncio.get_running_loop().time()
+        before = self._kubelet.kubelet
+        try:
+            pods = await self._kubelet.list()
+        except KubeletError as error:
+            self._tell_silence(str(error))
+            return
+        self._silent = False
+        recorded = await asyncio.to_thread(self._recorded) if self._book.on_way else ()
+        listing = Listing.of(before if before == self._kubelet.kubelet else None, pods)
+        matter: list[Held] = [
+            *((each.holder.pod, each.kubelet_devices) for each in leases if each.holder.pod is not None),
+            *((each.pod, each.request.kubelet_devices) for each in waiting),
+        ]
+        lists_finished = self._lists_finished()
+        fates = {
+            each: liveness_from_kubelet(*each, listing, self._seen, lists_finished=lists_finished) for each in matter
+        }
+        nobodys = [
+            each for each, fate in fates.items() if fate is PodLiveness.UNSURE and self._is_nobodys(each, listing)
+        ]
+        fates |= dict.fromkeys(nobodys, PodLiveness.GONE)
+        self._finished |= {(name, each) for _, has in nobodys for each in has for name in listing.owners.get(each, ())}
+        self._seen.note(listing, matter)
+        self._note(listing, asked_at, {device for entry in recorded for device in entry.devices})
+        await self._draw({each for each, fate in fates.items() if fate is PodLiveness.GONE}, leases, waiting)
+        # Last, since the API server may take its time.
+        gone = await self._ask([each for each, fate in fates.items() if fate is PodLiveness.UNSURE], listing)
+        if gone:
+            self._finished |= {((pod.namespace, pod.name), device) for pod, devices in gone for device in devices}
+            self._note(listing, asked_at, frozenset(self._book.on_way))
+            await self._draw(gone, leases, waiting)
+
+    def _is_nobodys(self, held: Held, listing: Listing) -> bool:
+        pod, devices = held
+        bound = None if pod.namespace else self.bound()
+        return bound is not None and are_orphaned(
+            devices, listing, bound, on_way=self._book.on_way, resources=self._resources
+        )
+
+    def _note(self, listing: Listing, asked_at: float, recorded: Collection[KubeletDevice]) -> None:
+        self._finished = {each for each in self._finished if each[0] in listing.owners.get(each[1], ())}
+        taken = {
+            device
+            for device, names in listing.owners.items()
+            if any((name, device) not in self._finished for name in names)
+        }
+        self._book.noted(frozenset(taken), asked_at, recorded)
+
+    async def _draw(self, gone: Collection[Held], leases: Sequence[Lease], waiting: Sequence[Acquisition]) -> None:
+        """Ends what pods held or asked for that are gone; of pods that share a name each by its own devices."""
+        book = self._book
+        for lease in leases:
+            if (lease.holder.pod, lease.kubelet_devices) in gone:
+                book.ending.setdefault(lease.id, "its pod has ended")
+            elif lease.request_key in book.abandoned:
+                book.ending.setdefault(lease.id, "its pod was not taken: it came too late")
+                book.abandoned.discard(lease.request_key)
+        for acquisition in waiting:
+            if (acquisition.pod, acquisition.request.kubelet_devices) in gone:
+                book.forget(acquisition)
+                acquisition.task.cancel()
+        await self._end()
+        self._changed()
+
+    async def _ask(self, unsure: Sequence[Held], listing: Listing) -> frozenset[Held]:
+        """Those whose pod is gone by the API server's word."""
+        gone: set[Held] = set()
+        self._asked = {each: self._asked.get(each, 0) for each in unsure if each[0].namespace}
+        # In turn: those who live on must not keep the others from being asked about.
+        next_ones = sorted(self._asked, key=self._asked.__getitem__)[:_MOST_ASKED]
+        until = asyncio.get_running_loop().time() + _ASKING_SECONDS
+        for pod, devices in next_ones:
+            if self._api is None or asyncio.get_running_loop().time() > until:
+                break
+            self._questions += 1
+            self._asked[pod, devices] = self._questions
+            try:
+                facts = await self._api.pod(pod.namespace, pod.name)
+            except KubeApiError as error:
+                _LOG.debug("a pod is taken to live on", pod=str(pod), why=error.words)
+                break
+            is_listed = (pod.namespace, pod.name) in listing.names
+            if liveness_from_api(pod, facts, is_listed=is_listed, node=self._node) is PodLiveness.GONE:
+                gone.add((pod, devices))
+        return frozenset(gone)
+
+    async def _end(self) -> None:
+        for lease, words in tuple(self._book.ending.items()):
+            try:
+                await self._manager.end_for_pod(lease, words)
+            except RefusedError as error:
+                _LOG.warning(error.refusal.message, hint=error.refusal.hint)
+                return  # at the next look
+            self._book.ended(lease)
+
+    def _pods_leases(self) -> tuple[Lease, ...]:
+        return tuple(each for each in self._manager.view.leases.values() if each.kubelet_devices)
+
+    def _tell_silence(self, words: str) -> None:
+        if not self._silent:
+            self._silent = True
+            _LOG.warning(words, hint="pods are taken to live on until the kubelet answers")

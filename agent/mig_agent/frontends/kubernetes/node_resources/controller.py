@@ -1,0 +1,237 @@
+"""Keeps the numbers on the node object right where no device plugin does, and takes back what is not to be there.
+
+What is wanted is computed from the latest view, pods and node each time one of them changes; what differs is written.
+Where the agent shows its numbers in another way, or none, it only takes back what an agent before it wrote so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from mig_agent.adapters.kubeapi import Following, KubeApiError, NodeFacts
+from mig_agent.adapters.kubelet import DeviceCheckpoint, Identity, KubeletPaths
+from mig_agent.core.backoff import Backoff
+from mig_agent.core.model import Pod
+from mig_agent.engine.manager import Manager
+from mig_agent.engine.tasks import Tasks
+from mig_agent.frontends.kubernetes.metrics import Devices
+from mig_agent.frontends.kubernetes.node.pause_labels import carries
+from mig_agent.frontends.kubernetes.node_resources.ownership import (
+    Correction,
+    Reason,
+    correction,
+    numbers,
+    others,
+    owned,
+)
+from mig_agent.frontends.kubernetes.reservations import Asked
+from mig_agent.frontends.kubernetes.resources import Naming
+
+PAUSE_SECONDS: Final = (0.1, 5.0)
+"""Between two writes: so that a burst of changes is one of them, and when somebody else writes the same resources."""
+AGAIN_SECONDS: Final = (2.0, 60.0)
+"""The first and the longest pause after the API server took nothing."""
+LOOK_SECONDS: Final = 10.0
+"""Between two looks at what the kubelet knows of device plugins, whatever happens."""
+TRIES: Final = 3
+CLOSING_SECONDS: Final = 2.0
+
+_LOG = structlog.get_logger(__name__)
+
+
+class Api(Protocol):
+    """What is asked of the API server; all of it raises KubeApiError."""
+
+    async def node(self) -> NodeFacts:
+        """The agent's own node."""
+        ...
+
+    def follow_node(self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]) -> Following:
+        """Tells of the node now and whenever it changes, until it is closed."""
+        ...
+
+    async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
+        """Sets numbers of the node's status, and annotations; None takes one away."""
+        ...
+
+    async def tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
+        """An event on a pod, or on the node."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatusSettings:
+    """What is configured of it."""
+
+    node: str
+    """The node's name."""
+    shows: bool
+    """Whether the numbers are to be shown in this way; else only what was shown so before is taken back."""
+    label: str = ""
+    """The node is served only while it carries this: `key=value` or `key`; empty: always."""
+    naming: Naming = field(default_factory=Naming)
+
+
+async def clear(api: Api, registered: Mapping[str, frozenset[str]]) -> None:
+    """Takes all numbers of a node back that an agent wrote; `registered` is what its kubelet knows of device plugins.
+
+    Raises KubeApiError.
+    """
+    for _ in range(TRIES):
+        facts = await api.node()
+        change = correction({}, facts, others(owned(facts), facts, registered))
+        if not change:
+            return
+        await api.patch_owned(change.counts, change.annotations)
+
+
+class NodeStatus:
+    """Belongs to the event loop. `start` begins, `close` ends it; `refresh` may be called at any time between."""
+
+    def __init__(
+        self, manager: Manager, api: Api, paths: KubeletPaths, asked: Asked, settings: NodeStatusSettings
+    ) -> None:
+        """`asked` tells what a pod with a lease asks for."""
+        self._manager = manager
+        self._api = api
+        self._paths = paths
+        self._checkpoint = DeviceCheckpoint(paths)
+        self._asked = asked
+        self._settings = settings
+        self._facts: NodeFacts | None = None
+        self.shown: Mapping[str, Devices] = {}
+        """By name of the resource, what the node shows, or soon will. Replaced as a whole, never changed."""
+        self._written: frozenset[str] = frozenset()
+        """Names that this agent wrote."""
+        self._read: tuple[Identity | None, Mapping[str, frozenset[str]]] = (None, {})
+        self._refused: Mapping[str, Reason] = {}
+        self._complaint = ""
+        self._removing_from = 0.0
+        """The moment from which on something may be taken away, after that was refused."""
+        self._poke = asyncio.Event()
+        self._following: Following | None = None
+        self._tasks = Tasks()
+        self._loop: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begins, as soon as the node is seen."""
+        self._following = self._api.follow_node(self._node_changed, lambda _words: None)
+        if self._settings.shows:
+            self._manager.on_view.append(self.refresh)
+        self._loop = self._tasks.keep("show numbers in the node's status", self._run)
+
+    async def close(self) -> None:
+        """Ends it. What is on the node stays, for the agent that comes next."""
+        if self._loop is None or self._following is None:
+            return
+        self._following.close()
+        with contextlib.suppress(ValueError):
+            self._manager.on_view.remove(self.refresh)
+        self._loop.cancel()
+        self._loop = None
+        await self._tasks.end(CLOSING_SECONDS)
+
+    async def clear(self) -> None:
+        """Takes all numbers back that an agent wrote; after `close`. Raises KubeApiError."""
+        await clear(self._api, await self._registered())
+
+    def refresh(self) -> None:
+        """Something has changed."""
+        self._poke.set()
+
+    def _node_changed(self, facts: NodeFacts) -> None:
+        self._facts = facts
+        self._poke.set()
+
+    async def _run(self) -> None:
+        failures = repeated = 0
+        before = Correction()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._poke.wait()
+            self._poke.clear()
+            change = Correction() if self._facts is None else await self._change(self._facts)
+            if not change:
+                continue
+            try:
+                await self._api.patch_owned(change.counts, change.annotations)
+            except KubeApiError as error:
+                self._complain(error.words)
+                self._poke.set()
+                if change.removes:
+                    # Nothing that changes waits for it.
+                    self._removing_from = asyncio.get_running_loop().time() + AGAIN_SECONDS[1]
+                    continue
+                failures += 1
+                pause = Backoff(*AGAIN_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
+                await asyncio.sleep(pause)
+                continue
+            failures, self._complaint = 0, ""
+            self._note(change)
+            # The very same again: somebody else writes other numbers.
+            repeated = repeated + 1 if change == before else 1
+            before = change
+            await asyncio.sleep(Backoff(*PAUSE_SECONDS).pause(repeated))
+
+    async def _change(self, facts: NodeFacts) -> Correction:
+        wanted = self._wanted(facts)
+        ours = owned(facts)
+        if not wanted and not ours:
+            self.shown = {}
+            return Correction()
+        not_ours = others({*wanted, *ours}, facts, await self._registered(), self._written)
+        self._tell({name: reason for name, reason in not_ours.items() if name in wanted})
+        self.shown = {name: devices for name, devices in wanted.items() if name not in not_ours}
+        removing = asyncio.get_running_loop().time() >= self._removing_from
+        counts = {name: devices.possible for name, devices in wanted.items()}
+        return correction(counts, facts, not_ours, removing=removing)
+
+    def _wanted(self, facts: NodeFacts) -> Mapping[str, Devices]:
+        settings, manager = self._settings, self._manager
+        if not settings.shows or not carries(facts.labels, settings.label):
+            return {}
+        view = manager.view
+        if manager.paused and not view.gpus:
+            # Nothing is known of them yet, and nothing is given.
+            return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
+        return numbers(view, settings.naming, manager.creatable, self._asked, manager.making_for_pods())
+
+    async def _registered(self) -> Mapping[str, frozenset[str]]:
+        """What the kubelet knows of device plugins; read again when its file has changed."""
+        identity = Identity.of(self._paths.checkpoint)
+        if identity is None or identity != self._read[0]:
+            self._read = (identity, await asyncio.to_thread(self._checkpoint.registered))
+        return self._read[1]
+
+    def _note(self, change: Correction) -> None:
+        shown = {name for name, count in change.counts.items() if count is not None}
+        self._written = (self._written | shown) - (change.counts.keys() - shown)
+
+    def _tell(self, refused: Mapping[str, Reason]) -> None:
+        new = {name: reason for name, reason in refused.items() if self._refused.get(name) is not reason}
+        self._refused = refused
+        for reason in Reason:
+            names = sorted(name for name in new if new[name] is reason)
+            if not names:
+                continue
+            words = f"cannot show {', '.join(names)} on node {self._settings.node}: {reason}"
+            if reason is Reason.ENDED:
+                _LOG.info(words)
+                continue
+            hint = "switch that off on this node, or give the agent's resources other names (resource_prefix)"
+            _LOG.warning(words, hint=hint)
+            telling = self._api.tell(None, "ResourceRefused", f"{words}; {hint}", warning=True)
+            self._tasks.spawn("event of the node", telling)
+
+    def _complain(self, words: str) -> None:
+        if words != self._complaint:
+            _LOG.warning("the numbers cannot be shown on the node", error=words)
+        self._complaint = words

@@ -1,0 +1,117 @@
+"""Which extended resources of the node object are this agent's, and how many of each there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from mig_agent.adapters.kubeapi import NodeFacts
+from mig_agent.core.model import NodeView, Want
+from mig_agent.frontends.kubernetes import resources
+from mig_agent.frontends.kubernetes.metrics import Devices
+from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, kept, promised
+from mig_agent.frontends.kubernetes.resources import Naming, resources_of
+
+OURS: Final = "mig-agent.io/node-resources"
+"""The annotation: names of the resources that the agent wrote, with commas between."""
+_NONE: Final = "0"
+
+
+class Reason(StrEnum):
+    """Why a name is not the agent's to show."""
+
+    PLUGIN = "a device plugin serves that there"
+    ENDED = "the kubelet still counts devices of a plugin that has ended, for five minutes"
+    SHOWN = "somebody else shows that there"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What to write on the node."""
+
+    counts: Mapping[str, int | None] = field(default_factory=dict)
+    """None takes a resource away."""
+    annotations: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.counts or self.annotations)
+
+    @property
+    def removes(self) -> bool:
+        """Whether it takes away, and nothing else."""
+        return bool(self.counts) and all(count is None for count in self.counts.values())
+
+
+def owned(facts: NodeFacts) -> frozenset[str]:
+    """The names that an agent wrote."""
+    return frozenset(filter(None, facts.annotations.get(OURS, "").split(",")))
+
+
+def others(
+    names: Collection[str], facts: NodeFacts, registered: Mapping[str, frozenset[str]], written: Collection[str] = ()
+) -> Mapping[str, Reason]:
+    """Those of the names that are somebody else's, and why: one node never serves one name both ways.
+
+    `registered` is what the kubelet knows of device plugins; `written` are names that this agent has written itself,
+    whatever became of its annotation.
+    """
+    ours = owned(facts) | frozenset(written)
+    found = {}
+    for name in names:
+        devices = registered.get(name)
+        if devices is not None:
+            # Without devices, or with those of an agent that served it before, it will be forgotten soon.
+            found[name] = Reason.ENDED if all(map(resources.is_ours, devices)) else Reason.PLUGIN
+        elif name not in ours and facts.allocatable.get(name, _NONE) != _NONE:
+            found[name] = Reason.SHOWN
+    return found
+
+
+def correction(
+    wanted: Mapping[str, int], facts: NodeFacts, not_ours: Collection[str], *, removing: bool = True
+) -> Correction:
+    """The next step from what the node shows to what is wanted; names that are `not_ours` are left to whose they are.
+
+    What is wrong is put right first, and only then taken away what is not wanted any more, if `removing`: that may be
+    refused, where the names of the agent's resources were changed together with its rights.
+    """
+    kept = {name: count for name, count in wanted.items() if name not in not_ours}
+    stale = owned(facts) - kept.keys() - frozenset(not_ours)
+    counts: dict[str, int | None] = {
+        name: count
+        for name, count in sorted(kept.items())
+        if not facts.allocatable.get(name) == facts.capacity.get(name) == str(count)
+    }
+    if removing and not counts:
+        counts = {name: None for name in sorted(stale) if name in facts.allocatable or name in facts.capacity}
+        stale = frozenset()
+    text = ",".join(sorted(kept.keys() | stale)) or None
+    return Correction(counts=counts, annotations={} if facts.annotations.get(OURS) == text else {OURS: text})
+
+
+def numbers(
+    view: NodeView, naming: Naming, creatable: Callable[[Want], int], asked: Asked, making: Iterable[ReservedSlots] = ()
+) -> Mapping[str, Devices]:
+    """By name of the resource. `creatable` tells how many more could be made, with only busy instances in the way.
+
+    `making` is what is being made for pods at this moment.
+    """
+    # Names that pods were served under and that are configured no more are none to show.
+    wants = {resource.name: resource.want for resource in resources_of(replace(view, leases={}), naming)}
+    taken = Counter(promised((*kept(view), *making), view, wants, asked))
+    here = {name: lease for name, lease in view.leases.items() if lease.arrived or lease.kubelet_devices}
+    arrived = replace(view, leases=here)
+    allocated = Counter(promised(kept(arrived), arrived, wants, asked))
+    # Of pods that were served by a device plugin before, and run on.
+    by_plugin = Counter(device.resource for lease in here.values() for device in lease.kubelet_devices)
+    return {
+        name: Devices(
+            possible=taken[name] + by_plugin[name] + creatable(want),
+            allocated=allocated[name] + by_plugin[name],
+            promised=max(taken[name] - allocated[name], 0),
+        )
+        for name, want in wants.items()
+    }

@@ -1,0 +1,182 @@
+"""Leases that were taken for pods and stand for none of the kubelet's devices yet: what they are kept for. Pure.
+
+They are in nobody's books of the kubelet, and creating does not count them any more: a number of devices that a node
+shows has to count them apart, each once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mig_agent.core.model import GpuUuid, KubeletDevice, Layout, Lease, NodeView, Pod, Slot, Want, live_devices
+from mig_agent.core.planning.profiles import serves, wasted_mib
+
+Asked = Callable[[Pod], Mapping[str, int] | None]
+"""What a pod asks for by name of the extended resource, as the scheduler counts it; None where that is not known."""
+ReservedSlots = tuple[Pod, tuple[Slot, ...]]
+"""A pod, and what one lease keeps for it, or one that is being made."""
+
+
+def nobody_knows(_pod: Pod) -> None:
+    """As `Asked`, where there is no API server to tell."""
+    return
+
+
+def leases_for(view: NodeView, pod: Pod) -> tuple[Lease, ...]:
+    """What was taken for this very pod and stands for no device of the kubelet's; the oldest first."""
+    found = (each for each in _open(view) if each.holder.pod is not None and each.holder.pod.may_be(pod))
+    return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.id)))
+
+
+def kept(view: NodeView) -> tuple[ReservedSlots, ...]:
+    """What all such leases keep, as far as it is there; the oldest first."""
+    found = []
+    for lease in sorted(_open(view), key=lambda lease: (lease.created_at, lease.id)):
+        slots = slots_of(lease, view)
+        if lease.holder.pod is not None and slots:
+            found.append((lease.holder.pod, slots))
+    return tuple(found)
+
+
+def slots_of(lease: Lease, view: NodeView) -> tuple[Slot, ...]:
+    """Of each device of a lease where it is; nothing where one of them is lost."""
+    instances = live_devices(view, lease)
+    slots = tuple(each.slot for each in instances if each is not None)
+    return slots if len(slots) == len(instances) else ()
+
+
+def match_slots(
+    groups: Sequence[Sequence[Slot]], wants: Sequence[Want], layouts: Mapping[GpuUuid, Layout]
+) -> tuple[tuple[int, ...] | None, ...]:
+    """For each group which of the wants its slots serve, by their place in `wants`; each want is served once.
+
+    None for a group of which not every slot serves a want. Groups that come first go first, and exact ones serve what
+    they are named for rather than an amount of memory.
+    """
+    table = _Table(wants, layouts)
+    taken = [table.take(number, group) for number, group in enumerate(groups)]
+    return tuple(
+        table.served(number, len(group)) if done else None
+        for number, (group, done) in enumerate(zip(groups, taken, strict=True))
+    )
+
+
+def promised(
+    keeping: Iterable[ReservedSlots], view: NodeView, resources: Mapping[str, Want], asked: Asked
+) -> Mapping[str, int]:
+    """For how many devices of each resource something is kept. `keeping` is from `kept`, and what is being made.
+
+    A pod whose requests are known has each of them served once at most, those apart that the kubelet has allocated and
+    for which a lease of the pod stands. Where they are not known, each slot counts for every resource that it serves.
+    """
+    layouts = {uuid: gpu.layout for uuid, gpu in view.by_uuid.items()}
+    by_pod: dict[Pod, list[tuple[Slot, ...]]] = {}
+    for pod, slots in keeping:
+        same = next((each for each in by_pod if each.may_be(pod)), pod)
+        by_pod.setdefault(same, []).append(slots)
+    total: Counter[str] = Counter()
+    for pod, groups in by_pod.items():
+        requests = asked(pod)
+        if requests is None:
+            for slot in (slot for group in groups for slot in group if slot.gpu in layouts):
+                layout = layouts[slot.gpu]
+                total.update(name for name, want in resources.items() if serves(slot.profile, want, layout))
+            continue
+        left = Counter(requests) - _handed(view, pod)
+        names = [name for name in sorted(left) if name in resources for _ in range(left[name])]
+        for fit in match_slots(groups, [resources[name] for name in names], layouts):
+            total.update(names[place] for place in fit or ())
+    return dict(total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Promises beside what the kubelet has allocated."""
+
+    promised: Mapping[str, int]
+    """For how many devices of each resource something is kept, that the kubelet has not allocated."""
+    unserved: tuple[KubeletDevice, ...]
+    """What the kubelet has allocated and nothing is kept for."""
+
+
+def count_unreserved(
+    promises: Mapping[str, int], unserved: Sequence[KubeletDevice], judged: Collection[KubeletDevice]
+) -> Counted:
+    """`unserved` are devices that the kubelet has allocated and for which no lease stands; each takes a promise.
+
+    But for those that are `judged`: whose pod is known, and had nothing that fits.
+    """
+    open_ = Counter(promises)
+    left = []
+    for device in unserved:
+        if device not in judged and open_[device.resource] > 0:
+            open_[device.resource] -= 1
+        else:
+            left.append(device)
+    return Counted(promised={name: number for name, number in open_.items() if number > 0}, unserved=tuple(left))
+
+
+def _open(view: NodeView) -> Iterable[Lease]:
+    return (each for each in view.leases.values() if each.holder.pod is not None and not each.kubelet_devices)
+
+
+def _handed(view: NodeView, pod: Pod) -> Counter[str]:
+    """How many devices of each resource the pod has already."""
+    return Counter(
+        device.resource
+        for lease in view.leases.values()
+        if lease.kubelet_devices and lease.holder.pod is not None and lease.holder.pod.may_be(pod)
+        for device in lease.kubelet_devices
+    )
+
+
+class _Table:
+    """Who serves what: a matching that grows a group at a time, and never gives up a slot that it has."""
+
+    def __init__(self, wants: Sequence[Want], layouts: Mapping[GpuUuid, Layout]) -> None:
+        self._wants = wants
+        self._layouts = layouts
+        self._choices: dict[tuple[int, int], tuple[int, ...]] = {}
+        """Of each slot, by group and place, the wants that it could serve; the most exact first."""
+        self._by_want: dict[int, tuple[int, int]] = {}
+
+    def take(self, number: int, group: Sequence[Slot]) -> bool:
+        """Whether all of the group serve something; nothing is changed where they do not."""
+        before = dict(self._by_want)
+        for place, slot in enumerate(group):
+            self._choices[number, place] = self._serving(slot)
+            if not self._augment((number, place), set()):
+                self._by_want = before
+                return False
+        return True
+
+    def served(self, number: int, length: int) -> tuple[int, ...]:
+        """The wants that a group serves, in its order."""
+        wants = {slot: want for want, slot in self._by_want.items()}
+        return tuple(wants[number, place] for place in range(length))
+
+    def _serving(self, slot: Slot) -> tuple[int, ...]:
+        layout = self._layouts.get(slot.gpu)
+        if layout is None:
+            return ()
+        found = [place for place, want in enumerate(self._wants) if serves(slot.profile, want, layout)]
+
+        def waste(place: int) -> tuple[bool, float]:
+            want = self._wants[place]
+            return want.profile is None, wasted_mib(slot.profile, want, layout)
+
+        return tuple(sorted(found, key=waste))
+
+    def _augment(self, slot: tuple[int, int], seen: set[int]) -> bool:
+        """Gives the slot a want, if need be one of another slot that can serve something else."""
+        for want in self._choices[slot]:
+            if want in seen:
+                continue
+            seen.add(want)
+            holder = self._by_want.get(want)
+            if holder is None or self._augment(holder, seen):
+                self._by_want[want] = slot
+                return True
+        return False
