@@ -12,8 +12,8 @@ from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.device_plugin.prestart import KUBELET
 from mig_agent.simulator import Code
 from support.engine import CREATE, killed

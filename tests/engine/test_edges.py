@@ -66,7 +66,7 @@ async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_free
 async def test_the_queue_is_gone_through_in_pieces_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.engine.waiting._PIECE_SECONDS", -1.0)  # one request in each turn
+    monkeypatch.setattr("mig_agent.engine.queueing._PIECE_SECONDS", -1.0)  # one request in each turn
     async with engine(tmp_path, "a100-40gb") as node:
         held = await node.acquire("7g.40gb")
         waiting = []

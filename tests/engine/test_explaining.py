@@ -9,7 +9,7 @@ import pytest
 
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.planning.explain import explanation
-from mig_agent.engine import waiting
+from mig_agent.engine import queueing
 from support.engine import Node, engine
 
 
@@ -22,7 +22,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         times.append("")
         return explanation(*arguments, **named)  # type: ignore[arg-type] # as it was called
 
-    monkeypatch.setattr(waiting, "explanation", counted)
+    monkeypatch.setattr(queueing, "explanation", counted)
     return times
 
 

@@ -23,7 +23,7 @@ from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Instance, InstanceState, Request
-from mig_agent.engine.answers import Granted
+from mig_agent.engine.results import Granted
 from mig_agent.simulator import MODELS, Code, SimulatorError
 from mig_agent.simulator.models import GpuModel, GpuProfile
 from support.engine import ADMIN, ANYBODY, CREATE, CREATE_COMPUTE, DESTROY, DESTROY_COMPUTE, Node, killed, start

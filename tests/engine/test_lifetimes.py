@@ -11,9 +11,9 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, LeaseId
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.lifetimes import StreamEnd
+from mig_agent.engine.lifecycle import StreamEnd
+from mig_agent.engine.results import Granted
 from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 
 

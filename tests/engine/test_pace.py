@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.errors import RefusedError
-from mig_agent.engine.pace import FIRST_GUESS, MEASURED, Timing, timed
+from mig_agent.engine.gpu_worker import FIRST_GUESS, MEASURED, StepTimer, timed
 from mig_agent.simulator import Code
 from support.engine import ANYBODY, CREATE, engine
 
 
 def test_the_guess_goes_with_the_first_measurement_and_old_ones_go_with_new_ones() -> None:
-    timing = Timing()
+    timing = StepTimer()
     assert timing.pace == FIRST_GUESS
     timing.created(3.0)
     timing.created(1.0)

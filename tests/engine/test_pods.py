@@ -14,8 +14,8 @@ from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod, Request
 from mig_agent.core.requests import profile_want
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Granted
 from support.engine import ADMIN, CREATE, Node, engine, killed, start
 
 KUBELET = Caller(name="kubelet", admin=True)

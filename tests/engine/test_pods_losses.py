@@ -10,8 +10,8 @@ from mig_agent.adapters.ledger import Ledger
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, Holder, InstanceState, KubeletDevice, Pod, live_devices
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Granted
 from mig_agent.simulator import Code
 from support.engine import Node, engine, killed, start
 from support.ledgers import rewritten

@@ -13,8 +13,8 @@ from mig_agent.adapters.ledger_changes import RenewLease
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, LeaseId, Pod
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Granted
 from support.engine import ADMIN, ANYBODY, CREATE, Node, engine, killed, start
 
 SCHEDULER = Caller(name="volcano", scheduler=True)

@@ -12,8 +12,8 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Granted
 from mig_agent.simulator import Code
 from support.engine import ADMIN, ANYBODY, Node, engine
 

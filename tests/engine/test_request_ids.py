@@ -12,7 +12,7 @@ import pytest
 from mig_agent.adapters.ledger import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import Holder, Pod, Request
-from mig_agent.engine import memory
+from mig_agent.engine import idempotency
 from mig_agent.engine.callers import Caller
 from support.engine import Node, engine
 from support.ledgers import rewritten
@@ -113,7 +113,7 @@ async def test_ids_of_very_many_leases_that_ended_are_their_callers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those the ledger alone knows."""
-    monkeypatch.setattr(memory, "MOST_ENDED_IN_MEMORY", 1)
+    monkeypatch.setattr(idempotency, "MOST_ENDED_IN_MEMORY", 1)
     async with engine(tmp_path, "a100-40gb") as node:
         for caller in (SLURM, ALICE):
             granted = await node.manager.acquire(asked(node), caller)

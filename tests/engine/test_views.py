@@ -11,9 +11,9 @@ import pytest
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import Gpu, InstanceState, Want
 from mig_agent.engine import state as state_module
-from mig_agent.engine.answers import Published
+from mig_agent.engine.context import EngineSettings
 from mig_agent.engine.manager import Manager
-from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.results import Published
 from mig_agent.engine.state import CheckedState, GpuRecord, State
 from support.engine import ADMIN, engine
 

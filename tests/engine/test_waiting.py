@@ -14,8 +14,8 @@ from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
-from mig_agent.engine import waiting
-from mig_agent.engine.answers import Granted
+from mig_agent.engine import queueing
+from mig_agent.engine.results import Granted
 from support.engine import ANYBODY, CREATE, Node, engine
 
 
@@ -272,7 +272,7 @@ def last_waits(node: Node) -> bool:
 @pytest.fixture
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece of a look through the queue is one request."""
-    monkeypatch.setattr(waiting, "_PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(queueing, "_PIECE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -312,7 +312,7 @@ async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_aga
         room = node.manager._parts.room
         await node.until(lambda: not last_waits(node))
         task = await waits(node, "1g.5gb", priority=5)
-        for _ in range(waiting._MOST_RESTARTS + 3):
+        for _ in range(queueing._MOST_RESTARTS + 3):
             room.freed()
             await asyncio.sleep(0)
         assert room._once_more or not room._pump_is_due
@@ -324,7 +324,7 @@ async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That takes longest of all, so not for each piece of a look through a long queue."""
-    monkeypatch.setattr(waiting, "_PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(queueing, "_PIECE_SECONDS", 0.0)
     worked_out: list[int] = []
 
     def counted(

@@ -11,7 +11,7 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState
-from mig_agent.engine.answers import Granted
+from mig_agent.engine.results import Granted
 from support.engine import ADMIN, Node, engine
 
 CONTAINER = "3f4e" * 16

@@ -15,9 +15,9 @@ from mig_agent.adapters.nvml import ChangeListener, Driver
 from mig_agent.core.errors import DriverError, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState, Want
-from mig_agent.engine import listening
-from mig_agent.engine.answers import Granted
-from mig_agent.engine.lanes import Track
+from mig_agent.engine import driver_events
+from mig_agent.engine.gpu_worker import WatchedThread
+from mig_agent.engine.results import Granted
 from mig_agent.simulator import Code
 from support.doors import nvml_calls
 from support.engine import ADMIN, Node, engine, start
@@ -167,8 +167,8 @@ async def test_a_call_fails_while_it_starts(
     tmp_path: Path, call: str, figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once is overcome where it is about one GPU; for good the others serve, until it answers again."""
-    monkeypatch.setattr(listening, "AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(listening, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(driver_events, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(driver_events, "WAIT_SECONDS", 0.01)
     for code in codes_of(call):
         folder = tmp_path / code.name
         async with engine(folder, GPUS) as node:
@@ -247,8 +247,8 @@ def listens(driver: Driver) -> ChangeListener:
 
 
 async def test_it_listens_again_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "AGAIN_SECONDS", 0.01)
-    monkeypatch.setattr(listening, "WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(driver_events, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(driver_events, "WAIT_SECONDS", 0.01)
     async with engine(tmp_path, "a100-40gb", listen_to_driver=True) as node:
         node.simulator.fail("nvmlEventSetWait_v2", Code.UNKNOWN)
         await node.until(lambda: struck(node))
@@ -271,5 +271,5 @@ def hung(node: Node) -> int:
     return sum(bool(track.hung) for track in tracks(node))
 
 
-def tracks(node: Node) -> list[Track]:
+def tracks(node: Node) -> list[WatchedThread]:
     return [track for lane in node.manager._context.lanes.values() for track in (lane._worker, lane._reader)]

@@ -12,8 +12,8 @@ import pytest
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import GpuUuid
 from mig_agent.core.observation import InstanceUsage
-from mig_agent.engine import acquisitions
-from mig_agent.engine.turns import Turns
+from mig_agent.engine import acquire
+from mig_agent.engine.tasks import Fairness
 from mig_agent.frontends.grpc.handlers import CallLimit
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import ANYBODY, CREATE, engine
@@ -23,7 +23,7 @@ MANY = 200
 
 
 async def test_turns_are_taken_one_after_the_other_and_leave_room_in_between() -> None:
-    turns = Turns()
+    turns = Fairness()
     told: list[str] = []
 
     async def long(number: int) -> None:
@@ -61,7 +61,7 @@ async def test_who_leaves_while_it_waits_for_its_turn_is_never_queued(tmp_path: 
 
 async def test_requests_that_are_being_served_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while the driver hangs, and when those who asked have gone away."""
-    monkeypatch.setattr(acquisitions, "MOST_SERVED", 3)
+    monkeypatch.setattr(acquire, "MOST_SERVED", 3)
     async with engine(tmp_path, "a100-40gb", max_waiting=2) as node:
         fault = node.simulator.hang(CREATE)
         calls = [node.start(node.manager.acquire(node.request("1g.5gb"), ANYBODY)) for _ in range(5)]

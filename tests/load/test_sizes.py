@@ -16,7 +16,7 @@ from mig_agent.adapters.grpcerrors import MOST_DETAIL_BYTES, detail_of
 from mig_agent.core.errors import Blocker, Reason, Refusal
 from mig_agent.core.model import CallerId, Holder, RequestId, RequestKey, Want
 from mig_agent.core.requests import LONGEST_REQUEST_ID, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_GPUS_NAMED, MOST_WANTS
-from mig_agent.engine.answers import Queued
+from mig_agent.engine.results import QueueEntry
 from mig_agent.frontends.grpc import encode, servicer
 from mig_agent.frontends.grpc.servicer import MOST_ANSWER_BYTES, MOST_PLANS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -119,7 +119,7 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
     status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)  # with gRPC's usual limit
     assert len(status.queue) == many
     assert status.ByteSize() < USUAL_LIMIT // 2
-    longest = Queued(
+    longest = QueueEntry(
         request=RequestKey(CallerId("name slurm"), RequestId(FACE * 32)),
         who=Holder(tenant=FACE * 64, name=FACE * 64),
         priority=0,

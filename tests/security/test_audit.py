@@ -16,7 +16,7 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Holder
 from mig_agent.daemon import logs
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.memory import digest_of
+from mig_agent.engine.idempotency import digest_of
 from support.engine import ADMIN, Node, engine
 
 ALICE = Caller(name="alice", uid=1000, pid=4711)

@@ -19,7 +19,7 @@ from typing import Any
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.crashpoints import CRASH_POINTS
 from mig_agent.core.model import Want
-from mig_agent.engine.answers import Granted
+from mig_agent.engine.results import Granted
 from support.engine import ADMIN, ANYBODY, Node, start
 
 TESTS = Path(__file__).resolve().parent.parent

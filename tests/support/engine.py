@@ -20,11 +20,11 @@ from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
 from mig_agent.core.requests import memory_want, profile_want
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import EngineSettings
+from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.manager import Manager, start_manager
-from mig_agent.engine.newcomers import Claim
-from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.results import Granted
 from mig_agent.simulator import STATE_FILE, Simulator, open_library
 from support.simulated import machine
 
@@ -180,7 +180,7 @@ async def start(
     mig_mode: bool = True,
     driver_version: str = "580.95.05",
     catalog: Catalog = _CATALOG,
-    claim: Claim = lambda _index, _uuid: None,
+    claim: LockGpu = lambda _index, _uuid: None,
     opened: bool = True,
     paused: tuple[str, ...] = (),
     **changes: Any,

@@ -27,8 +27,8 @@ from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import serve_metrics
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
+from mig_agent.engine.context import EngineSettings
 from mig_agent.engine.manager import Manager, start_manager
-from mig_agent.engine.settings import EngineSettings
 from mig_agent.frontends.grpc.handlers import method_handlers
 from mig_agent.frontends.grpc.servicer import Held, PartitionManagerServicer
 from mig_agent.frontends.metrics import Metrics

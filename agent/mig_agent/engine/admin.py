@@ -13,20 +13,19 @@ from mig_agent.core.errors import Blocker, DriverError, DriverErrorKind, LedgerE
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, Instance, InstanceState
 from mig_agent.core.observation import ModeChange
-from mig_agent.engine.answers import ModeAnswer
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.observer import Observer
-from mig_agent.engine.removal import Remover, StepFailedError
+from mig_agent.engine.instances import InstanceDestroyer, StepFailedError
+from mig_agent.engine.journal import Transaction, ledger_refusal
+from mig_agent.engine.reconciler import Reconciler
+from mig_agent.engine.results import ModeAnswer
 from mig_agent.engine.state import GpuRecord
 
 
 class Admin:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, remover: Remover, observer: Observer) -> None:
+    def __init__(self, context: Context, remover: InstanceDestroyer, observer: Reconciler) -> None:
         self._context = context
         self._remover = remover
         self._observer = observer
@@ -144,7 +143,7 @@ class Admin:
 
     async def _record_gone(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
         context = self._context
-        draft = Draft(context.journal)
+        draft = Transaction(context.journal)
         for each in gone:
             context.state.drop(each.generation)
             draft.changes.append(DropInstance(each.generation))

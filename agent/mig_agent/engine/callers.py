@@ -58,7 +58,7 @@ class Caller:
         if self.inside:
             return CallerId(f"inside {self.name}")
         if self.uid is not None:
-            return uid_asker(self.uid)
+            return caller_id_of_uid(self.uid)
         return CallerId(f"name {self.name}" if self.name else "nobody")
 
     def may_see(self, holder: Holder) -> bool:
@@ -79,7 +79,7 @@ class Caller:
         return "an administrator" if self.admin else "somebody"
 
 
-def uid_asker(uid: int) -> CallerId:
+def caller_id_of_uid(uid: int) -> CallerId:
     """A user of this machine, whatever they are called."""
     return CallerId(f"uid {uid}")
 

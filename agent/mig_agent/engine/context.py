@@ -1,10 +1,12 @@
-"""What the parts of the engine share: made once by `start_manager`, handed to each of them."""
+"""What the parts of the engine share: settings, clock, driver, state, and who is using the driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
@@ -13,18 +15,100 @@ from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.errors import Reason, Refusal, refuse
+from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.model import Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.events import Events
-from mig_agent.engine.gate import Gate
+from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
 from mig_agent.engine.journal import Journal
-from mig_agent.engine.lanes import Lane
-from mig_agent.engine.pace import Timing
-from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.state import GpuRecord, State
-from mig_agent.engine.tasks import Tasks
-from mig_agent.engine.turns import Turns
+from mig_agent.engine.tasks import Fairness, Tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Durations are seconds."""
+
+    node: str = "localhost"
+    """The name of this node, as status shows it."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs to manage, each by index or UUID; empty: all."""
+    creation_cost: float = 2.0
+    """What creating an instance costs against reusing an idle one (`core.planning.plan`)."""
+    strict_fifo: bool = False
+    """Whether only the first in the queue may start."""
+    reservation_after_seconds: float | None = None
+    """How long a request waits before it keeps GPUs from those behind it; None: by how long leases last."""
+    idle_limit_seconds: float | None = None
+    """After so long an idle instance is destroyed; None: never."""
+    foreign: Literal["respect", "adopt"] = "respect"
+    """What is done with instances that somebody else made: leave them alone, or take idle ones over."""
+    reuse: Literal["any", "same-tenant", "never"] = "any"
+    """Whose idle instances may serve whom (`core.planning.plan`)."""
+    max_waiting: int = 1000
+    """Requests that may wait at once."""
+    reread_seconds: float = 30.0
+    """Between two comparisons of ledger and hardware."""
+    call_deadline_seconds: float = 30.0
+    """How long a call of the driver may take before its GPU is cordoned."""
+    grace_seconds: float = 60.0
+    """How long a lease lives that its client has not confirmed, or whose stream the agent ended."""
+    follows_pods: bool = False
+    """Whether the kubelet is asked which pods there are: then their leases end with them, and by nobody else."""
+    listen_to_driver: bool = True
+    """Whether changes by others are heard of at once, where the driver tells; else the slow look finds them."""
+    request_memory_hours: float = 24.0
+    """How long after a lease's end its request id is remembered."""
+    check_threads: bool = False
+    """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it costs time."""
+
+
+class DriverUse:
+    """Belongs to the event loop. Whatever uses the driver does so inside; a part of it may go inside again."""
+
+    def __init__(self) -> None:
+        self.paused: tuple[str, ...] = ()
+        """Why it is closed, in words; empty while it is open."""
+        self._inside = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def enter(self) -> None:
+        """Begins to use the driver; `leave` ends it."""
+        self._inside += 1
+        self._empty.clear()
+
+    def leave(self) -> None:
+        """Ends what `enter` began."""
+        self._inside -= 1
+        if not self._inside:
+            self._empty.set()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """While the driver is used."""
+        self.enter()
+        try:
+            yield
+        finally:
+            self.leave()
+
+    async def empty(self) -> None:
+        """Returns when nobody is inside."""
+        await self._empty.wait()
+
+    def refusal(self, what: str) -> Refusal:
+        """Why it is not done while the agent is paused; `what` completes "cannot ..."."""
+        return Refusal(
+            reason=Reason.PAUSED,
+            message=f"cannot {what}: the agent is paused ({'; '.join(self.paused)})",
+            hint="leases stay; ask again when it goes on, `migctl status` shows it",
+        )
+
+    def refuse_when_paused(self, what: str) -> None:
+        """Raises RefusedError (PAUSED) while it is closed; `what` completes "cannot ..."."""
+        if self.paused:
+            raise RefusedError(self.refusal(what))
 
 
 class Telemetry(Protocol):
@@ -66,11 +150,11 @@ class Context:
     patience: MeanLeaseTime
     aside: CallThread
     """For calls that belong to no GPU: reading events, looking at processes."""
-    gate: Gate = field(default_factory=Gate)
-    turns: Turns = field(default_factory=Turns)
+    gate: DriverUse = field(default_factory=DriverUse)
+    turns: Fairness = field(default_factory=Fairness)
     """For planning what takes long: several devices in one request, or many requests."""
-    timing: Timing = field(default_factory=Timing)
-    lanes: dict[GpuUuid, Lane] = field(default_factory=dict)
+    timing: StepTimer = field(default_factory=StepTimer)
+    lanes: dict[GpuUuid, GpuWorker] = field(default_factory=dict)
     never_made: set[Generation] = field(default_factory=set)
     """Instances whose creation failed for certain: what stands in their place is somebody else's."""
     missing: dict[int, str] = field(default_factory=dict)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
 from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLease
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request
 from mig_agent.core.observation import ObservedInstance
 from mig_agent.core.planning.plan import CreateInstance, Plan, ReuseInstance
-from mig_agent.engine.blocks import Blocks
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.lifetimes import Lifetimes
-from mig_agent.engine.looks import Looks
-from mig_agent.engine.memory import Memory
-from mig_agent.engine.observer import Observer
-from mig_agent.engine.orders import Order
-from mig_agent.engine.pace import timed
-from mig_agent.engine.removal import Remover, StepFailedError
+from mig_agent.engine.gpu_worker import timed
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine, StepFailedError
+from mig_agent.engine.journal import Transaction
+from mig_agent.engine.lifecycle import LeaseLifecycle
+from mig_agent.engine.reconciler import Reconciler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """What is to become a lease."""
+
+    request: Request
+    caller: Caller
+    digest: str
+    hold: bool
+    pid_started: int | None
+    go_on: Callable[[], None]
+    """Raises when nobody wants the lease any more."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,14 +42,14 @@ class Executor:
     """What all executions share."""
 
     context: Context
-    memory: Memory
-    lifetimes: Lifetimes
-    blocks: Blocks
-    looks: Looks
-    remover: Remover
-    observer: Observer
+    memory: RequestLog
+    lifetimes: LeaseLifecycle
+    blocks: Quarantine
+    looks: Preflight
+    remover: InstanceDestroyer
+    observer: Reconciler
 
-    def begin(self, order: Order, plan: Plan) -> Execution:
+    def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
         """Takes what the plan counts on, at once, so that nothing else is planned with it."""
         return Execution(self, order, plan)
 
@@ -46,7 +57,7 @@ class Executor:
 class Execution:
     """One try to carry out a plan. Either `run` or `drop` ends it."""
 
-    def __init__(self, executor: Executor, order: Order, plan: Plan) -> None:
+    def __init__(self, executor: Executor, order: LeaseRequest, plan: Plan) -> None:
         self._executor = executor
         self._context = executor.context
         self._order = order
@@ -206,7 +217,7 @@ class Execution:
         """What was destroyed, and what will be created: before it is, so that a crash leaves nothing unknown."""
         if not gone and not intended:
             return
-        draft = Draft(self._context.journal)
+        draft = Transaction(self._context.journal)
         state = self._context.state
         for instance in gone:
             draft.changes.append(DropInstance(instance.generation))
@@ -305,7 +316,7 @@ class Execution:
             for each in self._devices
         ]
         recorded = RecordedLease(lease=lease, digest=order.digest, pid_started=order.pid_started)
-        draft = Draft(journal)
+        draft = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
             self._tell_of(draft, before, instance, lease)
         draft.changes.append(PutLease(lease, order.digest, order.pid_started))
@@ -338,7 +349,7 @@ class Execution:
         await draft.write()
         return lease
 
-    def _tell_of(self, draft: Draft, before: Instance, instance: Instance, lease: Lease) -> None:
+    def _tell_of(self, draft: Transaction, before: Instance, instance: Instance, lease: Lease) -> None:
         made = before.state is InstanceState.CREATING
         changed = before.last_tenant != instance.last_tenant
         if made or changed or self._context.state.is_unrecorded(instance.generation):
@@ -367,7 +378,7 @@ class Execution:
             context.state.put(instance)
             context.state.note_unrecorded(instance.generation)
         self._give_back(made)
-        draft = Draft(context.journal)
+        draft = Transaction(context.journal)
         for instance in made:
             draft.changes.append(PutInstance(instance))
             draft.events.append(

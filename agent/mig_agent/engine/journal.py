@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from mig_agent.adapters.clock import Clock
@@ -209,3 +209,26 @@ def ledger_refusal(error: LedgerError, what: str = "give a lease") -> RefusedErr
         f"cannot {what}, since it cannot be recorded: {error}",
         "ask the administrator to make the ledger writable; leases that stand are not touched",
     )
+
+
+@dataclass(slots=True)
+class Transaction:
+    """Filled by several hands, then written once."""
+
+    journal: Journal
+    changes: list[Change] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    applied: list[Callable[[], None]] = field(default_factory=list)
+    ended: set[LeaseId] = field(default_factory=set)
+    """Leases whose end is in it already."""
+
+    def __bool__(self) -> bool:
+        return bool(self.changes or self.events or self.applied)
+
+    def write(self) -> asyncio.Future[None]:
+        """Commits all of it as one record. The future fails with LedgerError."""
+        return self.journal.write(tuple(self.changes), tuple(self.events), self._apply)
+
+    def _apply(self) -> None:
+        for apply in self.applied:
+            apply()

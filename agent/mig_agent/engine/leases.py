@@ -13,16 +13,15 @@ from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller, may_change
 from mig_agent.engine.context import Context
+from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.lifetimes import EndReason, Lifetimes
-from mig_agent.engine.losses import silent
-from mig_agent.engine.memory import Memory
+from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without_answering_devices
 
 
 class Leases:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, memory: Memory, lifetimes: Lifetimes) -> None:
+    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle) -> None:
         self._context = context
         self._memory = memory
         self._lifetimes = lifetimes
@@ -135,7 +134,7 @@ class Leases:
     async def _refuse_used(self, lease: Lease) -> None:
         """Raises RefusedError where something of it is in use, or that cannot be told."""
         context, what = self._context, f"release lease {lease.id}"
-        if lease.id in silent(context.state):
+        if lease.id in leases_without_answering_devices(context.state):
             raise _untold(what, "the GPU that it is on does not answer")
         for instance in tuple(context.state.instances_of(lease.id)):
             context.gate.refuse_when_paused(what)

@@ -32,19 +32,17 @@ from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
-from mig_agent.engine.answers import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
+from mig_agent.engine.audit import DENIED, DenialAudit
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.context import Telemetry
-from mig_agent.engine.denials import DENIED, Denials
+from mig_agent.engine.context import EngineSettings, Telemetry
+from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.events import Subscription
-from mig_agent.engine.lifetimes import StreamEnd
-from mig_agent.engine.loopbound import LoopBound
-from mig_agent.engine.losses import silent
-from mig_agent.engine.newcomers import Claim
+from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.parts import Parts
-from mig_agent.engine.settings import EngineSettings
+from mig_agent.engine.reconciler import read_usage
+from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
 from mig_agent.engine.start import start
-from mig_agent.engine.usage import read_usage
+from mig_agent.engine.thread_check import LoopBound
 
 CLOSING_SECONDS = 5.0
 """For the step under way when the agent stops; a driver that hangs does not get more."""
@@ -83,7 +81,7 @@ class Manager:
         parts.context.journal.on_published = self._view_changed
         parts.context.journal.shown_changed = self._show
         parts.context.also_freed = self._view_changed
-        self._denials = Denials(parts.context.journal, parts.context.clock)
+        self._denials = DenialAudit(parts.context.journal, parts.context.clock)
         self._readings = asyncio.Semaphore(_MOST_READINGS)
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
@@ -282,7 +280,7 @@ class Manager:
     @property
     def silent(self) -> frozenset[LeaseId]:
         """Return the leases with a device on a GPU that has not answered since the start, or is not managed now."""
-        return silent(self._context.state)
+        return leases_without_answering_devices(self._context.state)
 
     def position(self, request: RequestKey) -> int | None:
         """Return a request's place in the queue, 1 for the first; None when it does not wait."""
@@ -439,7 +437,7 @@ async def start_manager(
     clock: Clock,
     settings: EngineSettings,
     telemetry: Telemetry | None = None,
-    claim: Claim = lambda _index, _uuid: None,
+    claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
 ) -> Manager:
     """A manager that has recovered and is ready to serve. `paused` are reasons, in words, for which it starts paused.

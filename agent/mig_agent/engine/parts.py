@@ -7,22 +7,20 @@ import contextlib
 from dataclasses import dataclass, field
 
 from mig_agent.adapters.ledger import Ledger
-from mig_agent.engine.acquisitions import Acquisitions
+from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
-from mig_agent.engine.adopting import Adopting
-from mig_agent.engine.blocks import Blocks
+from mig_agent.engine.adoption import Adopting
 from mig_agent.engine.context import Context
+from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.execution import Executor
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
 from mig_agent.engine.leases import Leases
-from mig_agent.engine.lifetimes import Lifetimes
-from mig_agent.engine.listening import Listening
-from mig_agent.engine.looks import Looks
-from mig_agent.engine.memory import Memory
-from mig_agent.engine.observer import Observer
-from mig_agent.engine.pausing import Pausing
-from mig_agent.engine.removal import Remover
+from mig_agent.engine.lifecycle import LeaseLifecycle
+from mig_agent.engine.maintenance import Maintenance
+from mig_agent.engine.queueing import RequestQueue
+from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
-from mig_agent.engine.waiting import WaitingRoom
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,18 +29,18 @@ class Parts:
 
     context: Context
     ledger: Ledger
-    memory: Memory
-    lifetimes: Lifetimes
+    memory: RequestLog
+    lifetimes: LeaseLifecycle
     leases: Leases
-    blocks: Blocks
-    observer: Observer
-    room: WaitingRoom
-    acquisitions: Acquisitions
+    blocks: Quarantine
+    observer: Reconciler
+    room: RequestQueue
+    acquisitions: Acquirer
     admin: Admin
     adopting: Adopting
     started_at: float
-    listening: Listening
-    pausing: Pausing
+    listening: DriverEvents
+    pausing: Maintenance
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop_background(self) -> None:
@@ -60,12 +58,12 @@ class Parts:
 def wire(context: Context, ledger: Ledger) -> Parts:
     """All parts over one context and one ledger."""
     contents = ledger.contents
-    memory = Memory(ledger, contents.leases, more_ended=contents.more_ended)
-    lifetimes = Lifetimes(context, memory)
-    blocks = Blocks(context)
-    remover = Remover(context, blocks)
+    memory = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
+    lifetimes = LeaseLifecycle(context, memory)
+    blocks = Quarantine(context)
+    remover = InstanceDestroyer(context, blocks)
     repairs = Repairs(context, lifetimes, blocks, remover)
-    observer = Observer(
+    observer = Reconciler(
         context, lifetimes=lifetimes, blocks=blocks, repairs=repairs, memory=memory, boot_id=contents.boot_id
     )
     executor = Executor(
@@ -73,13 +71,13 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         memory=memory,
         lifetimes=lifetimes,
         blocks=blocks,
-        looks=Looks(context, blocks),
+        looks=Preflight(context, blocks),
         remover=remover,
         observer=observer,
     )
-    room = WaitingRoom(context, executor)
+    room = RequestQueue(context, executor)
     admin = Admin(context, remover, observer)
-    listening = Listening(context.driver, observer.hint)
+    listening = DriverEvents(context.driver, observer.hint)
     observer.also.append(admin.destroy_overdue)
     return Parts(
         context=context,
@@ -90,10 +88,10 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         blocks=blocks,
         observer=observer,
         room=room,
-        acquisitions=Acquisitions(context, memory, lifetimes, room),
+        acquisitions=Acquirer(context, memory, lifetimes, room),
         admin=admin,
         adopting=Adopting(context, observer),
         started_at=context.clock.now(),
         listening=listening,
-        pausing=Pausing(context, listening, observer.hint),
+        pausing=Maintenance(context, listening, observer.hint),
     )

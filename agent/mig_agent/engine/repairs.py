@@ -29,19 +29,19 @@ from mig_agent.core.recovery import (
     Repair,
     UpdateIds,
 )
-from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.lifetimes import Lifetimes
-from mig_agent.engine.losses import reduced
-from mig_agent.engine.removal import Remover, StepFailedError
+from mig_agent.engine.instances import InstanceDestroyer, Quarantine, StepFailedError
+from mig_agent.engine.journal import Transaction
+from mig_agent.engine.lifecycle import LeaseLifecycle, degraded_event
 from mig_agent.engine.state import GpuRecord
 
 
 class Repairs:
     """Belongs to the event loop. Its methods are called under the lock of the GPU's lane."""
 
-    def __init__(self, context: Context, lifetimes: Lifetimes, blocks: Blocks, remover: Remover) -> None:
+    def __init__(
+        self, context: Context, lifetimes: LeaseLifecycle, blocks: Quarantine, remover: InstanceDestroyer
+    ) -> None:
         self._context = context
         self._lifetimes = lifetimes
         self._blocks = blocks
@@ -49,7 +49,7 @@ class Repairs:
 
     async def carry_out(self, record: GpuRecord, repairs: Iterable[Repair]) -> None:
         """Commits the repairs and then destroys what is half there. Raises LedgerError, and nothing was done then."""
-        draft = Draft(self._context.journal)
+        draft = Transaction(self._context.journal)
         left_over: list[FinishDestroy] = []
         for repair in repairs:
             if isinstance(repair, FinishDestroy):
@@ -61,7 +61,7 @@ class Repairs:
         for each in left_over:
             await self._finish(record, each)
 
-    def _put_down(self, draft: Draft, record: GpuRecord, repair: Repair) -> None:
+    def _put_down(self, draft: Transaction, record: GpuRecord, repair: Repair) -> None:
         match repair:
             case EndLease(lease, reason):
                 self._lifetimes.draft_end(draft, lease, reason)
@@ -100,13 +100,13 @@ class Repairs:
         change = PutInstance(whole) if ours else PutLastGeneration(whole.generation)
         await self._context.journal.write((change,), (), partial(self._context.state.put, whole))
 
-    def _lose(self, draft: Draft, generation: int, reason: str) -> None:
+    def _lose(self, draft: Transaction, generation: int, reason: str) -> None:
         instance = self._known(generation)
-        told = None if instance is None else reduced(self._context, instance, reason)
+        told = None if instance is None else degraded_event(self._context, instance, reason)
         if told is not None:
             draft.events.append(told)
 
-    def _forget(self, draft: Draft, generation: int, reason: str) -> None:
+    def _forget(self, draft: Transaction, generation: int, reason: str) -> None:
         state, journal = self._context.state, self._context.journal
         instance = self._known(generation)
         if instance is None:
@@ -132,7 +132,7 @@ class Repairs:
 
         draft.applied.append(apply)
 
-    def _found(self, draft: Draft, record: GpuRecord, observed: ObservedInstance) -> None:
+    def _found(self, draft: Transaction, record: GpuRecord, observed: ObservedInstance) -> None:
         context = self._context
         profile = record.layout.by_id.get(observed.profile_id)
         ours = profile is not None and self._may_take_over(observed)
@@ -168,7 +168,7 @@ class Repairs:
     async def take_over_unused(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Foreign instances that were in use when they were found, and are not any more. Raises LedgerError."""
         unused = {each.gpu_instance_id for each in observed.instances if self._may_take_over(each)}
-        draft = Draft(self._context.journal)
+        draft = Transaction(self._context.journal)
         for each in record.instances.values():
             known = each.slot.profile.id in record.layout.by_id
             if each.state is InstanceState.FOREIGN and each.gpu_instance_id in unused and known:
@@ -178,7 +178,7 @@ class Repairs:
         if draft:
             await draft.write()
 
-    def _change(self, draft: Draft, generation: int, to: InstanceState) -> None:
+    def _change(self, draft: Transaction, generation: int, to: InstanceState) -> None:
         def apply() -> None:
             # As it is then: an end of its lease may stand before this in the same record.
             instance = self._known(generation)
@@ -191,7 +191,7 @@ class Repairs:
             draft.changes.append(PutInstance(replace(instance, state=to, since=now)))
             draft.applied.append(apply)
 
-    def _update(self, draft: Draft, update: UpdateIds) -> None:
+    def _update(self, draft: Transaction, update: UpdateIds) -> None:
         def changed(instance: Instance) -> Instance:
             return replace(
                 instance,

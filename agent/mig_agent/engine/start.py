@@ -19,14 +19,13 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Lease
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
-from mig_agent.engine.context import Context, NoTelemetry, Telemetry
+from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
+from mig_agent.engine.discovery import Discovery, LockGpu
 from mig_agent.engine.events import Events
 from mig_agent.engine.journal import Journal
-from mig_agent.engine.newcomers import Claim, Newcomers
 from mig_agent.engine.parts import Parts, wire
-from mig_agent.engine.settings import EngineSettings
 from mig_agent.engine.state import CheckedState, State
-from mig_agent.engine.takingup import TakingUp
+from mig_agent.engine.takingup import DriverStartup
 from mig_agent.engine.tasks import Tasks
 
 RESTART_REVISIONS = 1000
@@ -46,7 +45,7 @@ async def start(
     clock: Clock,
     settings: EngineSettings,
     telemetry: Telemetry | None = None,
-    claim: Claim = lambda _index, _uuid: None,
+    claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
 ) -> Parts:
     """The parts of an engine that has recovered and is ready to serve. `claim` is called for each GPU that is taken.
@@ -83,7 +82,7 @@ async def start(
         aside=CallThread("aside"),
     )
     parts = wire(context, ledger)
-    taking = TakingUp(parts, Newcomers(parts, claim))
+    taking = DriverStartup(parts, Discovery(parts, claim))
     parts.pausing.take_up = taking.take_up
     parts.pausing.remember = taking.remember
     for recorded in contents.leases:

@@ -27,7 +27,7 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
 )
-from mig_agent.engine.loopbound import LoopBound
+from mig_agent.engine.thread_check import LoopBound
 
 
 @dataclass(slots=True, kw_only=True)

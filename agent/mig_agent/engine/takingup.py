@@ -15,18 +15,17 @@ from mig_agent.core.errors import ConfigError, DriverError, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.recovery import REBOOT
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.lifetimes import EndReason
-from mig_agent.engine.losses import left_beside, reduced
-from mig_agent.engine.newcomers import Newcomers, add_gpu, load_instances, selected
+from mig_agent.engine.discovery import Discovery, add_gpu, load_instances, selected
+from mig_agent.engine.journal import Transaction
+from mig_agent.engine.lifecycle import EndReason, degraded_event, leases_with_devices_elsewhere
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.state import GpuRecord
 
 
-class TakingUp:
+class DriverStartup:
     """Belongs to the event loop."""
 
-    def __init__(self, parts: Parts, newcomers: Newcomers) -> None:
+    def __init__(self, parts: Parts, newcomers: Discovery) -> None:
         self._parts = parts
         self._newcomers = newcomers
         self._read = False
@@ -130,7 +129,7 @@ async def _recover(parts: Parts, managed: list[ObservedGpu], *, everything: bool
 async def _end_what_is_nowhere(parts: Parts) -> None:
     """All GPUs of the machine were read: what is recorded of others was on a GPU that is gone."""
     context = parts.context
-    draft = Draft(context.journal)
+    draft = Transaction(context.journal)
     for instance in parts.ledger.contents.instances:
         gpu = instance.slot.gpu
         if gpu not in context.state.gpus:
@@ -138,8 +137,8 @@ async def _end_what_is_nowhere(parts: Parts) -> None:
             context.state.unmanaged.pop(instance.generation, None)
             if instance.lease is None:
                 continue
-            told = reduced(context, instance, EndReason.GPU_LOST)
-            if told is not None and instance.lease in left_beside(context, gpu):
+            told = degraded_event(context, instance, EndReason.GPU_LOST)
+            if told is not None and instance.lease in leases_with_devices_elsewhere(context, gpu):
                 draft.events.append(told)
             else:
                 parts.lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
@@ -160,7 +159,7 @@ async def _end_what_a_reboot_took(parts: Parts) -> None:
 async def _end_what_was_before_the_boot(parts: Parts) -> None:
     """Also on GPUs that are not managed now, or do not answer yet: no instance outlives a boot."""
     context = parts.context
-    draft = Draft(context.journal)
+    draft = Transaction(context.journal)
     for lease in tuple(context.state.leases):
         parts.lifetimes.draft_end(draft, lease, REBOOT)
     partitioned = set()

@@ -1,4 +1,4 @@
-"""Long tasks on the event loop: created, named and guarded in one place."""
+"""Tasks on the event loop: long ones are created, named and guarded here, and long computations take turns."""
 
 from __future__ import annotations
 
@@ -56,3 +56,20 @@ class Tasks:
             task.cancel()
         if left:
             await asyncio.wait(left, timeout=1.0)
+
+
+_ROUNDS = 8
+"""Of the event loop, between two turns: a call that has come in gets through to its answer in about so many."""
+
+
+class Fairness:
+    """One turn at a time, first come first served. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def mine(self) -> None:
+        """Returns when it is the caller's turn, which lasts until its next await."""
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
 from mig_agent.core.texts import visible
-from mig_agent.engine.answers import Published
+from mig_agent.engine.results import Published
 
 GRANTED = frozenset({"reused", "created"})
 """Outcomes of a request that are no refusal."""

@@ -37,8 +37,8 @@ from mig_agent.core.planning.plan import (
     expected_seconds,
 )
 from mig_agent.core.texts import visible
-from mig_agent.engine.answers import Device, Granted, ModeAnswer, Queued, Snapshot
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, Snapshot
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
@@ -182,7 +182,7 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
     )
 
 
-def queued(each: Queued, *, in_full: bool = True) -> pb.QueuedRequest:
+def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
     """A request that waits. Its id is for who made it."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
     wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)

@@ -19,7 +19,7 @@ from mig_agent.core.model import LeaseId
 from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.lifetimes import StreamEnd
+from mig_agent.engine.lifecycle import StreamEnd
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.grpc import encode
 from mig_agent.frontends.grpc.decode import held_request_from, request_from

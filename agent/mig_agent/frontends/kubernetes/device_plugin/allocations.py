@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedPod
 from mig_agent.core.errors import Refusal
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, NodeView, Pod, Request, RequestKey, live_devices
-from mig_agent.engine.answers import Granted
+from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.resources import is_ours
 
 PENDING_SECONDS = 10.0

@@ -15,8 +15,8 @@ from typing import Final
 
 from mig_agent.core.errors import Reason, Refusal, refuse
 from mig_agent.core.model import Holder, KubeletDevice, Pod, Request, RequestId
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.manager import Manager
+from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.device_plugin import messages
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable, lease_by_device

@@ -15,9 +15,9 @@ from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, KubeletError, ListedPod
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request, RequestId
-from mig_agent.engine.answers import Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
+from mig_agent.engine.results import Granted
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.device_plugin import messages
 from mig_agent.frontends.kubernetes.device_plugin.allocations import (

@@ -9,7 +9,7 @@ from typing import Final
 
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Pod
-from mig_agent.engine.lifetimes import EndReason
+from mig_agent.engine.lifecycle import EndReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

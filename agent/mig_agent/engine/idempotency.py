@@ -11,7 +11,7 @@ from mig_agent.adapters.ledger import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.model import UNRECORDED_CALLER, LeaseId, Request, RequestKey
-from mig_agent.engine.callers import Caller, uid_asker
+from mig_agent.engine.callers import Caller, caller_id_of_uid
 from mig_agent.engine.journal import ledger_refusal
 
 
@@ -65,11 +65,11 @@ def _request_of(recorded: RecordedLease) -> RequestKey:
     """Of users of this machine that version has recorded who they are."""
     lease = recorded.lease
     if lease.asker == UNRECORDED_CALLER and lease.holder.uid is not None:
-        return RequestKey(uid_asker(lease.holder.uid), lease.request_id)
+        return RequestKey(caller_id_of_uid(lease.holder.uid), lease.request_id)
     return lease.request_key
 
 
-class Memory:
+class RequestLog:
     """Standing leases by request, all of them; ended ones, the latest of them: the ledger knows the others."""
 
     def __init__(self, ledger: Ledger, leases: Iterable[RecordedLease], *, more_ended: bool) -> None:

@@ -12,16 +12,15 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Instance, InstanceState
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.observer import Observer
+from mig_agent.engine.journal import Transaction, ledger_refusal
+from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.state import GpuRecord
 
 
 class Adopting:
     """Turns foreign instances into idle ones of ours. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, observer: Observer) -> None:
+    def __init__(self, context: Context, observer: Reconciler) -> None:
         self._context = context
         self._observer = observer
 
@@ -63,7 +62,7 @@ class Adopting:
         if lane.hung or record.lost:
             return []
         async with lane.lock:
-            draft = Draft(context.journal)
+            draft = Transaction(context.journal)
             for each in tuple(record.instances.values()):
                 if not _may_be(each) or not _is_known(record, each) or (uuids is not None and each.uuid not in uuids):
                     continue

@@ -21,7 +21,7 @@ _LONGEST = 400
 _LIKE_A_TOKEN = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 
 
-class Denials:
+class DenialAudit:
     """Belongs to the event loop."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:

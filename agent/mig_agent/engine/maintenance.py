@@ -1,4 +1,4 @@
-"""Pausing: nothing is granted, and the driver is let go, so that it can be replaced under leases that stand.
+"""Maintenance: nothing is granted, and the driver is let go, so that it can be replaced under leases that stand.
 
 Several may want it at once, each for a reason of its own; the agent goes on when the last of them is done. One task
 brings the driver to where it is wanted, however often that changes meanwhile. What an administrator asked for is
@@ -16,11 +16,11 @@ from mig_agent.adapters.ledger_changes import DropPause, PutPause
 from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError, MigAgentError
 from mig_agent.core.events import EventKind
-from mig_agent.engine.answers import PauseAnswer
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
+from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.listening import Listening
+from mig_agent.engine.results import PauseAnswer
 
 AGAIN_SECONDS = 10.0
 """Until a driver that did not answer, or could not be let go, is tried again."""
@@ -28,10 +28,10 @@ _ADMINISTRATOR = ""
 """Stands for the one reason that is recorded; others stand for themselves."""
 
 
-class Pausing:
+class Maintenance:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, listening: Listening, look_soon: Callable[[], None]) -> None:
+    def __init__(self, context: Context, listening: DriverEvents, look_soon: Callable[[], None]) -> None:
         self._context = context
         self._listening = listening
         self._look_soon = look_soon

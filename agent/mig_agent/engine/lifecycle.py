@@ -1,4 +1,8 @@
-"""How leases end: released, at their deadline, with their process or stream, undelivered, or with their instances."""
+"""When an instance of a lease is lost: a pod's lease goes on with what is left of it, any other ends.
+
+A pod's container has the device nodes of all its instances until it ends. Were its lease to end with the first that is
+lost, the others would be idle, and another pod would be given what that container has open.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,66 @@ from mig_agent.adapters.ledger_changes import (
 )
 from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.events import EventKind
-from mig_agent.core.model import InstanceState, Lease, LeaseId
+from mig_agent.core.events import Event, EventKind
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
-from mig_agent.engine.draft import Draft
-from mig_agent.engine.memory import Memory
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.journal import Transaction
+from mig_agent.engine.state import State
 
-BACK_SECONDS = 5.0
+
+def leases_with_devices_elsewhere(context: Context, gpu: GpuUuid) -> frozenset[LeaseId]:
+    """The leases of pods that have something on other GPUs than this one, those that are not managed now included."""
+    state = context.state
+    return frozenset(
+        lease.id
+        for lease in state.leases.values()
+        if lease.of_pod
+        and any(_survives_elsewhere(context, lease.id, generation, gpu) for generation in lease.instances)
+    )
+
+
+def leases_without_answering_devices(state: State) -> frozenset[LeaseId]:
+    """The leases that have something on a GPU that has not answered since the start, or is not managed now."""
+    gone = {generation for generation, gpu in state.unmanaged.items() if gpu not in state.gpus}
+    if not gone:
+        return frozenset()
+    return frozenset(lease.id for lease in state.leases.values() if not gone.isdisjoint(lease.instances))
+
+
+def _survives_elsewhere(context: Context, lease: LeaseId, generation: Generation, but_on: GpuUuid) -> bool:
+    state = context.state
+    instance = state.instance(generation)
+    if instance is not None:
+        on = instance.slot.gpu
+        return instance.lease == lease and on != but_on and not state.gpus[on].lost
+    recorded_on = state.unmanaged.get(generation)
+    return recorded_on is not None and recorded_on != but_on and recorded_on not in state.gpus
+
+
+def degraded_event(context: Context, instance: Instance, reason: str) -> Event | None:
+    """What is told when the lease of an instance goes on without it; None where it has none."""
+    lease = context.state.leases.get(instance.lease) if instance.lease is not None else None
+    if lease is None:
+        return None
+    number = lease.instances.index(instance.generation)
+    device = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
+    return context.journal.event(
+        EventKind.LEASE_REDUCED,
+        f"lease {lease.id} of {lease.holder} lost {context.place(instance)}{device}: "
+        f"{END_MESSAGES.get(reason, reason)}; what is left of it stays its own",
+        instance=instance,
+        lease=lease.id,
+        holder=str(lease.holder),
+        reason=reason,
+        tenant=lease.holder.tenant,
+        device=number,
+        pod=lease.holder.pod,
+    )
+
+
+RECONNECT_GRACE_SECONDS = 5.0
 """For a client whose connection broke while it was being served, to be back."""
 NOTE_SECONDS = 0.5
 """After which it is recorded that a lease is not confirmed yet. Most are by then, and cost no record."""
@@ -62,7 +118,7 @@ class EndReason(StrEnum):
     FORCED = "forced"
 
 
-WORDS = {
+END_MESSAGES = {
     EndReason.EXPIRED: "its time is over",
     EndReason.PROCESS_ENDED: "its process has ended",
     EndReason.STREAM_ENDED: "nobody held it any more",
@@ -103,10 +159,10 @@ class _Watches:
                 process.close()
 
 
-class Lifetimes:
+class LeaseLifecycle:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, memory: Memory) -> None:
+    def __init__(self, context: Context, memory: RequestLog) -> None:
         self._context = context
         self._memory = memory
         self._watches: dict[LeaseId, _Watches] = {}
@@ -253,7 +309,7 @@ class Lifetimes:
 
     def _hung_up(self, lease: LeaseId, pid: int | None) -> None:
         """The client is back within moments, or never; never, if its process is gone."""
-        watches = self._to_be_attached(lease, min(BACK_SECONDS, self._context.settings.grace_seconds))
+        watches = self._to_be_attached(lease, min(RECONNECT_GRACE_SECONDS, self._context.settings.grace_seconds))
         if watches is not None and watches.client is None and pid is not None:
             ended = partial(self._end_soon, lease, EndReason.STREAM_ENDED)
             host = self._context.host
@@ -272,7 +328,7 @@ class Lifetimes:
         watches = self._watches.get(lease)
         if watches is not None and watches.grace is not None:
             watches.grace.cancel()
-            seconds = min(BACK_SECONDS, self._context.settings.grace_seconds)
+            seconds = min(RECONNECT_GRACE_SECONDS, self._context.settings.grace_seconds)
             watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
 
     async def renew(self, lease: Lease, expires_at: float | None, caller: Caller) -> Lease:
@@ -317,7 +373,7 @@ class Lifetimes:
         """
         under_way = self._ending.get(lease)
         if under_way is None:
-            draft = Draft(self._context.journal)
+            draft = Transaction(self._context.journal)
             self.draft_end(draft, lease, reason, by=by, why=why, caller=caller)
             if not draft:
                 return
@@ -328,7 +384,7 @@ class Lifetimes:
 
     def draft_end(
         self,
-        draft: Draft,
+        draft: Transaction,
         lease: LeaseId,
         reason: str,
         *,
@@ -343,7 +399,7 @@ class Lifetimes:
             return
         draft.ended.add(lease)
         now = context.clock.now()
-        why = f"released by {by}" if by else why or WORDS.get(reason, reason)
+        why = f"released by {by}" if by else why or END_MESSAGES.get(reason, reason)
         draft.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
         # What a restored ledger tells of may be another's by now.
         draft.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]

@@ -1,12 +1,13 @@
-"""The way to one GPU's driver calls from the event loop: a worker for what changes it, a reader beside it, deadlines.
+"""GPU workers: the threads that make one GPU's driver calls, with deadlines, and how long its calls take.
 
-A call that does not come back in time fails for whoever waits, and its GPU is hung: further calls fail at once, and
-when the driver answers after all, that is told. Other GPUs have lanes of their own.
+A worker thread makes the calls that change the GPU, in order, and a reader thread beside it looks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,11 +15,51 @@ from mig_agent.adapters.clock import Clock, Timer
 from mig_agent.adapters.threads import Call, CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid
+from mig_agent.core.planning.plan import StepTimes
+
+FIRST_GUESS = StepTimes(create=0.16, destroy=0.10)
+"""Until something was measured; what simulated GPUs take unless they are told otherwise."""
+MEASURED = 32
+"""The mean is of so many, the latest."""
 
 _Answer = TypeVar("_Answer")
 
 
-class Track:
+class StepTimer:
+    """Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._created: deque[float] = deque(maxlen=MEASURED)
+        self._destroyed: deque[float] = deque(maxlen=MEASURED)
+
+    def created(self, seconds: float) -> None:
+        """The driver made an instance, in so much time."""
+        self._created.append(seconds)
+
+    def destroyed(self, seconds: float) -> None:
+        """The driver destroyed one."""
+        self._destroyed.append(seconds)
+
+    @property
+    def pace(self) -> StepTimes:
+        """As things are now."""
+        return StepTimes(
+            create=_mean(self._created, FIRST_GUESS.create), destroy=_mean(self._destroyed, FIRST_GUESS.destroy)
+        )
+
+
+def timed(function: Callable[[], _Answer]) -> tuple[_Answer, float]:
+    """What a function answers, and how many seconds it took; on the thread that makes the call."""
+    began = time.perf_counter()
+    answer = function()
+    return answer, time.perf_counter() - began
+
+
+def _mean(measured: deque[float], guess: float) -> float:
+    return sum(measured) / len(measured) if measured else guess
+
+
+class WatchedThread:
     """One thread's calls, with a watch over them."""
 
     def __init__(
@@ -94,7 +135,7 @@ class Track:
         self._on_overdue(self.hung)
 
 
-class Lane:
+class GpuWorker:
     """One GPU's threads."""
 
     def __init__(
@@ -119,8 +160,8 @@ class Lane:
         def overdue(what: str) -> None:
             on_hung(gpu, what)
 
-        self._worker = Track(f"gpu-{index}-worker", clock, deadline, overdue, answered)
-        self._reader = Track(f"gpu-{index}-reader", clock, deadline, overdue, answered)
+        self._worker = WatchedThread(f"gpu-{index}-worker", clock, deadline, overdue, answered)
+        self._reader = WatchedThread(f"gpu-{index}-reader", clock, deadline, overdue, answered)
 
     @property
     def hung(self) -> str:

@@ -16,7 +16,7 @@ AGAIN_SECONDS = 10.0
 """After an error of the driver."""
 
 
-class Listening:
+class DriverEvents:
     """A thread that waits in the driver. Calls back on the event loop that it was started on."""
 
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:

@@ -18,18 +18,18 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuUuid, Instance, InstanceState, Slot
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.engine.context import Context
-from mig_agent.engine.lanes import Lane
+from mig_agent.engine.gpu_worker import GpuWorker
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.state import GpuRecord
 
-Claim = Callable[[int, GpuUuid], None]
+LockGpu = Callable[[int, GpuUuid], None]
 """Takes a GPU (index, UUID) for this agent alone. Raises LockedError where another has it."""
 
 
-class Newcomers:
+class Discovery:
     """Belongs to the event loop."""
 
-    def __init__(self, parts: Parts, claim: Claim) -> None:
+    def __init__(self, parts: Parts, claim: LockGpu) -> None:
         self._parts = parts
         self._context = parts.context
         self.claim = claim
@@ -168,7 +168,7 @@ def add_gpu(parts: Parts, observed: ObservedGpu) -> GpuRecord:
         cordon=parts.ledger.contents.cordons.get(observed.uuid),
     )
     context.state.add_gpu(record)
-    context.lanes[observed.uuid] = Lane(
+    context.lanes[observed.uuid] = GpuWorker(
         observed.uuid,
         observed.index,
         clock=context.clock,

@@ -1,10 +1,10 @@
-"""Comparing the ledger with the hardware and making them agree: at start, after failures, on events, and on a timer."""
+"""What is used on each instance, read from the driver beside everything else."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mig_agent.adapters.ledger_changes import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
@@ -12,6 +12,7 @@ from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
+    Generation,
     GpuUuid,
     Instance,
     InstanceState,
@@ -19,7 +20,7 @@ from mig_agent.core.model import (
     LeaseId,
     whole_gpu_layout,
 )
-from mig_agent.core.observation import ObservedGpu
+from mig_agent.core.observation import InstanceUsage, ObservedGpu
 from mig_agent.core.recovery import (
     NEVER_MADE,
     EndLease,
@@ -30,13 +31,35 @@ from mig_agent.core.recovery import (
     Repair,
     reconcile,
 )
-from mig_agent.engine.blocks import Blocks
 from mig_agent.engine.context import Context
-from mig_agent.engine.lifetimes import EndReason, Lifetimes
-from mig_agent.engine.losses import left_beside, reduced
-from mig_agent.engine.memory import Memory
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.instances import Quarantine
+from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
 from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.state import GpuRecord
+
+_UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)
+_NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
+
+
+async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
+    """Of every instance that is there; what the driver does not tell now is unknown."""
+    records = context.state.gpus.values()
+    instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
+    if context.gate.paused:
+        return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
+    with context.gate.inside():
+        found = await asyncio.gather(*(_of(context, each) for each in instances))
+    return dict(zip((each.generation for each in instances), found, strict=True))
+
+
+async def _of(context: Context, instance: Instance) -> InstanceUsage:
+    gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+    try:
+        return await context.lanes[gpu].read("read the usage", lambda: context.driver.usage(gpu, gi))
+    except DriverError:
+        return _UNKNOWN
+
 
 MOST_FAILED_READINGS = 3
 """After so many in a row nothing is placed on the GPU until it can be read again."""
@@ -44,17 +67,17 @@ _HOUR = 3600.0
 _GRAVE = (EndLease, FinishDestroy, ForgetInstance)
 
 
-class Observer:
+class Reconciler:
     """Belongs to the event loop."""
 
     def __init__(
         self,
         context: Context,
         *,
-        lifetimes: Lifetimes,
-        blocks: Blocks,
+        lifetimes: LeaseLifecycle,
+        blocks: Quarantine,
         repairs: Repairs,
-        memory: Memory,
+        memory: RequestLog,
         boot_id: str,
     ) -> None:
         self._context = context
@@ -168,7 +191,7 @@ class Observer:
             boot_id=self.boot_id,
             instances=tuple(map(_recorded, instances)),
             of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.of_pod),
-            beside=left_beside(self._context, record.uuid),
+            beside=leases_with_devices_elsewhere(self._context, record.uuid),
             doubtful_up_to=0 if self._context.state.doubt is None else self._context.state.doubt.generation,
         )
         return reconcile(recorded, (replace(observed, instances=free),), self.boot_id_now())
@@ -253,7 +276,7 @@ class Observer:
                 record.unreadable = f"it cannot be read: {error}"
                 self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.unreadable}")
             return
-        going_on = left_beside(self._context, gpu)
+        going_on = leases_with_devices_elsewhere(self._context, gpu)
         if not record.lost:
             record.lost = f"the driver has lost it: {error.detail or error.kind}"
             self._tell(EventKind.GPU_LOST, record, f"GPU {record.index} is lost: {record.lost}")
@@ -266,7 +289,7 @@ class Observer:
 
     def _tell_who_goes_on(self, lost: Iterable[Instance]) -> None:
         for instance in lost:
-            told = reduced(self._context, instance, EndReason.GPU_LOST)
+            told = degraded_event(self._context, instance, EndReason.GPU_LOST)
             if told is not None:
                 self._context.journal.tell(told)
 

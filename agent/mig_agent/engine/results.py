@@ -56,7 +56,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class QueueEntry:
     """A request that waits."""
 
     request: RequestKey
@@ -78,7 +78,7 @@ class Snapshot:
     """The node as last published, and what is around it."""
 
     view: NodeView
-    queue: tuple[Queued, ...]
+    queue: tuple[QueueEntry, ...]
     started_at: float
     driver_version: str
     strict_fifo: bool

@@ -12,15 +12,15 @@ from mig_agent.adapters.ledger_contents import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Lease, Pod, Request, RequestId, RequestKey, Slot
-from mig_agent.engine.answers import Device, Granted
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
+from mig_agent.engine.execution import LeaseRequest
+from mig_agent.engine.idempotency import RequestLog, digest_of
+from mig_agent.engine.instances import StepFailedError
 from mig_agent.engine.journal import ledger_refusal
-from mig_agent.engine.lifetimes import Lifetimes
-from mig_agent.engine.memory import Memory, digest_of
-from mig_agent.engine.orders import Order
-from mig_agent.engine.removal import StepFailedError
-from mig_agent.engine.waiting import WaitingRoom, describe
+from mig_agent.engine.lifecycle import LeaseLifecycle
+from mig_agent.engine.queueing import RequestQueue, describe
+from mig_agent.engine.results import Device, Granted
 
 MOST_TRIES = 4
 """Failures of the hardware that one request may meet."""
@@ -37,7 +37,7 @@ _CANCELLED = Refusal(reason=Reason.CANCELLED, message="cannot go on: the client 
 class _Job:
     """A request that is being served; several calls with the same id share it."""
 
-    order: Order
+    order: LeaseRequest
     task: asyncio.Task[Lease | Refusal] | None = None
     joined: int = 0
     listeners: list[Callable[[int], None]] = field(default_factory=list)
@@ -55,10 +55,10 @@ class _Job:
             listener(place)
 
 
-class Acquisitions:
+class Acquirer:
     """Belongs to the event loop."""
 
-    def __init__(self, context: Context, memory: Memory, lifetimes: Lifetimes, room: WaitingRoom) -> None:
+    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, room: RequestQueue) -> None:
         self._context = context
         self._memory = memory
         self._lifetimes = lifetimes
@@ -197,7 +197,9 @@ class Acquisitions:
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = Order(request=request, caller=caller, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on)
+        order = LeaseRequest(
+            request=request, caller=caller, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on
+        )
         job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job

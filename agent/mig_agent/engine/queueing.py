@@ -18,10 +18,9 @@ from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.quantities import counted
-from mig_agent.engine.answers import Queued
 from mig_agent.engine.context import Context
-from mig_agent.engine.execution import Execution, Executor
-from mig_agent.engine.orders import Order
+from mig_agent.engine.execution import Execution, Executor, LeaseRequest
+from mig_agent.engine.results import QueueEntry
 
 _PIECE_SECONDS = 0.02
 """Of looking through the queue, before others get their turn."""
@@ -36,10 +35,10 @@ _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
 
 
 @dataclass(slots=True, eq=False)
-class Stay:
+class QueuedRequest:
     """One request in the queue."""
 
-    order: Order
+    order: LeaseRequest
     on_place: Callable[[int], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
@@ -47,14 +46,14 @@ class Stay:
     """As last told; 0 before."""
 
 
-class WaitingRoom:
+class RequestQueue:
     """Belongs to the event loop."""
 
     def __init__(self, context: Context, executor: Executor) -> None:
         self._context = context
         self._executor = executor
         self._queue = queue.Queue()
-        self._stays: dict[RequestKey, Stay] = {}
+        self._stays: dict[RequestKey, QueuedRequest] = {}
         self._pump_is_due = False
         self._known = backfill.ReservationCache()
         self._seen: frozenset[int] = queue.NONE_SEEN
@@ -74,10 +73,10 @@ class WaitingRoom:
         return self._queue.position(request)
 
     @property
-    def queued(self) -> tuple[Queued, ...]:
+    def queued(self) -> tuple[QueueEntry, ...]:
         """Everybody who waits, the next first."""
         return tuple(
-            Queued(
+            QueueEntry(
                 request=each.request.key,
                 who=each.request.holder,
                 priority=each.request.priority,
@@ -89,7 +88,7 @@ class WaitingRoom:
         )
 
     async def next(
-        self, order: Order, on_place: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
+        self, order: LeaseRequest, on_place: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
     ) -> Execution:
         """The request's turn, with what it needs taken for it; at once where it fits. Raises RefusedError.
 
@@ -200,7 +199,7 @@ class WaitingRoom:
         context.telemetry.planned(time.perf_counter() - began)
         return context.with_changes(outcome, request)
 
-    async def _stay(self, order: Order, on_place: Callable[[int], None]) -> Execution:
+    async def _stay(self, order: LeaseRequest, on_place: Callable[[int], None]) -> Execution:
         request = order.request
         context = self._context
         patient = bool(request.wait_seconds)
@@ -210,7 +209,7 @@ class WaitingRoom:
                 f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
                 "try again later",
             )
-        stay = Stay(order, on_place)
+        stay = QueuedRequest(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         context.journal.shown_changed()
         self._stays[request.key] = stay
@@ -319,7 +318,7 @@ class WaitingRoom:
         )
         return replace(refusal, explanation=lines)
 
-    def _waited_too_long(self, stay: Stay) -> None:
+    def _waited_too_long(self, stay: QueuedRequest) -> None:
         request = stay.order.request
         gate = self._context.gate
         outcome = gate.refusal(f"serve {describe(request)}") if gate.paused else self._plan(request)

@@ -1,0 +1,251 @@
+"""Checks on instances before a plan touches them, their destruction, and the quarantine of those that are in use.
+
+Nothing in use is leased, destroyed or built over: an instance that is in use though nobody leases it is quarantined,
+reported with its users, and tried again with back-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from mig_agent.adapters.clock import Timer
+from mig_agent.adapters.ledger_changes import PutInstance
+from mig_agent.core.backoff import Backoff
+from mig_agent.core.errors import DriverError, DriverErrorKind, MigAgentError
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Slot
+from mig_agent.engine.context import Context
+from mig_agent.engine.gpu_worker import timed
+
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 60.0
+
+
+class Quarantine:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._times: dict[Generation, int] = {}
+        """How often in a row each was blocked or found blocked still."""
+        self._timers: dict[Generation, Timer] = {}
+
+    def block(self, instance: Instance, reason: str) -> None:
+        """Sets an instance aside from now on; `reason` names who holds it, where known."""
+        context = self._context
+        now = context.clock.now()
+        # Whoever uses it without a lease is not known to be of the tenant that had it last.
+        blocked = replace(instance, state=InstanceState.BLOCKED, lease=None, reason=reason, since=now, last_tenant="")
+        context.state.put(blocked)
+        context.journal.tell(
+            context.journal.event(
+                EventKind.INSTANCE_BLOCKED,
+                f"{context.place(instance)} is blocked: {reason}",
+                instance=instance,
+                reason=reason,
+            ),
+            PutInstance(blocked),
+        )
+        self._try_later(instance.generation)
+
+    def succeeded(self, generation: Generation) -> None:
+        """It was leased or destroyed after all: its next block starts with a short pause again."""
+        self._times.pop(generation, None)
+
+    def forget(self, generation: Generation) -> None:
+        """It is gone."""
+        self._times.pop(generation, None)
+        timer = self._timers.pop(generation, None)
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Nothing is tried again."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+    def _try_later(self, generation: Generation) -> None:
+        times = self._times[generation] = self._times.get(generation, 0) + 1
+        seconds = Backoff(FIRST_SECONDS, LONGEST_SECONDS).pause(times)
+        old = self._timers.pop(generation, None)
+        if old is not None:
+            old.cancel()
+        self._timers[generation] = self._context.clock.call_later(seconds, partial(self._due, generation))
+
+    def _due(self, generation: Generation) -> None:
+        self._timers.pop(generation, None)
+        if not self._context.closing:
+            self._context.tasks.spawn(f"look-at-blocked-{generation}", self._look(generation))
+
+    async def _look(self, generation: Generation) -> None:
+        context = self._context
+        instance = context.state.instance(generation)
+        if instance is None or instance.state is not InstanceState.BLOCKED:
+            return
+        if context.gate.paused:
+            self._try_later(generation)
+            return
+        try:
+            with context.gate.inside():
+                users = await context.processes(instance)
+        except DriverError:
+            self._try_later(generation)
+            return
+        # Another may have dealt with it meanwhile.
+        if context.state.instance(generation) is not instance:
+            return
+        if users:
+            self._still_blocked(instance, f"held by {', '.join(users)}")
+            return
+        free = replace(instance, state=InstanceState.IDLE, reason="", since=context.clock.now())
+        context.state.put(free)
+        context.journal.tell(
+            context.journal.event(
+                EventKind.INSTANCE_UNBLOCKED,
+                f"{context.place(instance)} is blocked no more",
+                gpu=instance.slot.gpu,
+                generation=generation,
+            )
+        )
+        context.freed()
+
+    def _still_blocked(self, instance: Instance, reason: str) -> None:
+        if reason != instance.reason:
+            self._context.state.put(replace(instance, reason=reason))
+            self._context.journal.publish()
+        self._try_later(instance.generation)
+
+
+class Preflight:
+    """Belongs to the event loop. Each look raises StepFailedError when the step must not be taken."""
+
+    def __init__(self, context: Context, blocks: Quarantine) -> None:
+        self._context = context
+        self._blocks = blocks
+
+    async def before_reuse(self, instance: Instance) -> None:
+        """It must be there still, and nothing may run on it: an instance with a process on it is never leased."""
+        driver, host = self._context.driver, self._context.host
+        gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
+        uuid, whole = instance.uuid, instance.slot.profile.is_whole_gpu
+        what = f"look whether {instance.slot} is free"
+
+        def look() -> tuple[str, ...]:
+            if not whole and (gi is None or ci is None):
+                raise DriverError(DriverErrorKind.NOT_FOUND, what, detail="it is only half made")
+            found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
+            return tuple(host.describe_process(process.pid) for process in found)
+
+        try:
+            users = await self._context.lanes[gpu].read(what, look)
+        except DriverError as error:
+            raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
+        self._refuse_used(instance, users, what, "reuse")
+
+    async def before_destroying(self, victims: Sequence[Instance]) -> None:
+        """With a process on one of them none needs to be destroyed: they would not make room."""
+        for victim in victims:
+            what = f"look whether {victim.slot} is free"
+            try:
+                users = await self._context.processes(victim)
+            except DriverError as error:
+                raise StepFailedError(error, f"cannot {what}: {error}") from error
+            self._refuse_used(victim, users, what, "destroy idle")
+
+    async def before_creating(self, gpu: GpuUuid, intended: Sequence[Instance]) -> None:
+        """What stands where something is to be created must be ours, before the intention is recorded.
+
+        After a crash the intention alone tells that an instance there is ours, and may be removed.
+        """
+        driver, record = self._context.driver, self._context.state.gpus[gpu]
+        what = "look what stands on the GPU"
+        try:
+            standing = await self._context.lanes[gpu].read(what, lambda: driver.standing(gpu))
+        except DriverError as error:
+            raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
+        ours = {each.gpu_instance_id for each in record.instances.values()}
+        for instance in intended:
+            for number, placement in standing.items():
+                if number not in ours and placement.mask & instance.slot.placement.mask:
+                    taken = DriverError(
+                        DriverErrorKind.INSUFFICIENT_RESOURCES,
+                        what,
+                        detail=f"GPU instance {number} of somebody else stands on slices {placement}",
+                        gpu_index=record.index,
+                    )
+                    words = f"cannot create {self._context.place(instance)}: {taken.detail}"
+                    raise StepFailedError(taken, words, instance.slot)
+
+    def _refuse_used(self, instance: Instance, users: tuple[str, ...], what: str, step: str) -> None:
+        if users:
+            held = f"held by {', '.join(users)}"
+            self._blocks.block(instance, held)
+            in_use = DriverError(DriverErrorKind.IN_USE, what, holders=users)
+            raise StepFailedError(in_use, f"cannot {step} {self._context.place(instance)}: it is {held}")
+
+
+IN_USE_SECONDS = 1.0
+"""Processes that have ended keep an instance in use for some tenths of a second."""
+PAUSE_SECONDS = 0.1
+
+
+class StepFailedError(MigAgentError):
+    """A step of a plan failed; `error` says how."""
+
+    def __init__(self, error: DriverError, words: str, exclude: Slot | None = None) -> None:
+        super().__init__(words)
+        self.error = error
+        self.words = words
+        self.exclude = exclude
+        """The slot that shall not be tried again for the same request."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether it speaks against the hardware, so that a request may meet only a few of these."""
+        return self.error.kind is not DriverErrorKind.IN_USE
+
+
+class InstanceDestroyer:
+    """Belongs to the event loop. Its methods are called under the lock of the GPU's lane."""
+
+    def __init__(self, context: Context, blocks: Quarantine) -> None:
+        self._context = context
+        self._blocks = blocks
+
+    async def destroy(self, instance: Instance) -> None:
+        """Destroys it on the hardware; the caller records it. Raises StepFailedError.
+
+        What is in use is blocked from now on. After any other failure the GPU has to be read again.
+        """
+        context = self._context
+        what = f"destroy {instance.slot}"
+        lane = context.lanes[instance.slot.gpu]
+        gi = instance.gpu_instance_id
+        if gi is None:
+            return
+        began = context.clock.now()
+        while True:
+            try:
+                _, seconds = await lane.change(what, lambda: timed(lambda: context.driver.destroy(instance.slot, gi)))
+            except DriverError as error:
+                if error.kind is not DriverErrorKind.IN_USE:
+                    raise StepFailedError(error, f"cannot {what}: {error}") from error
+                if context.clock.now() - began < IN_USE_SECONDS:
+                    await context.clock.sleep(PAUSE_SECONDS)
+                    continue
+                raise await self._in_use(instance, error) from error
+            context.timing.destroyed(seconds)
+            self._blocks.forget(instance.generation)
+            return
+
+    async def _in_use(self, instance: Instance, error: DriverError) -> StepFailedError:
+        try:
+            users = await self._context.users(instance)
+        except DriverError:
+            users = error.holders
+        holder = f"held by {', '.join(users)}" if users else "in use, and the driver does not say by whom"
+        self._blocks.block(instance, holder)
+        return StepFailedError(error, f"cannot destroy idle {self._context.place(instance)}: it is {holder}")
