@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mig_agent.config.rows import Row
+from mig_agent.config.field_types import Row
 from mig_agent.config.settings import ROWS
 
 SCHEMA = Path(__file__).resolve().parent.parent / "deploy/chart/mig-agent/values.schema.json"

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from chart_schema import values_schema
-from mig_agent.config import documents
+from mig_agent.config import docgen
 from picture import slice_map
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
-    "docs/mig-agent.example.yaml": documents.example_file,
-    "docs/configuration.md": documents.page,
+    "docs/mig-agent.example.yaml": docgen.example_file,
+    "docs/configuration.md": docgen.page,
     "docs/slicemap.svg": slice_map,
     "deploy/chart/mig-agent/values.schema.json": values_schema,
 }

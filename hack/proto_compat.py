@@ -19,7 +19,7 @@ from pathlib import Path
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor, ServiceDescriptor
 
 import mig_agent.pb
-from mig_agent.adapters.grpcerrors import STATUS, TRAILER
+from mig_agent.adapters.grpc_errors import STATUS, TRAILER
 from mig_agent.core.errors import Reason
 from mig_agent.core.events import EventKind
 

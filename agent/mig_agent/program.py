@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import click
 
-from mig_agent import __version__, starting
+from mig_agent import __version__, bootstrap
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
 from mig_agent.config.load import load
 from mig_agent.core.errors import ConfigError, LedgerError, UsageError
@@ -106,7 +106,7 @@ def demo(*, fast: bool) -> None:
     """Show what the agent does, over simulated GPUs; takes about 15 seconds and leaves nothing behind."""
     from mig_agent.demo import show  # noqa: PLC0415 -- as above
 
-    starting.raise_when_interrupted()
+    bootstrap.raise_when_interrupted()
     sys.exit(show(fast=fast))
 
 
@@ -139,8 +139,8 @@ def backup(file: Path, config: Path | None, state_dir: str | None, *, force: boo
 
     Keep the tokens' key, token.key in the same folder, with it.
     """
-    from mig_agent.adapters.ledger import LEDGER_FILE  # noqa: PLC0415 -- as above
-    from mig_agent.adapters.ledger_backup import back_up  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger.backup import back_up  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger.store import LEDGER_FILE  # noqa: PLC0415 -- as above
 
     folder = _state_dir(config, state_dir)
     try:
@@ -165,8 +165,8 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     alone until an administrator adopts them, as leases were given and ended since.
     """
     from mig_agent.adapters.filelock import LockedError, lock_state_directory  # noqa: PLC0415 -- as above
-    from mig_agent.adapters.ledger import LEDGER_FILE  # noqa: PLC0415 -- as above
-    from mig_agent.adapters.ledger_backup import restore as put_back  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger.backup import restore as put_back  # noqa: PLC0415 -- as above
+    from mig_agent.adapters.ledger.store import LEDGER_FILE  # noqa: PLC0415 -- as above
 
     folder = _state_dir(config, state_dir)
     try:
@@ -201,7 +201,7 @@ def leave(
     if node is not None and daemon_set is None and namespace is None:
         from mig_agent.daemon.uninstall import clean  # noqa: PLC0415 -- `--help` must not wait for it
 
-        starting.raise_when_interrupted()
+        bootstrap.raise_when_interrupted()
         sys.exit(clean(node, kubeconfig))
     if node is not None or daemon_set is None or namespace is None:
         _tell("cannot tell what to leave", "give --daemon-set and --namespace, or --node alone")
@@ -213,7 +213,7 @@ def leave(
         sys.exit(_USAGE)
     from mig_agent.daemon.uninstall import uninstall  # noqa: PLC0415 -- as above
 
-    starting.raise_when_interrupted()
+    bootstrap.raise_when_interrupted()
     sys.exit(uninstall(namespace, daemon_set, seconds, kubeconfig))
 
 
@@ -231,5 +231,5 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         _tell(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
         sys.exit(error.exit_code)
     except click.Abort:
-        sys.exit(starting.INTERRUPTED)
+        sys.exit(bootstrap.INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

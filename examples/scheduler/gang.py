@@ -12,7 +12,7 @@ from collections import defaultdict
 
 from cluster import JOB, Waiting
 
-from mig_agent.client import Promise
+from mig_agent.client import Reservation
 from scheduler import FAILED, NoRoom, Scheduler, main
 
 SIZE = "mig-agent.io/gang-size"
@@ -40,7 +40,7 @@ class GangScheduler(Scheduler):
 
     async def place_gang(self, gang: list[Waiting]) -> None:
         """All, or none. After the confirmation there is no way back: what cannot be bound then is looked at again."""
-        promises: list[Promise] = []
+        promises: list[Reservation] = []
         try:
             for pod in gang:
                 promises.append(await self.take(pod))  # noqa: PERF401 -- what was taken before a failure is given back

@@ -14,7 +14,7 @@ import os
 
 from cluster import AGENTS_NAME, LOST, Cluster, Rejected, Waiting
 
-from mig_agent.client import AsyncFleet, ClientError, Promise, Refused, Tls, UsageError
+from mig_agent.client import AsyncFleet, ClientError, Refused, Reservation, Tls, UsageError
 
 AT_ONCE = 16  # pods that are placed at the same time: an instance that has to be made takes its time
 TRIES = 8  # plans for a pod that may be overtaken before it waits for the next look
@@ -72,7 +72,7 @@ class Scheduler:
             except (Rejected, *FAILED) as error:
                 await self.cluster.tell(pod, "SchedulerError", f"cannot place it now: {error}")
 
-    async def take(self, pod: Waiting) -> Promise:
+    async def take(self, pod: Waiting) -> Reservation:
         """A lease on the best node, with a deadline. Raises NoRoom."""
         if not pod.devices:
             raise NoRoom(NOTHING)
@@ -96,7 +96,7 @@ class Scheduler:
                     raise
         raise overtaken
 
-    async def bind(self, pod: Waiting, promise: Promise) -> None:
+    async def bind(self, pod: Waiting, promise: Reservation) -> None:
         """Where no answer tells whether it is bound, the pod is looked at again, and has its lease."""
         try:
             await self.cluster.bind(pod, promise.node, promise.uuids)

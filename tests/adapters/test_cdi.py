@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.cdi import CdiDevice, CdiError, CdiFolder
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.driverlibraries import DriverLibraries, Edits
+from mig_agent.adapters.driver_libraries import DriverLibraries, Edits
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host
 from mig_agent.core.errors import DriverError
 from mig_agent.simulator import Simulator
@@ -306,7 +306,7 @@ def test_every_change_is_behind_a_door(
     reached: list[str] = []
     device = mig_device(simulator)
     Host(simulator.host_root, simulated=True).make_caps_nodes(0, 13, 0)
-    monkeypatch.setattr(CRASH_POINTS, "listener", reached.append)
+    monkeypatch.setattr(FAILPOINTS, "listener", reached.append)
     folder.write(NAME, [device], {})
     folder.write(NAME, [device], {})
     folder.remove(NAME)

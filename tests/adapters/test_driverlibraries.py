@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters import driverlibraries
-from mig_agent.adapters.driverlibraries import DriverLibraries, Edits, NotNowError
+from mig_agent.adapters import driver_libraries
+from mig_agent.adapters.driver_libraries import DriverLibraries, Edits, NotNowError
 from mig_agent.adapters.host import Host
 
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"
@@ -220,7 +220,7 @@ def test_the_second_way(machine: Machine) -> None:
 
 
 def test_a_toolkit_that_hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driverlibraries, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(driver_libraries, "MOST_SECONDS", 0.2)
     machine.toolkit("time.sleep(3600)")
     assert machine.libraries().find() == Edits()
     assert "did not end" in machine.told[0]
@@ -233,8 +233,8 @@ def test_a_toolkit_that_cannot_even_be_killed(machine: Machine, monkeypatch: pyt
     def spare(process: subprocess.Popen[bytes]) -> None:
         killed.append(process)
 
-    monkeypatch.setattr(driverlibraries, "MOST_SECONDS", 0.2)
-    monkeypatch.setattr(driverlibraries, "_KILLED_SECONDS", 0.05)
+    monkeypatch.setattr(driver_libraries, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(driver_libraries, "_KILLED_SECONDS", 0.05)
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "kill", spare)
         machine.toolkit("time.sleep(3600)")

@@ -13,7 +13,7 @@ import pytest
 
 from mig_agent.adapters import filelock
 from mig_agent.adapters.filelock import FileLock, LockedError, lock_gpus, lock_state_directory
-from mig_agent.adapters.lockholders import LockHolder, lock_holders
+from mig_agent.adapters.lock_holders import LockHolder, lock_holders
 from mig_agent.core.model import GpuUuid
 
 GPUS = [(0, GpuUuid("GPU-a")), (1, GpuUuid("GPU-b"))]

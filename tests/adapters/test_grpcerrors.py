@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from mig_agent.adapters.grpcerrors import MOST_TRAILER_BYTES, STATUS, trailer_of
+from mig_agent.adapters.grpc_errors import MOST_TRAILER_BYTES, STATUS, trailer_of
 from mig_agent.core.errors import Blocker, Reason, Refusal
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 

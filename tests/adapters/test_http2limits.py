@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_agent.adapters.http2limits import _MOST_EARLY_BYTES, ConnectionLimits, LimitError, Limits, Usages
+from mig_agent.adapters.transport.http2_limits import _MOST_EARLY_BYTES, ConnectionLimits, LimitError, Limits, Usages
 from support.http2 import (
     ACK,
     CONTINUATION,

@@ -20,9 +20,7 @@ from mig_agent.adapters.kubeapi.events import (
     new_event,
     shortened,
 )
-from mig_agent.adapters.kubeapi.facts import KubeApiError, NodeCondition, daemon_set_facts, node_facts, pod_facts
-from mig_agent.adapters.kubeapi.patches import owned_patch, pointer
-from mig_agent.adapters.kubeapi.watch import (
+from mig_agent.adapters.kubeapi.informer import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     NodePosition,
@@ -30,6 +28,8 @@ from mig_agent.adapters.kubeapi.watch import (
     lines,
     pause_seconds,
 )
+from mig_agent.adapters.kubeapi.objects import KubeApiError, NodeCondition, daemon_set_facts, node_facts, pod_facts
+from mig_agent.adapters.kubeapi.patches import owned_patch, pointer
 
 POD = About(kind="Pod", namespace="team-a", name="train", uid="u-2")
 NODE = About(kind="Node", name="n1", uid="u-1")

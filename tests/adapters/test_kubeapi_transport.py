@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError, NodeCondition, server
-from mig_agent.adapters.kubeapi import api as api_module
+from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, NodeCondition, transport
+from mig_agent.adapters.kubeapi import client as api_module
 from mig_agent.adapters.threads import Call
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import Pod
@@ -77,7 +77,7 @@ async def test_an_answer_that_is_no_node_is_an_error_in_words(web: WebServer, tm
 async def test_a_server_that_is_not_there_is_told_with_its_address(tmp_path: Path) -> None:
     with web_server() as gone:
         path = gone.kubeconfig(tmp_path)
-    api = KubeApi.connect(path, "n1")
+    api = KubeClient.connect(path, "n1")
     with pytest.raises(KubeApiError, match=f"at {gone.address}") as caught:
         await api.patch_resources({"example.com/a": 1})
     assert caught.value.retryable
@@ -128,7 +128,7 @@ async def test_a_cancellation_that_comes_together_with_the_answer_is_not_lost(
 async def test_a_server_that_trickles_does_not_stretch_a_call(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "CALL_SECONDS", 0.2)
+    monkeypatch.setattr(transport, "CALL_SECONDS", 0.2)
 
     def trickle() -> Iterator[bytes]:
         while not web.over.wait(0.02):
@@ -143,7 +143,7 @@ async def test_a_server_that_trickles_does_not_stretch_a_call(
 async def test_an_answer_without_end_is_not_kept(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(transport, "_MOST_BYTES", 1 << 20)
     web.answer = lambda _asked: Says(pieces=itertools.repeat(b"x" * 65536, 64))
     async with connected(web, tmp_path) as api:
         with pytest.raises(KubeApiError, match="does not come to an end"):
@@ -255,20 +255,20 @@ def test_a_kubeconfig_that_cannot_be_used_is_told_in_words(tmp_path: Path, text:
     path = tmp_path / "kubeconfig.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"cannot reach the API server with {path}"):
-        KubeApi.connect(path, "n1")
+        KubeClient.connect(path, "n1")
 
 
 def test_outside_of_a_pod_a_kubeconfig_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ConfigError, match="cannot reach the API server as a pod of it") as caught:
-        KubeApi.connect(None, "n1")
+        KubeClient.connect(None, "n1")
     assert "--kubeconfig" in caught.value.hint
 
 
 def test_without_the_library_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ConfigError, match="cannot reach the API server") as caught:
-        KubeApi.connect(None, "n1")
+        KubeClient.connect(None, "n1")
     assert "mig-agent[kubernetes]" in caught.value.hint
 
 

@@ -60,7 +60,7 @@ async def test_a_watch_goes_on_where_it_ended_and_lists_again_what_is_too_old(we
 async def test_lost_touch_is_told_and_so_is_its_return(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.kubeapi.watch.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("mig_agent.adapters.kubeapi.informer.FIRST_PAUSE_SECONDS", 0.01)
     down = True
 
     def endless() -> Iterator[bytes]:
@@ -86,7 +86,7 @@ async def test_lost_touch_is_told_and_so_is_its_return(
 async def test_pods_of_the_node_are_followed_from_what_the_server_has_in_memory(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.kubeapi.watch.FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("mig_agent.adapters.kubeapi.informer.FIRST_PAUSE_SECONDS", 0.01)
     allowed = False
     metadata = {"namespace": "team-a", "name": "train", "uid": "u-2", "resourceVersion": "9"}
     bound = {"metadata": metadata, "spec": {"nodeName": "n1"}}

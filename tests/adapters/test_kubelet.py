@@ -17,8 +17,8 @@ from mig_agent.adapters.kubelet import (
     KubeletPaths,
     PodResources,
 )
-from mig_agent.adapters.kubelet.channels import one_line
 from mig_agent.adapters.kubelet.checkpoint import _entries
+from mig_agent.adapters.kubelet.registration import one_line
 from mig_agent.core.model import KubeletDevice
 
 # As a kubelet 1.36 wrote it, shortened.

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters import ledger as ledger_module
-from mig_agent.adapters import ledger_contents
-from mig_agent.adapters.ledger import LEDGER_FILE, Entry, Ledger
-from mig_agent.adapters.ledger_changes import (
+from mig_agent.adapters.ledger import reader
+from mig_agent.adapters.ledger import store as ledger_module
+from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
+from mig_agent.adapters.ledger.reader import Contents, Cordon
+from mig_agent.adapters.ledger.records import (
     AddEvent,
     ArriveLease,
     Change,
@@ -37,9 +38,8 @@ from mig_agent.adapters.ledger_changes import (
     Record,
     RenewLease,
 )
-from mig_agent.adapters.ledger_contents import Contents, Cordon
-from mig_agent.adapters.ledger_gpus import gpu_of, text_of
-from mig_agent.adapters.ledger_schema import PATCHES, Patch
+from mig_agent.adapters.ledger.schema import PATCHES, Patch
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
 from mig_agent.adapters.profiles import load
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
@@ -251,7 +251,7 @@ def test_what_has_ended_is_found_without_reading_all_leases(tmp_path: Path) -> N
     writer = Writer(tmp_path)
     writer.ledger.close()
     with closing(sqlite3.connect(tmp_path / LEDGER_FILE)) as connection:
-        for statement, values in (*ForgetLeases(1.0).statements(), (ledger_contents._STANDING, ())):
+        for statement, values in (*ForgetLeases(1.0).statements(), (reader._STANDING, ())):
             plans = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
             assert [each for each in plans if each.startswith("SCAN") and "INDEX" not in each] == []
 

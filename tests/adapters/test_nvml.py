@@ -14,8 +14,8 @@ import pynvml
 import pytest
 
 from mig_agent.adapters.nvml import Driver, session
-from mig_agent.adapters.nvml.answers import ProfileAnswer
-from mig_agent.adapters.nvml.layouts import profile_name
+from mig_agent.adapters.nvml.calls import ProfileAnswer
+from mig_agent.adapters.nvml.inventory import profile_name
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import GpuUuid, MigMode, Placement, Slot
 from mig_agent.core.observation import ObservedGpu

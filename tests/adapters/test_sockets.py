@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.filelock import LockedError
-from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.core.errors import ConfigError
 from support.agent import short_folder
 

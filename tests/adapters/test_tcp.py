@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from mig_agent.adapters import tcp
+from mig_agent.adapters.transport import tcp
 from mig_agent.config import TcpAddress, parse_address
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from mig_agent.adapters.tls import Certificates, TlsFiles
+from mig_agent.adapters.transport.tls import Certificates, TlsFiles
 from mig_agent.core.errors import ConfigError
 from support.certificates import Authority, Pem
 from support.volumes import mount, swap

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from mig_agent.client import AsyncClient, AsyncLease, Client, ClientError, Lease, NoAgent, Refused, Tls, UsageError
-from mig_agent.client.answers import NoPlan, Plan
+from mig_agent.client.types import NoPlan, Plan
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 from support.certificates import Authority
 from support.tls import port_of, serving

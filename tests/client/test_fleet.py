@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from mig_agent.client import AsyncClient, AsyncFleet, Client, NoAgent, Pod, Refused, UsageError
-from mig_agent.client.answers import LeaseInfo
+from mig_agent.client.types import LeaseInfo
 from support.agent import Agent, short_folder
 
 GPUS = {"one": "a100-40gb:1", "two": "h100-80gb:1"}

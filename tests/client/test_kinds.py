@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mig_agent.client import Client, UsageError, kinds
-from mig_agent.client.asking import Asking, request_for
+from mig_agent.client import Client, UsageError, arg_checks
+from mig_agent.client.request_args import Asking, request_for
 
 ODD = [
     object(),
@@ -35,7 +35,7 @@ NAMES = sorted(Asking.__annotations__)
 
 
 def test_each_argument_has_a_kind() -> None:
-    assert sorted(kinds.ASKING) == NAMES
+    assert sorted(arg_checks.ASKING) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

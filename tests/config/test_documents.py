@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mig_agent.config import documents, load
+from mig_agent.config import docgen, load
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
 from mig_agent.config.settings import ROWS
 
@@ -19,20 +19,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_documents_in_the_checkout_are_fresh() -> None:
     """`hack/docs.sh` makes them again."""
-    assert (ROOT / "docs/mig-agent.example.yaml").read_text() == documents.example_file()
-    assert (ROOT / "docs/configuration.md").read_text() == documents.page()
+    assert (ROOT / "docs/mig-agent.example.yaml").read_text() == docgen.example_file()
+    assert (ROOT / "docs/configuration.md").read_text() == docgen.page()
 
 
 def test_the_example_is_the_default_configuration(tmp_path: Path) -> None:
     path = tmp_path / "example.yaml"
-    path.write_text(documents.example_file())
+    path.write_text(docgen.example_file())
     assert replace(load(path), given=frozenset()) == load()
 
 
 def test_every_example_value_is_accepted(tmp_path: Path) -> None:
     """With every commented setting taken in: also the examples must be right."""
     path = tmp_path / "example.yaml"
-    lines = documents.example_file().splitlines()
+    lines = docgen.example_file().splitlines()
     names = tuple(f"# {name}: " for name in ROWS)
     path.write_text("\n".join(line.removeprefix("# ") if line.startswith(names) else line for line in lines))
     settings = load(path)

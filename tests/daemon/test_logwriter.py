@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.daemon.logwriter import LogWriter
+from mig_agent.daemon.log_writer import LogWriter
 from support.agent import GENEROUS_SECONDS, environment, eventually
 
 pytestmark = pytest.mark.timeout(60)
@@ -140,7 +140,7 @@ def test_a_torn_line_stays_a_line_of_its_own(tmp_path: Path) -> None:
     """As where a disk is full in the middle of it."""
     code = """
 import os, resource, sys, time
-from mig_agent.daemon.logwriter import LogWriter
+from mig_agent.daemon.log_writer import LogWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (95, resource.RLIM_INFINITY))
 writer = LogWriter(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), "{} dropped\\n".format)
 for number in range(5):

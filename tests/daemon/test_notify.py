@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.daemon.notify import keep_alive, notify
+from mig_agent.daemon.sd_notify import keep_alive, notify
 from support.agent import short_folder
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.client import Client, ClientError, channels
-from mig_agent.client.answers import Event
+from mig_agent.client.types import Event
 from mig_agent.config import Settings, UnixAddress
 from mig_agent.daemon import servers
 from mig_agent.frontends.grpc.handlers import method_handlers

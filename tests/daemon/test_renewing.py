@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from mig_agent.adapters.tls import Certificates, Renewal
-from mig_agent.daemon import renewing
-from mig_agent.daemon.renewing import Renewing
+from mig_agent.adapters.transport.tls import Certificates, Renewal
+from mig_agent.daemon import cert_reload
+from mig_agent.daemon.cert_reload import Renewing
 
 TAKEN = Renewal(words="the clients' authority was renewed", taken=True, revokes=True)
 KEPT = Renewal(words="cannot read the file; the former certificates stay in use", taken=False)
@@ -78,7 +78,7 @@ async def test_who_comes_during_a_look_gets_one_that_began_later() -> None:
 
 
 async def test_files_that_do_not_answer_keep_no_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewing, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(cert_reload, "_PATIENCE_SECONDS", 0.01)
     files = Files()
     files.may_end.clear()
     with looking_at(files, []) as found:
@@ -88,7 +88,7 @@ async def test_files_that_do_not_answer_keep_no_connection_for_ever(monkeypatch:
 
 
 async def test_they_are_looked_at_also_where_nobody_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renewing, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cert_reload, "LOOK_SECONDS", 0.0)
     seen = asyncio.Event()
     found = Renewing(cast("Certificates", Files(TAKEN)), seen.set)
     found.start()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod

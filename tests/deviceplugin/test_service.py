@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from mig_agent.adapters.kubelet import KubeletError, KubeletPaths, PluginSocket, register, remove_stale_sockets
-from mig_agent.adapters.kubelet.channels import channel_to
+from mig_agent.adapters.kubelet.registration import channel_to
 from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.core.model import KubeletDevice
 from mig_agent.core.requests import profile_want

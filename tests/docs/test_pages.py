@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mig_agent.adapters.grpcerrors import STATUS
+from mig_agent.adapters.grpc_errors import STATUS
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)#\s]+)")

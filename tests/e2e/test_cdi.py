@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mig_agent.adapters.cdi import CdiFolder
-from mig_agent.adapters.driverlibraries import DriverLibraries, Edits
+from mig_agent.adapters.driver_libraries import DriverLibraries, Edits
 from support.cdi import mig_device, simulated
 from support.cluster import images
 from support.cluster.cluster import Cluster

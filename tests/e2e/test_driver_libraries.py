@@ -9,7 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
-from mig_agent.adapters.driverlibraries import DriverLibraries, Edits
+from mig_agent.adapters.driver_libraries import DriverLibraries, Edits
 from mig_agent.adapters.host import Host
 from support.cluster import programs
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from mig_agent.client import Plan
-from mig_agent.client.answers import NoPlan
+from mig_agent.client.types import NoPlan
 from support.cluster import kubescheduler
 from support.cluster.api import Api, ApiError
 from support.cluster.cluster import Cluster

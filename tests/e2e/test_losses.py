@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mig_agent.client.answers import LeaseInfo
+from mig_agent.client.types import LeaseInfo
 from mig_agent.simulator import STATE_FILE, Simulator
 from support.cluster import installed
 from support.cluster.pods import PROFILE, container, is_held_up, is_running, pod, restarts

@@ -21,7 +21,7 @@ from placement_bench.mixed import replay as replay_rounds
 from placement_bench.rounds import Asked, made_up, write
 
 from mig_agent.client import ClientError
-from mig_agent.client.answers import LeaseInfo
+from mig_agent.client.types import LeaseInfo
 from mig_agent.core.model import NodeView
 from mig_agent.core.planning.plan import DEFAULT_POLICY
 from support.cluster import installed, scheduling

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Instance, InstanceState, Request

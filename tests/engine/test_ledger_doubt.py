@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE
-from mig_agent.adapters.ledger_backup import back_up, restore
-from mig_agent.adapters.ledger_counter import SUFFIX
+from mig_agent.adapters.ledger.backup import back_up, restore
+from mig_agent.adapters.ledger.commit_counter import SUFFIX
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState, Want

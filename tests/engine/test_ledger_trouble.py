@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters import ledger as ledger_module
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger import store as ledger_module
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState

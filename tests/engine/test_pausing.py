@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import Reason, Refusal, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import InstanceState

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod, Request

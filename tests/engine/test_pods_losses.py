@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, Holder, InstanceState, KubeletDevice, Pod, live_devices

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.errors import ConfigError, Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState, Want

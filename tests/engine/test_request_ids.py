@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import Holder, Pod, Request
 from mig_agent.engine import idempotency

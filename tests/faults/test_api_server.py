@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.crashpoints import VARIABLE
+from mig_agent.adapters.failpoints import VARIABLE
 from support.figures import Figure
 from support.reached import API_SERVER, REACHED
 from support.webserver import web_server

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.cdi import CdiFolder
-from mig_agent.adapters.crashpoints import VARIABLE
+from mig_agent.adapters.failpoints import VARIABLE
 from support.cdi import KIND, mig_device, simulated, valid
 from support.figures import Figure
 from support.reached import CDI, REACHED

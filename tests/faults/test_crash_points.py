@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from mig_agent.adapters.crashpoints import VARIABLE
+from mig_agent.adapters.failpoints import VARIABLE
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
 from support.doors import doors
 from support.figures import Figure

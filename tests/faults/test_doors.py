@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.nvml.calls import CHANGING
 from support.crashing import GPUS, Story
 from support.doors import PACKAGE, Source, doors, nvml_calls, sources
@@ -28,11 +28,11 @@ OF_THE_SESSION = {
 EXCEPTIONS = {
     ("adapters/nvml/calls.py", "_made", "any call of pynvml"),  # those that change nothing: see the test of it
     (
-        "adapters/driverlibraries.py",
+        "adapters/driver_libraries.py",
         "_outcome",
         "subprocess.Popen",
     ),  # `nvidia-ctk cdi generate` writes to its output alone
-    ("daemon/logwriter.py", "_write_out", "os.write"),  # lines of the log: nothing is read back from them
+    ("daemon/log_writer.py", "_write_out", "os.write"),  # lines of the log: nothing is read back from them
     ("daemon/hardware.py", "_open_simulated", "a file's mkdir"),  # the simulated machine's folder, as a person makes it
 }
 
@@ -111,7 +111,7 @@ def test_what_changes_nothing_needs_no_door(code: str) -> None:
 async def test_what_the_hardware_saw_came_through_the_door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same proved from the other side: the simulator's counts of calls that change something."""
     reached: Counter[str] = Counter()
-    monkeypatch.setattr(CRASH_POINTS, "listener", lambda name: reached.update([name]))
+    monkeypatch.setattr(FAILPOINTS, "listener", lambda name: reached.update([name]))
     simulator = machine(tmp_path, GPUS)
     node = await start(tmp_path)
     story = Story(node, tmp_path)

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
-from mig_agent.adapters.ledger_backup import back_up, restore
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.backup import back_up, restore
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.core.errors import LedgerError
 from support.agent import Agent, short_folder
 from support.figures import Figure
 from support.reached import REACHED
 
 SCRIPTS = {
-    "ledger backed up": "from mig_agent.adapters.ledger_backup import back_up as do; args = (ledger, other)",
-    "ledger restored": "from mig_agent.adapters.ledger_backup import restore as do; args = (ledger, other)",
+    "ledger backed up": "from mig_agent.adapters.ledger.backup import back_up as do; args = (ledger, other)",
+    "ledger restored": "from mig_agent.adapters.ledger.backup import restore as do; args = (ledger, other)",
 }
 SCRIPT = """
 import sys
@@ -140,7 +140,7 @@ def test_killed_at_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch, nam
     example = fresh("example")
     reached: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(CRASH_POINTS, "listener", reached.append)
+        patch.setattr(FAILPOINTS, "listener", reached.append)
         if name == "ledger backed up":
             back_up(example / LEDGER_FILE, example / "backup")
         else:

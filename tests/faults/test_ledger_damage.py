@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.ledger import LEDGER_FILE, Entry, Ledger
-from mig_agent.adapters.ledger_aside import MOST_KEPT, kept_aside
-from mig_agent.adapters.ledger_changes import (
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.commit_counter import SUFFIX
+from mig_agent.adapters.ledger.quarantine import MOST_KEPT, kept_aside
+from mig_agent.adapters.ledger.reader import Contents
+from mig_agent.adapters.ledger.records import (
     AddEvent,
     Change,
     DropInstance,
@@ -31,8 +32,7 @@ from mig_agent.adapters.ledger_changes import (
     PutLease,
     RenewLease,
 )
-from mig_agent.adapters.ledger_contents import Contents
-from mig_agent.adapters.ledger_counter import SUFFIX
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
@@ -435,7 +435,7 @@ def test_only_so_many_are_kept(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 Ledger.open(Path(sys.argv[1])).close()
 """
 
@@ -443,7 +443,7 @@ Ledger.open(Path(sys.argv[1])).close()
 def places_of(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     reached: list[str] = []
     with monkeypatch.context() as patch:
-        patch.setattr(CRASH_POINTS, "listener", reached.append)
+        patch.setattr(FAILPOINTS, "listener", reached.append)
         Ledger.open(ledger).close()
     return reached
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.simulator import STATE_FILE, Simulator
 from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 from support.disks import SmallDisk, small_disk

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger import LEDGER_FILE
-from mig_agent.adapters.ledger_schema import PATCHES
+from mig_agent.adapters.ledger.schema import PATCHES
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.simulator.state import mig_uuid
 from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health, short_folder
 
 NEXT = PATCHES[-1].number + 1
 NEWER = f"""
 import sys
-from mig_agent.adapters.ledger import Ledger
-from mig_agent.adapters.ledger_schema import PATCHES, Patch
+from mig_agent.adapters.ledger.store import Ledger
+from mig_agent.adapters.ledger.schema import PATCHES, Patch
 added = Patch(number={NEXT}, least_reader=PATCHES[-1].least_reader, statements=(
     "CREATE TABLE quota (tenant TEXT PRIMARY KEY, slices INTEGER NOT NULL) WITHOUT ROWID",
     "ALTER TABLE lease ADD COLUMN purpose TEXT NOT NULL DEFAULT 'unknown'",

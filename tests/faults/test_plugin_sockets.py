@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.crashpoints import VARIABLE
+from mig_agent.adapters.failpoints import VARIABLE
 from mig_agent.adapters.kubelet import KubeletPaths
 from support.figures import Figure
 from support.reached import KUBELET, REACHED

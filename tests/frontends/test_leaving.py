@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from mig_agent.adapters.links import Ending, Fate, Fates
-from mig_agent.adapters.peers import Peer, bound_name, shown_by_grpc
+from mig_agent.adapters.transport.peer_credentials import Peer, bound_name, shown_by_grpc
+from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, ConnectionEnds, Ending
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.frontends.grpc.servicer import PartitionManagerServicer
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -69,7 +69,7 @@ async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path
             await gone(node)
 
 
-async def left(node: Node, fates: Fates, peer: str, fate: Fate | None) -> None:
+async def left(node: Node, fates: ConnectionEnds, peer: str, fate: ConnectionEnd | None) -> None:
     """A lease was held over this connection, its stream has ended, and then its connection, if at all."""
     servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING, fates=fates)
     connection = Connection(peer)
@@ -96,7 +96,7 @@ async def test_how_long_a_held_lease_stays_goes_by_how_its_connection_ended(
     peer = shown_by_grpc(bound_name(Peer(uid=None, pid=None, host="203.0.113.7")))
     for late in (False, True) if ending is Ending.BROKEN else (False,):
         async with engine(tmp_path / str(late), "a100-40gb") as node:
-            fates, fate = Fates(), Fate()
+            fates, fate = ConnectionEnds(), ConnectionEnd()
             fates.begin(peer, fate)
             if ending is not None and not late:
                 fate.sealed(ending)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from mig_agent.adapters.grpcerrors import MOST_DETAIL_BYTES, detail_of
+from mig_agent.adapters.grpc_errors import MOST_DETAIL_BYTES, detail_of
 from mig_agent.core.errors import Blocker, Reason, Refusal
 from mig_agent.core.model import CallerId, Holder, RequestId, RequestKey, Want
 from mig_agent.core.requests import LONGEST_REQUEST_ID, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_GPUS_NAMED, MOST_WANTS

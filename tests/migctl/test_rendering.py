@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from mig_agent.client import shapes
-from mig_agent.client.answers import (
+from mig_agent.client import to_json
+from mig_agent.client.types import (
     Device,
     Gpu,
     Instance,
@@ -173,13 +173,13 @@ def test_a_lost_device_of_a_lease_is_named_as_far_as_it_is_known() -> None:
 
 
 def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None:
-    answer = shapes.lease_info(OF_POD)
+    answer = to_json.lease_info(OF_POD)
     assert isinstance(answer, dict)
     assert answer["kubelet_devices"] == [
         {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-3"},
         {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-4"},
     ]
-    other = shapes.lease_info(LEASE)
+    other = to_json.lease_info(LEASE)
     assert isinstance(other, dict)
     assert "kubelet_devices" not in other
 
@@ -244,7 +244,7 @@ def test_top_shows_the_unknown_as_unknown_and_never_as_0() -> None:
 
 
 def test_top_in_json_has_null_for_the_unknown() -> None:
-    answer = shapes.top(NODE, {})
+    answer = to_json.top(NODE, {})
     assert isinstance(answer, dict)
     instances = answer["instances"]
     assert isinstance(instances, list)
@@ -282,15 +282,15 @@ def test_places_for_people() -> None:
     [(0.0, "1970-01-01T00:00:00.000Z"), (1763726400.5, "2025-11-21T12:00:00.500Z"), (None, None), (1e300, None)],
 )
 def test_moments_for_programs(at: float | None, text: str | None) -> None:
-    assert shapes.moment(at) == text
+    assert to_json.moment(at) == text
 
 
 def test_the_documented_shapes() -> None:
     """The keys that design and documentation promise; there may be more."""
-    answer = shapes.status(NODE)
+    answer = to_json.status(NODE)
     assert isinstance(answer, dict)
     assert {"node", "revision", "gpus", "leases", "queue"} <= set(answer)
-    gpu = shapes.gpu(GPU)
+    gpu = to_json.gpu(GPU)
     assert isinstance(gpu, dict)
     assert {"index", "uuid", "model", "mig", "state", "memory_slices", "instances"} <= set(gpu)
     assert {"uuid", "profile", "memory_mib", "placement", "gpu_instance_id", "compute_instance_id", "state"} | {
@@ -298,8 +298,8 @@ def test_the_documented_shapes() -> None:
         "holder",
         "tenant",
         "since",
-    } <= set(shapes.instance(LEASED))
-    device = shapes.device(DEVICE)
+    } <= set(to_json.instance(LEASED))
+    device = to_json.device(DEVICE)
     assert device == {
         "uuid": "MIG-1",
         "gpu": "GPU-1",

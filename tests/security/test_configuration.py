@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.peers import Peer
-from mig_agent.adapters.private import PrivateFolder
-from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.private_dir import PrivateDir
+from mig_agent.adapters.transport.peer_credentials import Peer
+from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.adapters.users import Users, uid_named
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError
@@ -47,7 +47,7 @@ def test_a_scheduler_that_this_machine_does_not_know_is_a_mistake() -> None:
 def test_a_private_folder_is_entered_by_its_owner_alone(folder: Path) -> None:
     path = folder / "inner"
     for _ in range(2):  # made, then found
-        private = PrivateFolder.open(path)
+        private = PrivateDir.open(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
         Path(private.path_of("x")).write_text("there")
         assert (path / "x").read_text() == "there"
@@ -61,13 +61,13 @@ def test_a_private_folder_that_others_may_enter_is_closed_to_them(folder: Path) 
         path.mkdir()
         (path / "x").touch()
         path.chmod(mode)
-        PrivateFolder.open(path).close()
+        PrivateDir.open(path).close()
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
     for mode in (0o777, 0o770):  # nothing is in them, so nobody put anything there
         path = folder / f"{mode:o}"
         path.mkdir()
         path.chmod(mode)
-        PrivateFolder.open(path).close()
+        PrivateDir.open(path).close()
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
@@ -79,7 +79,7 @@ def test_a_private_folder_that_others_may_write_in_is_refused(mode: int, folder:
     if not mode & stat.S_ISVTX:
         (path / "x").touch()
     with pytest.raises(ConfigError, match=rf"others than the agent's own user may write in it \(mode {mode:04o}\)"):
-        PrivateFolder.open(path)
+        PrivateDir.open(path)
     assert stat.S_IMODE(path.stat().st_mode) == mode
 
 
@@ -87,15 +87,15 @@ def test_what_is_no_folder_or_a_link_is_no_private_folder(folder: Path) -> None:
     (folder / "real").mkdir(mode=0o700)
     (folder / "link").symlink_to(folder / "real")
     with pytest.raises(ConfigError, match="it is a link") as refused:
-        PrivateFolder.open(folder / "link")
+        PrivateDir.open(folder / "link")
     assert str(folder / "real") in refused.value.hint
     (folder / "nowhere").symlink_to(folder / "missing")
     with pytest.raises(ConfigError, match="it is a link"):
-        PrivateFolder.open(folder / "nowhere")
+        PrivateDir.open(folder / "nowhere")
     assert not (folder / "missing").exists()
     (folder / "file").touch()
     with pytest.raises(ConfigError, match="cannot use the folder"):
-        PrivateFolder.open(folder / "file")
+        PrivateDir.open(folder / "file")
 
 
 # The state directory

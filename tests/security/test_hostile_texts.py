@@ -19,8 +19,8 @@ import pytest
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from mig_agent.adapters.grpcerrors import TRAILER
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.grpc_errors import TRAILER
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.texts import visible
 from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.frontends.grpc.text_checks import texts_within

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mig_agent.adapters.grpcerrors import TRAILER
+from mig_agent.adapters.grpc_errors import TRAILER
 from mig_agent.frontends.grpc.identity import common_name
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mig_agent.adapters.http2limits import _MOST_EARLY_BYTES
+from mig_agent.adapters.transport.http2_limits import _MOST_EARLY_BYTES
 from mig_agent.client import Client
 from mig_agent.daemon.servers import _MOST_OF_ONE_USER
 from support.agent import Agent

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from mig_agent.adapters.links import Ending, Fates
-from mig_agent.adapters.peers import Peer, bound_name, peer_from, peer_of
-from mig_agent.adapters.places import Places, allow_open_files
-from mig_agent.adapters.relay import Relay
 from mig_agent.adapters.subordinates import Subordinates
-from mig_agent.adapters.tcp import client_of
+from mig_agent.adapters.transport.connection_limits import ConnectionLimits, allow_open_files
+from mig_agent.adapters.transport.peer_credentials import Peer, bound_name, peer_from, peer_of
+from mig_agent.adapters.transport.proxy_connection import ConnectionEnds, Ending
+from mig_agent.adapters.transport.relay import Relay
+from mig_agent.adapters.transport.tcp import client_of
 from mig_agent.adapters.users import Users
 
 SECONDS = 30.0
@@ -51,7 +51,7 @@ class Place:
     """A relay with its target, and how to get to it."""
 
     def __init__(
-        self, folder: Path, places: Places, users: Users, backlog: int, who: Callable[[socket.socket], Peer]
+        self, folder: Path, places: ConnectionLimits, users: Users, backlog: int, who: Callable[[socket.socket], Peer]
     ) -> None:
         self.path = folder / "outer"
         listener = socket.socket(socket.AF_UNIX)
@@ -59,7 +59,7 @@ class Place:
         listener.listen(128)
         self.target = Target(folder / "inner", backlog)
         self.places = places
-        self.fates = Fates()
+        self.fates = ConnectionEnds()
         self.relay = Relay(listener, str(folder / "inner"), who=who, places=places, users=users, fates=self.fates)
         self.relay.start()
 
@@ -88,12 +88,12 @@ class Place:
 @contextlib.asynccontextmanager
 async def relaying(
     folder: Path,
-    places: Places | None = None,
+    places: ConnectionLimits | None = None,
     users: Users | None = None,
     backlog: int = 128,
     who: Callable[[socket.socket], Peer] = peer_of,
 ) -> AsyncIterator[Place]:
-    place = Place(folder, places or Places(100), users or Users(lambda _: "me"), backlog, who)
+    place = Place(folder, places or ConnectionLimits(100), users or Users(lambda _: "me"), backlog, who)
     try:
         yield place
     finally:
@@ -191,7 +191,7 @@ async def test_when_one_end_is_gone_the_other_is_told_and_the_place_is_free(fold
 async def test_a_silent_client_keeps_no_place_when_grpc_has_ended_its_connection(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.links._LAST_WORDS_SECONDS", 0.1)
+    monkeypatch.setattr("mig_agent.adapters.transport.proxy_connection._LAST_WORDS_SECONDS", 0.1)
     async with relaying(folder) as place:
         client, server = await place.linked()
         server.close()
@@ -203,7 +203,7 @@ async def test_a_silent_client_keeps_no_place_when_grpc_has_ended_its_connection
 async def test_who_reads_nothing_for_long_loses_its_place(
     folder: Path, monkeypatch: pytest.MonkeyPatch, speaks: bool
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.links._STUCK_SECONDS", 0.3)
+    monkeypatch.setattr("mig_agent.adapters.transport.proxy_connection._STUCK_SECONDS", 0.3)
     async with relaying(folder) as place:
         client, server = await place.linked()
         with client, server:
@@ -221,7 +221,7 @@ async def test_who_reads_nothing_for_long_loses_its_place(
 
 
 async def test_who_reads_a_little_now_and_then_keeps_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mig_agent.adapters.links._STUCK_SECONDS", 10.0)
+    monkeypatch.setattr("mig_agent.adapters.transport.proxy_connection._STUCK_SECONDS", 10.0)
     async with relaying(folder) as place:
         client, server = await place.linked()
         with client, server:
@@ -269,7 +269,7 @@ async def test_over_tcp_an_end_is_told_from_a_reset(folder: Path, abruptly: bool
     target = Target(folder / "inner")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    places, fates = Places(5), Fates()
+    places, fates = ConnectionLimits(5), ConnectionEnds()
     relay = Relay(listener, str(folder / "inner"), who=client_of, places=places, users=Users(), fates=fates)
     relay.start()
     client = socket.create_connection(("127.0.0.1", port))
@@ -329,9 +329,9 @@ async def test_a_target_that_is_busy_gets_the_connection_later(folder: Path) -> 
 
 
 async def test_one_too_many_is_marked_as_such_and_does_not_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mig_agent.adapters.relay._SURPLUS_SECONDS", 0.2)
-    monkeypatch.setattr("mig_agent.adapters.relay._MOST_SURPLUS", 1)
-    async with relaying(folder, places=Places(1)) as place:
+    monkeypatch.setattr("mig_agent.adapters.transport.relay._SURPLUS_SECONDS", 0.2)
+    monkeypatch.setattr("mig_agent.adapters.transport.relay._MOST_SURPLUS", 1)
+    async with relaying(folder, places=ConnectionLimits(1)) as place:
         first, server = await place.linked()
         with structlog.testing.capture_logs() as logged:
             second = await place.connect()
@@ -405,7 +405,7 @@ async def test_users_names_are_learned_once_and_odd_ones_not_at_all() -> None:
 
 
 def test_places_are_counted_in_all_and_for_one_user() -> None:
-    places = Places(5, most_of_one=2, unbounded=(0,))
+    places = ConnectionLimits(5, most_of_one=2, unbounded=(0,))
     assert [bool(places.take(7)) for _ in range(3)] == [False, False, True]
     assert [bool(places.take(0)) for _ in range(4)] == [False, False, False, True]
     places.give_back(0)
@@ -425,7 +425,7 @@ async def test_a_user_with_subordinate_uids_is_one_user(folder: Path) -> None:
         uid = next(numbers)
         return replace(peer_of(client), uid=uid, owner=subordinates.owner(uid or 0))
 
-    async with relaying(folder, places=Places(10, most_of_one=2), who=who) as place:
+    async with relaying(folder, places=ConnectionLimits(10, most_of_one=2), who=who) as place:
         ends = [await place.linked(), await place.linked()]
         third = await place.connect()
         other, seen = await place.target.accept()
@@ -493,7 +493,7 @@ def test_a_name_carries_its_peer_and_is_never_the_same(peer: Peer) -> None:
 async def test_a_thousand_connections_at_once_come_and_go_without_a_trace(folder: Path) -> None:
     number = min(1000, allow_open_files() * 3 // 5)  # the test has ends of its own
     loop = asyncio.get_running_loop()
-    async with relaying(folder, places=Places(number)) as place:
+    async with relaying(folder, places=ConnectionLimits(number)) as place:
         before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- only how many
         for _ in range(2):
             links = []
@@ -527,7 +527,7 @@ def _ended(connection: socket.socket) -> bool:
 async def test_without_files_for_a_connection_it_waits_and_is_served_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.relay._PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr("mig_agent.adapters.transport.relay._PAUSE_SECONDS", 0.05)
     async with relaying(folder) as place:
         real, failures = place.relay._listener, 2
 

@@ -14,7 +14,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.model import LeaseId
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters import tcp
+from mig_agent.adapters.transport import tcp
 from mig_agent.core.errors import ConfigError
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 from support.certificates import Authority

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.adapters.clock import SystemClock
-from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.core.model import Want
 from mig_agent.engine.results import Granted
 from support.engine import ADMIN, ANYBODY, Node, start
@@ -70,7 +70,7 @@ class Story:
 
 async def _run(folder: Path, point: str, count: int) -> None:
     node = await start(folder, clock=SystemClock())
-    CRASH_POINTS.arm(point, count)
+    FAILPOINTS.arm(point, count)
     await Story(node, folder).tell()
 
 

@@ -1,6 +1,6 @@
 """Reads the agent's source for whatever changes something outside the process, and says what goes round the door.
 
-The door is `with CRASH_POINTS.around(NAME):` (mig_agent.adapters.crashpoints). A change is behind it where it stands
+The door is `with CRASH_POINTS.around(NAME):` (mig_agent.adapters.failpoints). A change is behind it where it stands
 inside such a block, or in a private function all of whose calls in the same module do.
 """
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from mig_agent.adapters import profiles
 from mig_agent.adapters.clock import Clock, VirtualClock
 from mig_agent.adapters.host import Host
-from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError

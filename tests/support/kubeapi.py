@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mig_agent.adapters.kubeapi import KubeApi
+from mig_agent.adapters.kubeapi import KubeClient
 from support.webserver import WebServer
 
 PATIENCE_SECONDS = 30.0
 
 
 @asynccontextmanager
-async def connected(web: WebServer, folder: Path, node: str = "n1") -> AsyncIterator[KubeApi]:
+async def connected(web: WebServer, folder: Path, node: str = "n1") -> AsyncIterator[KubeClient]:
     """As the agent of this node; nothing of it is left at the end."""
-    api = KubeApi.connect(web.kubeconfig(folder), node)
+    api = KubeClient.connect(web.kubeconfig(folder), node)
     try:
         yield api
     finally:

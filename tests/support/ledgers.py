@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from mig_agent.adapters.ledger_digest import PUT_HEAD, RunningDigest, read_head
+from mig_agent.adapters.ledger.digest import PUT_HEAD, RunningDigest, read_head
 
 
 @contextmanager

@@ -107,7 +107,7 @@ def serve() -> None:
 
 def _be_an_agent(order: Mapping[str, Any]) -> None:
     try:
-        from mig_agent.adapters.crashpoints import CRASH_POINTS  # noqa: PLC0415 -- the same
+        from mig_agent.adapters.failpoints import FAILPOINTS  # noqa: PLC0415 -- the same
         from mig_agent.program import run  # noqa: PLC0415 -- in the child alone
 
         folder = Path(order["folder"])
@@ -118,7 +118,7 @@ def _be_an_agent(order: Mapping[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(order["environment"])
         os.chdir(folder)
-        CRASH_POINTS.listener = Listener(folder)
+        FAILPOINTS.listener = Listener(folder)
         run(order["arguments"])
     finally:
         os._exit(1)  # serving ends the process by itself

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.client import Client
-from mig_agent.client.answers import LeaseInfo
+from mig_agent.client.types import LeaseInfo
 from support.agent import GENEROUS_SECONDS, Agent, environment, eventually, short_folder
 from support.apiserver import ApiServer, api_server
 from support.certificates import Authority

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from mig_agent.adapters.grpcerrors import TRAILER
+from mig_agent.adapters.grpc_errors import TRAILER
 from mig_agent.config import Settings
 from mig_agent.engine.callers import Role
 from mig_agent.frontends.grpc.handlers import SERVICE, method_handlers

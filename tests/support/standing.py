@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from placement_bench.agent import node_of
 from placement_bench.mixed import model
 
-from mig_agent.client.answers import Gpu as GpuInfo
-from mig_agent.client.answers import Instance as InstanceInfo
-from mig_agent.client.answers import Status
+from mig_agent.client.types import Gpu as GpuInfo
+from mig_agent.client.types import Instance as InstanceInfo
+from mig_agent.client.types import Status
 from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, LeaseId, NodeView, Placement, Slot
 
 

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from mig_agent.adapters.ledger import LEDGER_FILE
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.simulator import STATE_FILE
 from support.acquire import asking

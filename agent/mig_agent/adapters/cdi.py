@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.devicenodes import DeviceNode, nodes_of
-from mig_agent.adapters.driverlibraries import DriverLibraries, Edits, NotNowError
+from mig_agent.adapters.device_nodes import DeviceNode, nodes_of
+from mig_agent.adapters.driver_libraries import DriverLibraries, Edits, NotNowError
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host
 from mig_agent.core.errors import MigAgentError
 
@@ -111,7 +111,7 @@ class CdiFolder:
                 return
             self._make_folder()
             try:
-                with CRASH_POINTS.around("cdi-file"):
+                with FAILPOINTS.around("cdi-file"):
                     self._replace(name, contents)
             except OSError as error:
                 raise CdiError(
@@ -127,7 +127,7 @@ class CdiFolder:
                 if not path.exists():
                     continue
                 try:
-                    with CRASH_POINTS.around("cdi-removal"):
+                    with FAILPOINTS.around("cdi-removal"):
                         path.unlink(missing_ok=True)
                 except OSError as error:
                     raise CdiError(f"cannot remove the CDI file {path}: {error.strerror or error}") from error
@@ -181,7 +181,7 @@ class CdiFolder:
         if self.folder.is_dir():
             return
         try:
-            with CRASH_POINTS.around("cdi-folder"):
+            with FAILPOINTS.around("cdi-folder"):
                 self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
                 self.folder.chmod(_FOLDER_MODE)  # whatever the umask took away
         except OSError as error:

@@ -18,9 +18,9 @@ from typing import Self
 
 import structlog
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.lockholders import lock_holders
-from mig_agent.adapters.private import PrivateFolder, user_words
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.lock_holders import lock_holders
+from mig_agent.adapters.private_dir import PrivateDir, user_words
 from mig_agent.core.errors import ConfigError, MigAgentError
 from mig_agent.core.model import GpuUuid
 
@@ -106,11 +106,11 @@ def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]]) -> ExitStack:
 def _take(path: Path, what: str, hint: str) -> int:
     """Lock the file; its descriptor."""
     try:
-        folder = PrivateFolder.open(path.parent)
+        folder = PrivateDir.open(path.parent)
     except ConfigError as error:
         raise LockedError(f"cannot lock {what}: {error.message}", error.hint) from error
     try:
-        with contextlib.closing(folder), CRASH_POINTS.around("lock-file"):
+        with contextlib.closing(folder), FAILPOINTS.around("lock-file"):
             descriptor = folder.open_file(path.name, _FLAGS, _MODE)
     except OSError as error:
         raise LockedError(f"cannot lock {what}: {path}: {error.strerror}", hint) from error
@@ -130,7 +130,7 @@ def _take(path: Path, what: str, hint: str) -> int:
 def _take_former(path: Path, what: str, hint: str) -> int | None:
     """Lock the file of versions before this one; None where no agent could have it, or where no agent has it."""
     try:
-        with CRASH_POINTS.around("lock-file"):
+        with FAILPOINTS.around("lock-file"):
             descriptor = os.open(path, _FLAGS, _MODE)
     except OSError:
         return None  # a link, a folder: no agent made it, and none locks it
@@ -165,9 +165,9 @@ def _lock(descriptor: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) != _MODE:
-            with CRASH_POINTS.around("lock-mode"):
+            with FAILPOINTS.around("lock-mode"):
                 os.fchmod(descriptor, _MODE)
-    with CRASH_POINTS.around("lock-owner"):
+    with FAILPOINTS.around("lock-owner"):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters import processes
-from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.texts import visible
 
@@ -218,7 +218,7 @@ class Host:
         instance = f"gpu{gpu_minor}/mig/gi{gpu_instance_id}"
         for node, capability in zip(nodes, (instance, f"{instance}/ci{compute_instance_id}"), strict=True):
             if not self._is_there(node):
-                with CRASH_POINTS.around("device-node"):
+                with FAILPOINTS.around("device-node"):
                     self._make_node(node, f"/proc/driver/nvidia/capabilities/{capability}/access")
         return nodes
 

@@ -7,8 +7,8 @@ import os
 import secrets
 from pathlib import Path
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.secretfiles import read_secret
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.secret_files import read_secret
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import LeaseId
 
@@ -35,7 +35,7 @@ class Tokens:
         except FileNotFoundError:
             pass
         try:
-            with CRASH_POINTS.around("token-key"):
+            with FAILPOINTS.around("token-key"):
                 _make(path)
         except OSError as error:
             raise ConfigError(

@@ -11,17 +11,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mig_agent.client.addresses import addresses_by_node
-from mig_agent.client.answers import Device, Grant, Plan, Pod, Status
 from mig_agent.client.channels import Tls
 from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.leases import Lease
+from mig_agent.client.types import Device, Grant, Plan, Pod, Status
 from mig_agent.core.errors import UsageError
 from mig_agent.core.pod_resources import devices_of, pod_resources
 
 if TYPE_CHECKING:
     from mig_agent.client.aio.client import AsyncClient
-    from mig_agent.client.aio.fleet import AsyncFleet, Promise
+    from mig_agent.client.aio.fleet import AsyncFleet, Reservation
     from mig_agent.client.aio.leases import AsyncLease
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "NoAgent",
     "Plan",
     "Pod",
-    "Promise",
     "Refused",
+    "Reservation",
     "Status",
     "Tls",
     "UsageError",
@@ -49,7 +49,7 @@ _ASYNCHRONOUS = {
     "AsyncClient": "mig_agent.client.aio.client",
     "AsyncFleet": "mig_agent.client.aio.fleet",
     "AsyncLease": "mig_agent.client.aio.leases",
-    "Promise": "mig_agent.client.aio.fleet",
+    "Reservation": "mig_agent.client.aio.fleet",
 }
 
 

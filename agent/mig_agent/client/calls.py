@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from google.protobuf.message import Message
 
-from mig_agent.client import answers, kinds, reading
+from mig_agent.client import arg_checks, decode, types
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 ANSWER_SECONDS = 60.0
 """How long a plain call may take."""
@@ -55,135 +55,135 @@ def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
     )
 
 
-def renew(lease: str, token: str, ttl: str | float | None) -> Call[answers.LeaseInfo]:
+def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
     """Gives a lease a new deadline, or none. Raises UsageError."""
     _check_lease(lease, token)
     return Call(
         method="Renew",
         request=pb.RenewRequest(lease=lease, token=token, ttl_seconds=_seconds(ttl)),
-        read=lambda answer: reading.lease(answer.lease),
+        read=lambda answer: decode.lease(answer.lease),
         for_admin=not token,
     )
 
 
-def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[answers.Plan | answers.NoPlan]]:
+def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
     """How each of several requests would be served. Raises UsageError."""
     return Call(
         method="Plan",
         request=pb.PlanRequest(requests=[request_for(each) for each in askings], explain=explain),
-        read=lambda answer: [reading.outcome(each, answer.revision) for each in answer.outcomes],
+        read=lambda answer: [decode.outcome(each, answer.revision) for each in answer.outcomes],
     )
 
 
-def status() -> Call[answers.Status]:
+def status() -> Call[types.Status]:
     """The node."""
-    return Call(method="Status", request=pb.StatusRequest(), read=reading.status)
+    return Call(method="Status", request=pb.StatusRequest(), read=decode.status)
 
 
-def profiles() -> Call[tuple[answers.GpuModel, ...]]:
+def profiles() -> Call[tuple[types.GpuModel, ...]]:
     """What the GPUs can be cut into."""
-    return Call(method="Profiles", request=pb.ProfilesRequest(), read=reading.models)
+    return Call(method="Profiles", request=pb.ProfilesRequest(), read=decode.models)
 
 
-def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[answers.Event, ...]]:
+def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[types.Event, ...]]:
     """What happened. Raises UsageError."""
-    kinds.MOMENT.check("since", since)
-    kinds.check_count("limit", limit)
+    arg_checks.MOMENT.check("since", since)
+    arg_checks.check_count("limit", limit)
     return Call(
         method="Events",
         request=pb.EventsRequest(since=since, gpu="" if gpu is None else _gpu_name(gpu), limit=limit),
-        read=lambda answer: tuple(reading.event(each) for each in answer.events),
+        read=lambda answer: tuple(decode.event(each) for each in answer.events),
     )
 
 
-def usage() -> Call[dict[int, answers.Usage]]:
+def usage() -> Call[dict[int, types.Usage]]:
     """What is used on each instance."""
     return Call(
         method="Usage",
         request=pb.UsageRequest(),
-        read=lambda answer: {each.generation: reading.usage(each) for each in answer.instances},
+        read=lambda answer: {each.generation: decode.usage(each) for each in answer.instances},
     )
 
 
-def reclaim(gpus: Sequence[str | int]) -> Call[tuple[answers.Instance, ...]]:
+def reclaim(gpus: Sequence[str | int]) -> Call[tuple[types.Instance, ...]]:
     """Destroys the idle instances. Raises UsageError."""
     return Call(
         method="Reclaim",
         request=pb.ReclaimRequest(gpus=[_gpu_name(each) for each in gpus]),
-        read=lambda answer: tuple(reading.instance(each) for each in answer.destroyed),
+        read=lambda answer: tuple(decode.instance(each) for each in answer.destroyed),
         seconds=WORK_SECONDS,
         for_admin=True,
         repeated=False,
     )
 
 
-def adopt(uuids: Sequence[str], gpus: Sequence[str | int], *, everything: bool) -> Call[tuple[answers.Instance, ...]]:
+def adopt(uuids: Sequence[str], gpus: Sequence[str | int], *, everything: bool) -> Call[tuple[types.Instance, ...]]:
     """Adopts foreign instances. Raises UsageError."""
     for each in uuids:
-        kinds.TEXT.check("uuid", each)
+        arg_checks.TEXT.check("uuid", each)
     if not (uuids or gpus or everything):
         raise UsageError("cannot adopt without being told what", "name UUIDs or GPUs, or say all")
     return Call(
         method="Adopt",
         request=pb.AdoptRequest(gpus=[_gpu_name(each) for each in gpus], uuids=uuids, all=everything),
-        read=lambda answer: tuple(reading.instance(each) for each in answer.adopted),
+        read=lambda answer: tuple(decode.instance(each) for each in answer.adopted),
         seconds=WORK_SECONDS,
         for_admin=True,
         repeated=False,
     )
 
 
-def cordon(gpu: str | int, reason: str) -> Call[answers.Gpu]:
+def cordon(gpu: str | int, reason: str) -> Call[types.Gpu]:
     """Keeps new leases off a GPU. Raises UsageError."""
-    kinds.TEXT.check("reason", reason)
+    arg_checks.TEXT.check("reason", reason)
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), reason=reason))
 
 
-def uncordon(gpu: str | int) -> Call[answers.Gpu]:
+def uncordon(gpu: str | int) -> Call[types.Gpu]:
     """Allows new leases on a GPU again. Raises UsageError."""
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), uncordon=True))
 
 
-def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[answers.ModeChange]:
+def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[types.ModeChange]:
     """Switches a GPU's MIG mode. Raises UsageError."""
     mode = pb.MIG_MODE_TARGET_ENABLED if enable else pb.MIG_MODE_TARGET_DISABLED
     return Call(
         method="SetMigMode",
         request=pb.SetMigModeRequest(gpu=_gpu_name(gpu), mode=mode),
-        read=reading.mode_change,
+        read=decode.mode_change,
         seconds=WORK_SECONDS,
         for_admin=True,
         repeated=False,
     )
 
 
-def pause(reason: str) -> Call[answers.Paused]:
+def pause(reason: str) -> Call[types.Paused]:
     """Has the agent grant nothing more and let go of the driver. Raises UsageError."""
-    kinds.TEXT.check("reason", reason)
+    arg_checks.TEXT.check("reason", reason)
     return Call(
         method="Pause",
         request=pb.PauseRequest(reason=reason),
-        read=reading.paused,
+        read=decode.paused,
         seconds=WORK_SECONDS,
         for_admin=True,
     )
 
 
-def resume() -> Call[answers.Paused]:
+def resume() -> Call[types.Paused]:
     """Takes an administrator's pause back."""
-    return Call(method="Resume", request=pb.ResumeRequest(), read=reading.paused, seconds=WORK_SECONDS, for_admin=True)
+    return Call(method="Resume", request=pb.ResumeRequest(), read=decode.paused, seconds=WORK_SECONDS, for_admin=True)
 
 
 def watch(after_revision: int | None) -> pb.WatchRequest:
     """What happens after a revision, or from now on; its answers are a stream. Raises UsageError."""
-    kinds.check_revision("after_revision", after_revision)
+    arg_checks.check_revision("after_revision", after_revision)
     return pb.WatchRequest(after_revision=after_revision)
 
 
 def request_for(asking: Asking) -> pb.Request:
     """What is asked for, as a message. Raises UsageError."""
     # Only now: looking at a node, which has to be quick, needs none of what judges a request.
-    from mig_agent.client import asking as judging  # noqa: PLC0415 -- see above
+    from mig_agent.client import request_args as judging  # noqa: PLC0415 -- see above
 
     return judging.request_for(asking)
 
@@ -195,8 +195,8 @@ def acquire_seconds(request: pb.Request) -> float | None:
     return None if math.isinf(request.wait_seconds) else request.wait_seconds + WORK_SECONDS
 
 
-def _cordon(request: pb.CordonRequest) -> Call[answers.Gpu]:
-    return Call(method="Cordon", request=request, read=lambda answer: reading.gpu(answer.gpu), for_admin=True)
+def _cordon(request: pb.CordonRequest) -> Call[types.Gpu]:
+    return Call(method="Cordon", request=request, read=lambda answer: decode.gpu(answer.gpu), for_admin=True)
 
 
 def _nothing(_answer: Message) -> None:
@@ -204,13 +204,13 @@ def _nothing(_answer: Message) -> None:
 
 
 def _check_lease(lease: str, token: str) -> None:
-    kinds.TEXT.check("lease", lease)
-    kinds.TEXT.check("token", token)
+    arg_checks.TEXT.check("lease", lease)
+    arg_checks.TEXT.check("token", token)
 
 
 def _seconds(value: str | float | None) -> float | None:
     """A duration as text or seconds."""
-    from mig_agent.client import asking as judging  # noqa: PLC0415 -- as above
+    from mig_agent.client import request_args as judging  # noqa: PLC0415 -- as above
 
     return judging.seconds(value)
 

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from mig_agent.client import answers, calls, reading
-from mig_agent.client.acquiring import Acquiring
+from mig_agent.client import calls, decode, types
+from mig_agent.client.acquire_stream import Acquiring
 from mig_agent.client.addresses import Address
 from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connection, Connections
+from mig_agent.client.error_mapping import failure_of
 from mig_agent.client.errors import ClientError
-from mig_agent.client.failures import failure_of
-from mig_agent.client.holding import Holding, OnQueued
+from mig_agent.client.hold_stream import Holding, OnQueued
 from mig_agent.client.leases import Lease
 
 if TYPE_CHECKING:
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 
 class Client:
@@ -106,45 +106,45 @@ class Client:
         """
         self._ask(calls.release(lease, token, force=force))
 
-    def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
+    def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Gives a lease a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""
         return self._ask(calls.renew(lease, token, ttl))
 
     # ------------------------------------------------------------ looking
 
-    def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> answers.Plan | answers.NoPlan:
+    def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:
         """How a request would be served now, or why not; with `explain` also how that comes about. Changes nothing."""
         return self.plan_each([asking], explain=explain)[0]
 
-    def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[answers.Plan | answers.NoPlan]:
+    def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
         """How each of several requests would be served now, each as though it came alone."""
         return self._ask(calls.plan_each(askings, explain=explain))
 
-    def status(self) -> answers.Status:
+    def status(self) -> types.Status:
         """The node as it is: GPUs, instances, leases and the queue."""
         return self._ask(calls.status())
 
-    def profiles(self) -> tuple[answers.GpuModel, ...]:
+    def profiles(self) -> tuple[types.GpuModel, ...]:
         """What the node's GPUs can be cut into."""
         return self._ask(calls.profiles())
 
     def events(
         self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
-    ) -> tuple[answers.Event, ...]:
+    ) -> tuple[types.Event, ...]:
         """What happened since a moment (seconds since the epoch), oldest first; at most `limit`, the newest."""
         return self._ask(calls.events(since, gpu, limit))
 
-    def usage(self) -> dict[int, answers.Usage]:
+    def usage(self) -> dict[int, types.Usage]:
         """What is used on each instance at this moment, by its generation."""
         return self._ask(calls.usage())
 
-    def watch(self, after_revision: int | None = None) -> Iterator[answers.Event]:
+    def watch(self, after_revision: int | None = None) -> Iterator[types.Event]:
         """What happens from now on, or after a revision, as it happens; ends only by an error, or by `close`."""
         stream = self._connections.users.stub.Watch(calls.watch(after_revision))
         try:
             for answer in stream:
                 if answer.HasField("event"):
-                    yield reading.event(answer.event)
+                    yield decode.event(answer.event)
         except grpc.RpcError as error:
             raise failure_of(error, self.address) from error
         finally:
@@ -152,33 +152,33 @@ class Client:
 
     # ------------------------------------------------------------ administration
 
-    def reclaim(self, *gpus: str | int) -> tuple[answers.Instance, ...]:
+    def reclaim(self, *gpus: str | int) -> tuple[types.Instance, ...]:
         """Destroys the idle instances, of these GPUs or of all; answers which. For administrators."""
         return self._ask(calls.reclaim(gpus))
 
     def adopt(
         self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
-    ) -> tuple[answers.Instance, ...]:
+    ) -> tuple[types.Instance, ...]:
         """Takes over foreign instances with these UUIDs, on these GPUs, or all; answers which. For administrators."""
         return self._ask(calls.adopt(uuids, gpus, everything=everything))
 
-    def cordon(self, gpu: str | int, reason: str = "") -> answers.Gpu:
+    def cordon(self, gpu: str | int, reason: str = "") -> types.Gpu:
         """Keeps new leases off a GPU. For administrators."""
         return self._ask(calls.cordon(gpu, reason))
 
-    def uncordon(self, gpu: str | int) -> answers.Gpu:
+    def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allows new leases on a GPU again. For administrators."""
         return self._ask(calls.uncordon(gpu))
 
-    def set_mig_mode(self, gpu: str | int, *, enable: bool) -> answers.ModeChange:
+    def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switches a GPU's MIG mode; refused while anything runs on it or is leased. For administrators."""
         return self._ask(calls.set_mig_mode(gpu, enable=enable))
 
-    def pause(self, reason: str = "") -> answers.Paused:
+    def pause(self, reason: str = "") -> types.Paused:
         """Has the agent grant nothing more and let go of the driver; leases stay. For administrators."""
         return self._ask(calls.pause(reason))
 
-    def resume(self) -> answers.Paused:
+    def resume(self) -> types.Paused:
         """Takes an administrator's pause back. For administrators."""
         return self._ask(calls.resume())
 

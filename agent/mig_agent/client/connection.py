@@ -9,12 +9,12 @@ from typing import Any, Generic, TypeVar
 
 import grpc
 
-from mig_agent.client import kinds
+from mig_agent.client import arg_checks
 from mig_agent.client.addresses import Address, resolve
 from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls, Versions, open_channel, versions_of
+from mig_agent.client.error_mapping import Dropped, TooSlow, failure_of
 from mig_agent.client.errors import ClientError, NoAgent, Refused
-from mig_agent.client.failures import Dropped, TooSlow, failure_of
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
@@ -158,7 +158,7 @@ class Connections(Generic[AnyConnection]):
     ) -> None:
         """`make` is the class of the connections. Raises UsageError for an address that cannot be meant."""
         if not isinstance(address, Address):
-            kinds.ADDRESS.check("address", address)
+            arg_checks.ADDRESS.check("address", address)
         tls = tls or Tls.from_environment()
         self._open = partial(make, tls=tls, patience=patience)
         self.users = self._open(address if isinstance(address, Address) else resolve(address))

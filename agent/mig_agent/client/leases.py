@@ -7,13 +7,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from mig_agent.client.answers import Device, Grant
+from mig_agent.client.types import Device, Grant
 
 if TYPE_CHECKING:
-    from mig_agent.client.acquiring import Acquiring
+    from mig_agent.client.acquire_stream import Acquiring
     from mig_agent.client.client import Client
     from mig_agent.client.errors import ClientError
-    from mig_agent.client.holding import Holding
+    from mig_agent.client.hold_stream import Holding
 
 
 class Held(Protocol):

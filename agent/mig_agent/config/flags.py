@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import click
 
-from mig_agent.config.rows import Row
+from mig_agent.config.field_types import Row
 from mig_agent.config.settings import ROWS, groups
 
 

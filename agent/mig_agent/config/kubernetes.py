@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mig_agent.config import kinds
-from mig_agent.config.rows import setting
+from mig_agent.config import field_types
+from mig_agent.config.field_types import setting
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.pod_resources import MEMORY, PROFILES
 
@@ -24,7 +24,7 @@ class KubernetesSettings:
         False,
         "Serve GPUs to pods of this node as extended resources. The node is `node`; its kubelet is reached through "
         "`kubelet_dir`.",
-        kind=kinds.SWITCH,
+        kind=field_types.SWITCH,
         group=_KUBERNETES,
         example="yes",
     )
@@ -33,7 +33,7 @@ class KubernetesSettings:
         "How the node shows what it can give: `device-plugin` serves it to the kubelet, which gives containers their "
         "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and tells pods their "
         "devices itself; `none` shows nothing. See kubernetes.md.",
-        kind=kinds.choice("device-plugin", "node-status", "none"),
+        kind=field_types.choice("device-plugin", "node-status", "none"),
         group=_KUBERNETES,
         example="none",
         when_unset="`device-plugin` where `kubernetes` is on and `kubelet_dir` is there, else `none`",
@@ -41,14 +41,14 @@ class KubernetesSettings:
     kubelet_dir: Path = setting(
         Path("/var/lib/kubelet"),
         "Folder of the kubelet, with `device-plugins` and `pod-resources` in it.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_KUBERNETES,
         example="/var/lib/kubelet",
     )
     kubeconfig: Path | None = setting(
         None,
         "How to reach the API server.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_KUBERNETES,
         example="/etc/kubernetes/mig-agent.conf",
         when_unset="the service account of the agent's pod",
@@ -56,28 +56,28 @@ class KubernetesSettings:
     resource_prefix: str = setting(
         PROFILES,
         "What the names of the resources begin with that are profiles: behind it comes `1g.10gb`, or `1g.10gb.me`.",
-        kind=kinds.RESOURCE_PREFIX,
+        kind=field_types.RESOURCE_PREFIX,
         group=_KUBERNETES,
         example=PROFILES,
     )
     memory_resource_prefix: str = setting(
         MEMORY,
         "What the names of the resources begin with that are amounts of memory: behind it comes `10g`.",
-        kind=kinds.RESOURCE_PREFIX,
+        kind=field_types.RESOURCE_PREFIX,
         group=_KUBERNETES,
         example=MEMORY,
     )
     memory_resources: tuple[str, ...] = setting(
         ("5g", "10g", "20g", "40g", "80g"),
         "The amounts of memory that pods may ask for whatever the GPU model, in decimal gigabytes as `10G` in migctl.",
-        kind=kinds.MEMORY_CLASSES,
+        kind=field_types.MEMORY_CLASSES,
         group=_KUBERNETES,
         example="5g, 10g, 20g, 40g, 80g",
     )
     whole_gpu_resource: str = setting(
         "",
         "Serve the GPUs without MIG mode whole, under this name. No other device plugin may serve it on the node.",
-        kind=kinds.RESOURCE,
+        kind=field_types.RESOURCE,
         group=_KUBERNETES,
         example="nvidia.com/gpu",
         when_unset="GPUs without MIG mode are not served to pods",
@@ -86,7 +86,7 @@ class KubernetesSettings:
         "cdi",
         "How containers get their devices: `cdi` where the container runtime reads `cdi_dir`, `environment` with "
         "NVIDIA_VISIBLE_DEVICES for older ones, which is slow and does not outlive a reboot. See kubernetes.md.",
-        kind=kinds.choice("cdi", "environment"),
+        kind=field_types.choice("cdi", "environment"),
         group=_KUBERNETES,
         example="cdi",
     )
@@ -94,14 +94,14 @@ class KubernetesSettings:
         Path("/var/run/cdi"),
         "Folder where the container runtime looks for CDI files; the agent writes those of its pods into it. It has to "
         "be one that a reboot empties.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_KUBERNETES,
         example="/var/run/cdi",
     )
     node_label: str = setting(
         "",
         "Serve pods only while the node carries this label; it may be set and taken away at any time.",
-        kind=kinds.LABEL,
+        kind=field_types.LABEL,
         group=_KUBERNETES,
         example="mig-agent.io/managed=true",
         when_unset="every node is served",
@@ -110,7 +110,7 @@ class KubernetesSettings:
         "auto",
         "Whether the agent labels the node with its GPUs and profiles: `auto` does so where GPU feature discovery "
         "does not.",
-        kind=kinds.choice("auto", "off"),
+        kind=field_types.choice("auto", "off"),
         group=_KUBERNETES,
         example="off",
     )
@@ -118,7 +118,7 @@ class KubernetesSettings:
         25.0,
         "A container that starts waits so long for its devices before the kubelet is told to try again; the kubelet "
         "itself waits 30s.",
-        kind=kinds.DURATION,
+        kind=field_types.DURATION,
         group=_KUBERNETES,
         example="25s",
     )
@@ -126,7 +126,7 @@ class KubernetesSettings:
         600.0,
         "A lease that a scheduler took for a pod, and keeps without a deadline, ends where the API server says so long "
         "after it was taken or last renewed that the pod is bound to no node yet.",
-        kind=kinds.DURATION,
+        kind=field_types.DURATION,
         group=_KUBERNETES,
         example="10m",
     )

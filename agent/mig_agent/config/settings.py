@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from mig_agent.config import kinds
+from mig_agent.config import field_types
 from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
+from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
-from mig_agent.config.rows import ROW, Row, setting
 from mig_agent.core.errors import ConfigError
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
@@ -37,14 +37,14 @@ class Settings(KubernetesSettings):
         Path("/var/lib/mig-agent"),
         "Folder of the ledger of leases and its key: of the agent's own user, mode 0700, and no link. One agent a "
         "folder.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_PLACE,
         example="/var/lib/mig-agent",
     )
     listen: tuple[Address, ...] = setting(
         (UnixAddress(DEFAULT_SOCKET),),
         "Where clients connect. Unix sockets get `socket_mode` and `socket_group`; TCP needs the three `tls_` files.",
-        kind=kinds.ADDRESSES,
+        kind=field_types.ADDRESSES,
         group=_PLACE,
         example="unix:///run/mig-agent/mig-agent.sock, 0.0.0.0:7400",
     )
@@ -52,7 +52,7 @@ class Settings(KubernetesSettings):
         None,
         "Unix socket, mode 0600, where its owner may do what concerns others: cordon, switch MIG mode, reclaim, pause, "
         "and release any lease.",
-        kind=kinds.UNIX_ADDRESS,
+        kind=field_types.UNIX_ADDRESS,
         group=_PLACE,
         example="unix:///run/mig-agent/admin.sock",
         when_unset="`admin.sock` beside the first Unix socket of `listen`",
@@ -60,14 +60,14 @@ class Settings(KubernetesSettings):
     socket_mode: int = setting(
         0o660,
         "Who may use the Unix sockets of `listen`, in octal.",
-        kind=kinds.SOCKET_MODE,
+        kind=field_types.SOCKET_MODE,
         group=_PLACE,
         example="0660",
     )
     socket_group: str = setting(
         "",
         "Group that the Unix sockets of `listen` belong to; its members may ask for GPUs.",
-        kind=kinds.TEXT,
+        kind=field_types.TEXT,
         group=_PLACE,
         example="gpu-users",
         when_unset="the agent's own group",
@@ -76,7 +76,7 @@ class Settings(KubernetesSettings):
         (),
         "Users of this machine, by name or number, who may ask for others on the Unix sockets of `listen`, under any "
         "tenant and name. Root and the agent's own user always may.",
-        kind=kinds.NAMES,
+        kind=field_types.NAMES,
         group=_PLACE,
         example="slurm",
         when_unset="nobody else",
@@ -86,7 +86,7 @@ class Settings(KubernetesSettings):
         "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
         "most 256; as many over TCP, and half as many from one address; more are turned away. Fewer where the process "
         "may not open three files for each.",
-        kind=kinds.COUNT,
+        kind=field_types.COUNT,
         group=_PLACE,
         example="4096",
     )
@@ -94,7 +94,7 @@ class Settings(KubernetesSettings):
         Path("/run/mig-agent/locks"),
         "Folder of one lock for each managed GPU, the same for all agents of a machine. For simulated GPUs it lies in "
         "the simulated machine.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_PLACE,
         example="/run/mig-agent/locks",
     )
@@ -102,14 +102,14 @@ class Settings(KubernetesSettings):
         2000,
         "So many requests and watches may be open at once on each of `listen` and `admin_listen`, and as many other "
         "calls; more are refused. A request that waits is one.",
-        kind=kinds.COUNT,
+        kind=field_types.COUNT,
         group=_PLACE,
         example="2000",
     )
     node: str | None = setting(
         None,
         "Name of this node, as Status shows it.",
-        kind=kinds.NAME,
+        kind=field_types.NAME,
         group=_PLACE,
         example="gpu-17",
         when_unset="the host's name",
@@ -117,7 +117,7 @@ class Settings(KubernetesSettings):
     tls_cert: Path | None = setting(
         None,
         "The agent's certificate chain (PEM).",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_TLS,
         example="/etc/mig-agent/tls/server.pem",
         when_unset="no TCP",
@@ -125,7 +125,7 @@ class Settings(KubernetesSettings):
     tls_key: Path | None = setting(
         None,
         "The private key of `tls_cert` (PEM): a file of root's or of the agent's user, which nobody else may read.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_TLS,
         example="/etc/mig-agent/tls/server.key",
         when_unset="no TCP",
@@ -133,7 +133,7 @@ class Settings(KubernetesSettings):
     tls_client_ca: Path | None = setting(
         None,
         "The authority that signed the clients' certificates (PEM); others are turned away.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_TLS,
         example="/etc/mig-agent/tls/clients-ca.pem",
         when_unset="no TCP",
@@ -141,7 +141,7 @@ class Settings(KubernetesSettings):
     tls_admins: tuple[str, ...] = setting(
         (),
         "Clients who may do over TCP what administrators may, by the common name in their certificates.",
-        kind=kinds.NAMES,
+        kind=field_types.NAMES,
         group=_TLS,
         example="ops",
         when_unset="nobody",
@@ -149,7 +149,7 @@ class Settings(KubernetesSettings):
     tls_schedulers: tuple[str, ...] = setting(
         (),
         "Clients who may ask over TCP for others, under any tenant and name; common names, too.",
-        kind=kinds.NAMES,
+        kind=field_types.NAMES,
         group=_TLS,
         example="scheduler.cluster-a",
         when_unset="nobody",
@@ -157,7 +157,7 @@ class Settings(KubernetesSettings):
     tls_users: tuple[str, ...] | None = setting(
         None,
         "Clients who may ask over TCP for themselves; the common name in the certificate is their tenant.",
-        kind=kinds.NAMES,
+        kind=field_types.NAMES,
         group=_TLS,
         example="alice, bob",
         when_unset="everybody with a certificate of `tls_client_ca`",
@@ -165,7 +165,7 @@ class Settings(KubernetesSettings):
     gpus: tuple[str, ...] | None = setting(
         None,
         "The GPUs to manage, by index or UUID. The others are left alone.",
-        kind=kinds.GPUS,
+        kind=field_types.GPUS,
         group=_GPUS,
         example="0, 2",
         when_unset="those in CUDA_VISIBLE_DEVICES where it is set, else all",
@@ -173,7 +173,7 @@ class Settings(KubernetesSettings):
     foreign: Literal["respect", "adopt"] = setting(
         "respect",
         "Instances that somebody else made: `respect` never touches them, `adopt` takes over those that nobody uses.",
-        kind=kinds.choice("respect", "adopt"),
+        kind=field_types.choice("respect", "adopt"),
         group=_GPUS,
         example="adopt",
     )
@@ -181,14 +181,14 @@ class Settings(KubernetesSettings):
         "any",
         "Whose idle instances serve a request as they are: `any`, those that the `same-tenant` held last, or `never`. "
         "The others are destroyed and created anew. See security.md.",
-        kind=kinds.choice("any", "same-tenant", "never"),
+        kind=field_types.choice("any", "same-tenant", "never"),
         group=_GPUS,
         example="same-tenant",
     )
     profiles_dir: Path | None = setting(
         None,
         "Folder with one YAML file for each GPU model.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_GPUS,
         example="/etc/mig-agent/profiles",
         when_unset="the profiles that come with the agent",
@@ -196,21 +196,21 @@ class Settings(KubernetesSettings):
     idle_limit: float | None = setting(
         None,
         "Destroy an instance that has been idle for so long. `off` keeps it until its slices are needed.",
-        kind=kinds.DURATION_OR_OFF,
+        kind=field_types.DURATION_OR_OFF,
         group=_GPUS,
         example="2h",
     )
     creation_cost: float = setting(
         2.0,
         "What creating an instance costs against reusing one in a worse place; towards 8 where creating is slow.",
-        kind=kinds.NUMBER,
+        kind=field_types.NUMBER,
         group=_CHOOSING,
         example="2",
     )
     strict_fifo: bool = setting(
         False,
         "Serve waiting requests strictly in order, instead of letting a later one start when it fits.",
-        kind=kinds.SWITCH,
+        kind=field_types.SWITCH,
         group=_CHOOSING,
         example="yes",
     )
@@ -218,55 +218,59 @@ class Settings(KubernetesSettings):
         None,
         "After so long the first waiting request gets GPUs kept free for it. `auto` is as long as leases last on "
         "average, between 10s and 24h; a guess of 5m counts as the first of them.",
-        kind=kinds.DURATION_OR_AUTO,
+        kind=field_types.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",
     )
     max_waiting: int = setting(
-        1000, "So many requests may wait; more are refused.", kind=kinds.COUNT, group=_CHOOSING, example="1000"
+        1000, "So many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
     )
     reread: float = setting(
-        30.0, "How often the driver is asked what it really has.", kind=kinds.DURATION, group=_LIMITS, example="30s"
+        30.0,
+        "How often the driver is asked what it really has.",
+        kind=field_types.DURATION,
+        group=_LIMITS,
+        example="30s",
     )
     call_deadline: float = setting(
         30.0,
         "A call of the driver that takes longer counts as hung: its GPU is cordoned.",
-        kind=kinds.DURATION,
+        kind=field_types.DURATION,
         group=_LIMITS,
         example="30s",
     )
     stop_deadline: float = setting(
         15.0,
         "On SIGTERM the step under way may take so long before the agent ends all the same.",
-        kind=kinds.DURATION,
+        kind=field_types.DURATION,
         group=_LIMITS,
         example="15s",
     )
     metrics: TcpAddress | None = setting(
         TcpAddress("127.0.0.1", 9400),
         "Where Prometheus reads metrics over HTTP, without a password: think before leaving loopback.",
-        kind=kinds.TCP_OR_OFF,
+        kind=field_types.TCP_OR_OFF,
         group=_TELLING,
         example="0.0.0.0:9400",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
         "The least important messages that are logged.",
-        kind=kinds.choice("debug", "info", "warning", "error"),
+        kind=field_types.choice("debug", "info", "warning", "error"),
         group=_TELLING,
         example="debug",
     )
     log_format: Literal["auto", "text", "json"] = setting(
         "auto",
         "`auto` writes text to a terminal and JSON elsewhere.",
-        kind=kinds.choice("auto", "text", "json"),
+        kind=field_types.choice("auto", "text", "json"),
         group=_TELLING,
         example="json",
     )
     simulate: str = setting(
         "",
         "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `:off` behind it leaves MIG mode off.",
-        kind=kinds.TEXT,
+        kind=field_types.TEXT,
         group=_SIMULATED,
         example="a100-40gb:1,h100-80gb:2",
         when_unset="the real GPUs",
@@ -274,7 +278,7 @@ class Settings(KubernetesSettings):
     simulate_dir: Path | None = setting(
         None,
         "Folder of the simulated machine.",
-        kind=kinds.PATH,
+        kind=field_types.PATH,
         group=_SIMULATED,
         example="/tmp/simulated",  # noqa: S108 -- an example for people who try things
         when_unset="`state_dir`",
@@ -282,14 +286,14 @@ class Settings(KubernetesSettings):
     simulate_create_seconds: float = setting(
         0.16,
         "How long creating a GPU instance takes on a new simulated machine.",
-        kind=kinds.NUMBER,
+        kind=field_types.NUMBER,
         group=_SIMULATED,
         example="0.16",
     )
     simulate_destroy_seconds: float = setting(
         0.10,
         "How long destroying a GPU instance takes on a new simulated machine.",
-        kind=kinds.NUMBER,
+        kind=field_types.NUMBER,
         group=_SIMULATED,
         example="0.10",
     )

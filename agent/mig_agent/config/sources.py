@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from mig_agent.config.rows import ENVIRONMENT_PREFIX
+from mig_agent.config.field_types import ENVIRONMENT_PREFIX
 from mig_agent.config.settings import ROWS
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown

@@ -14,10 +14,10 @@ import structlog
 from mig_agent import __version__
 from mig_agent.adapters import profiles
 from mig_agent.adapters.clock import SystemClock
-from mig_agent.adapters.crashpoints import CRASH_POINTS
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
-from mig_agent.adapters.ledger import LEDGER_FILE, Ledger
-from mig_agent.adapters.private import PrivateFolder, refuse_if_replaceable
+from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
+from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.config import Settings
@@ -183,8 +183,8 @@ def _make_state_dir(settings: Settings) -> None:
     """Make the folder where it is missing, and see to it that only the agent's user can enter it."""
     folder = settings.state_dir
     known = {LEDGER_FILE, KEY_FILE, "lock", simulated_file(settings)}
-    with CRASH_POINTS.around("state-folder"):
-        state = PrivateFolder.open(folder, "keep state in", known)
+    with FAILPOINTS.around("state-folder"):
+        state = PrivateDir.open(folder, "keep state in", known)
     state.close()
     refuse_if_replaceable(folder, "the state directory", "give another --state-dir")
 

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
 from mig_agent.adapters.clock import SystemClock
-from mig_agent.adapters.driverlibraries import DriverLibraries
-from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError
+from mig_agent.adapters.driver_libraries import DriverLibraries
+from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, PodInformer
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
@@ -47,7 +47,7 @@ class Kubernetes:
     """Connected to the API server; serves pods from `start` to `stop`."""
 
     settings: Settings
-    api: KubeApi
+    api: KubeClient
     node_settings: NodeSettings
     paused: tuple[str, ...]
     """Why the agent must not even open the driver when it starts."""
@@ -56,12 +56,12 @@ class Kubernetes:
     _pods: PodTracker | None = None
     _numbers: NodeStatus | None = None
     _manager: Manager | None = None
-    _followings: list[Following] = field(default_factory=list)
+    _followings: list[PodInformer] = field(default_factory=list)
 
     @classmethod
     async def connect(cls, settings: Settings) -> Kubernetes:
         """Before the manager is started. Raises ConfigError where it cannot be told how to reach the API server."""
-        api = KubeApi.connect(settings.kubeconfig, settings.node_name)
+        api = KubeClient.connect(settings.kubeconfig, settings.node_name)
         node_settings = NodeSettings(
             label=settings.node_label,
             features=settings.feature_labels == "auto",

@@ -17,8 +17,8 @@ from structlog.typing import EventDict, Processor
 from mig_agent.config import Settings
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.texts import visible
-from mig_agent.daemon.loglimit import LEFT_OUT, OncePerMinute
-from mig_agent.daemon.logwriter import LogWriter
+from mig_agent.daemon.log_limit import LEFT_OUT, OncePerMinute
+from mig_agent.daemon.log_writer import LogWriter
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _WARNINGS = frozenset(

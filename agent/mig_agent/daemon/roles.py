@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mig_agent.adapters.peers import own_uid
+from mig_agent.adapters.transport.peer_credentials import own_uid
 from mig_agent.adapters.users import Users, uid_named
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError

@@ -19,8 +19,8 @@ from mig_agent.core.errors import DriverError, LedgerError, RefusedError, UsageE
 from mig_agent.daemon import logs
 from mig_agent.daemon.agent import Agent, start_agent
 from mig_agent.daemon.hardware import CannotServeError
-from mig_agent.daemon.logwriter import LogWriter
-from mig_agent.daemon.notify import keep_alive, notify
+from mig_agent.daemon.log_writer import LogWriter
+from mig_agent.daemon.sd_notify import keep_alive, notify
 
 _UMASK = 0o022
 CLEAN = 0

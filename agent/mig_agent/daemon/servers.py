@@ -18,20 +18,20 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
-from mig_agent.adapters import tcp
-from mig_agent.adapters.http2limits import Limits, Usages
-from mig_agent.adapters.links import Fates
-from mig_agent.adapters.peers import Peer, own_uid, peer_of
-from mig_agent.adapters.places import Places, allow_open_files
-from mig_agent.adapters.private import PrivateFolder
-from mig_agent.adapters.relay import Relay
-from mig_agent.adapters.sockets import OwnedSocket
+from mig_agent.adapters.private_dir import PrivateDir
 from mig_agent.adapters.subordinates import Subordinates
-from mig_agent.adapters.tls import Certificates, Renewal, TlsFiles
+from mig_agent.adapters.transport import tcp
+from mig_agent.adapters.transport.connection_limits import ConnectionLimits, allow_open_files
+from mig_agent.adapters.transport.http2_limits import Limits, Usages
+from mig_agent.adapters.transport.peer_credentials import Peer, own_uid, peer_of
+from mig_agent.adapters.transport.proxy_connection import ConnectionEnds
+from mig_agent.adapters.transport.relay import Relay
+from mig_agent.adapters.transport.tls import Certificates, Renewal, TlsFiles
+from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
-from mig_agent.daemon.renewing import Renewing
+from mig_agent.daemon.cert_reload import Renewing
 from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
@@ -114,7 +114,14 @@ class _Server:
     """One gRPC server with health and reflection; its service comes later."""
 
     def __init__(
-        self, name: str, most_calls: int, folder: PrivateFolder, places: Places, *, users: Users, fates: Fates
+        self,
+        name: str,
+        most_calls: int,
+        folder: PrivateDir,
+        places: ConnectionLimits,
+        *,
+        users: Users,
+        fates: ConnectionEnds,
     ) -> None:
         """`name` is that of its socket in the folder."""
         self._name = name
@@ -147,7 +154,7 @@ class _Server:
         inner = self._inner_port(address, self._name, None)
         self._relay(owned.listen(mode, group), inner, self._local_peer, self._places, usages=self._usages)
 
-    def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: Places) -> TcpAddress:
+    def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: ConnectionLimits) -> TcpAddress:
         """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
         inner = self._inner_port(address, f"{self._name}-tls", certificates)
         if self.renewing is None:
@@ -183,7 +190,7 @@ class _Server:
         listener: socket.socket,
         inner: str,
         who: Callable[[socket.socket], Peer],
-        places: Places,
+        places: ConnectionLimits,
         *,
         before: Callable[[], Awaitable[None]] | None = None,
         usages: Usages | None = None,
@@ -250,17 +257,17 @@ class Servers:
         """Those of the users who have connected to a Unix socket."""
         self.addresses: list[str] = []
         """Where users connect; a TCP port that the kernel chose is filled in."""
-        self.fates = Fates()
+        self.fates = ConnectionEnds()
         """What becomes of each connection."""
         self._closing = False
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
-            folder = PrivateFolder.open(_inner_folder(settings))
+            folder = PrivateDir.open(_inner_folder(settings))
             self._sockets.callback(folder.close)
             calls, names, fates = settings.max_calls, self.user_names, self.fates
             local, remote = _places(settings)
             self._users = _Server("users", calls, folder, local, users=names, fates=fates)
-            apart = Places(_ADMIN_CONNECTIONS)
+            apart = ConnectionLimits(_ADMIN_CONNECTIONS)
             self._admins = _Server("admins", calls, folder, apart, users=names, fates=fates)
             certificates = _certificates(settings)
             for address in settings.listen:
@@ -315,17 +322,19 @@ def _inner_folder(settings: Settings) -> Path:
     return settings.state_dir / _INNER_FOLDER
 
 
-def _places(settings: Settings) -> tuple[Places, Places]:
+def _places(settings: Settings) -> tuple[ConnectionLimits, ConnectionLimits]:
     """For connections to Unix sockets, and for those over TCP: neither can take the other's."""
     kinds = 1 + any(isinstance(address, TcpAddress) for address in settings.listen)
     most = max(min(settings.max_connections, allow_open_files() // kinds), 1)
     half = max(most // 2, 1)
     # Root and the agent's own user could stop it anyway.
-    local = Places(most, most_of_one=min(half, _MOST_OF_ONE_USER), unbounded=(_ROOT, own_uid()))
-    return local, Places(most, most_of_one=half)
+    local = ConnectionLimits(most, most_of_one=min(half, _MOST_OF_ONE_USER), unbounded=(_ROOT, own_uid()))
+    return local, ConnectionLimits(most, most_of_one=half)
 
 
-def _bind_tcp(server: _Server, address: TcpAddress, certificates: Certificates | None, places: Places) -> TcpAddress:
+def _bind_tcp(
+    server: _Server, address: TcpAddress, certificates: Certificates | None, places: ConnectionLimits
+) -> TcpAddress:
     if certificates is None:
         raise ConfigError(f"cannot listen on {address} without certificates")
     return server.relay_tcp(address, certificates, places)

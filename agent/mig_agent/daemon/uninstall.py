@@ -11,7 +11,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError
+from mig_agent.adapters.kubeapi import KubeApiError, KubeClient
 from mig_agent.core.errors import ConfigError
 from mig_agent.frontends.kubernetes.node.controller import nothing, write
 from mig_agent.frontends.kubernetes.node.uninstall import delete_and_wait
@@ -50,7 +50,7 @@ def clean(node: str, kubeconfig: Path | None) -> int:
 
 
 async def _clean(node: str, kubeconfig: Path | None) -> None:
-    api = KubeApi.connect(kubeconfig, node)
+    api = KubeClient.connect(kubeconfig, node)
     try:
         facts = await api.node()
         await write(api, facts, nothing(facts))
@@ -60,7 +60,7 @@ async def _clean(node: str, kubeconfig: Path | None) -> None:
 
 
 async def _delete(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path | None) -> bool:
-    api = KubeApi.connect(kubeconfig, "")
+    api = KubeClient.connect(kubeconfig, "")
     try:
         return await delete_and_wait(api, namespace, daemon_set, seconds)
     finally:

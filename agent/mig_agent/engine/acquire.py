@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from mig_agent.adapters.ledger_contents import RecordedLease
+from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Lease, Pod, Request, RequestId, RequestKey, Slot

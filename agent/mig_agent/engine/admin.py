@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from mig_agent.adapters.ledger_changes import DropCordon, DropInstance, PutCordon, PutInstance
-from mig_agent.adapters.ledger_contents import Cordon
+from mig_agent.adapters.ledger.reader import Cordon
+from mig_agent.adapters.ledger.records import DropCordon, DropInstance, PutCordon, PutInstance
 from mig_agent.core.errors import Blocker, DriverError, DriverErrorKind, LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, Instance, InstanceState

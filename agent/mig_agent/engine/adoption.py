@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from mig_agent.adapters.ledger_changes import DropDoubt, PutInstance
+from mig_agent.adapters.ledger.records import DropDoubt, PutInstance
 from mig_agent.core.errors import LedgerError, Reason, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Instance, InstanceState

@@ -7,8 +7,8 @@ import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 
-from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLease
-from mig_agent.adapters.ledger_contents import RecordedLease
+from mig_agent.adapters.ledger.reader import RecordedLease
+from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLease
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mig_agent.adapters.ledger import MOST_ENDED_IN_MEMORY, Ledger
-from mig_agent.adapters.ledger_contents import RecordedLease
+from mig_agent.adapters.ledger.reader import RecordedLease
+from mig_agent.adapters.ledger.store import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.model import UNRECORDED_CALLER, LeaseId, Request, RequestKey
 from mig_agent.engine.callers import Caller, caller_id_of_uid

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.adapters.ledger_changes import PutInstance
+from mig_agent.adapters.ledger.records import PutInstance
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import DriverError, DriverErrorKind, MigAgentError
 from mig_agent.core.events import EventKind

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from mig_agent.adapters.clock import Clock
-from mig_agent.adapters.ledger import Entry, Ledger
-from mig_agent.adapters.ledger_changes import AddEvent, Change, Record
+from mig_agent.adapters.ledger.records import AddEvent, Change, Record
+from mig_agent.adapters.ledger.store import Entry, Ledger
 from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId, Pod

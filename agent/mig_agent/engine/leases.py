@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mig_agent.adapters.ledger_changes import ArriveLease
+from mig_agent.adapters.ledger.records import ArriveLease
 from mig_agent.core.errors import DriverError, LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod

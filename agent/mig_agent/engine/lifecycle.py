@@ -14,7 +14,7 @@ from enum import Enum, StrEnum
 from functools import partial
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.adapters.ledger_changes import (
+from mig_agent.adapters.ledger.records import (
     AwaitConfirmation,
     Change,
     DropInstance,

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
 from mig_agent.adapters.clock import Timer
-from mig_agent.adapters.ledger_changes import DropPause, PutPause
+from mig_agent.adapters.ledger.records import DropPause, PutPause
 from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError, MigAgentError
 from mig_agent.core.events import EventKind

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-from mig_agent.adapters.ledger import Ledger
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
 from mig_agent.engine.adoption import Adopting

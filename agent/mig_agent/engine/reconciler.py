@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
-from mig_agent.adapters.ledger_changes import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
+from mig_agent.adapters.ledger.records import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.events import EventKind

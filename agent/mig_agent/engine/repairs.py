@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from mig_agent.adapters.ledger_changes import DropInstance, PutInstance, PutLastGeneration
+from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLastGeneration
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
     Generation,

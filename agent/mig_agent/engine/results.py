@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mig_agent.adapters.ledger_contents import Doubt
+from mig_agent.adapters.ledger.reader import Doubt
 from mig_agent.core.model import (
     Generation,
     GpuUuid,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
-from mig_agent.adapters.ledger import Ledger
-from mig_agent.adapters.ledger_changes import ForgetConfirmation
+from mig_agent.adapters.ledger.records import ForgetConfirmation
+from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from mig_agent.adapters.ledger_contents import Cordon, Doubt
+from mig_agent.adapters.ledger.reader import Cordon, Doubt
 from mig_agent.core.model import (
     Generation,
     Gpu,

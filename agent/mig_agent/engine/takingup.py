@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-from mig_agent.adapters.ledger_changes import DropInstance, PutGpus
-from mig_agent.adapters.ledger_gpus import gpu_of, text_of
+from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
+from mig_agent.adapters.ledger.records import DropInstance, PutGpus
 from mig_agent.adapters.nvml import Observation
 from mig_agent.core.errors import ConfigError, DriverError, LedgerError
 from mig_agent.core.events import EventKind

@@ -5,7 +5,7 @@ import os
 import sys
 
 try:
-    from mig_agent import starting
+    from mig_agent import bootstrap
 except KeyboardInterrupt:  # it could not yet see to that
     os._exit(130)
 
@@ -18,18 +18,18 @@ def main() -> None:
     A person waits for it: objects are not searched for cycles while modules are imported, and the interpreter and gRPC
     are not taken down piece by piece at the end.
     """
-    starting.end_when_interrupted()
-    code = starting.INTERRUPTED
+    bootstrap.end_when_interrupted()
+    code = bootstrap.INTERRUPTED
     try:
         gc.set_threshold(_SELDOM)
-        starting.open_standard_files()
+        bootstrap.open_standard_files()
         from mig_agent.migctl.cli import run_command_line  # noqa: PLC0415 -- see above
 
         code = run_command_line(sys.argv[1:])
-        starting.ignore_interrupts()
+        bootstrap.ignore_interrupts()
         sys.stderr.flush()
     except KeyboardInterrupt:  # in the moment between the end of the work and being able to ignore it
-        starting.ignore_interrupts()
+        bootstrap.ignore_interrupts()
     os._exit(code)
 
 

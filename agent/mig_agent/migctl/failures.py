@@ -158,9 +158,9 @@ def _print_failure(
     revision: int | None,
     changed: tuple[str, ...],
 ) -> None:
-    from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
+    from mig_agent.client import to_json  # noqa: PLC0415 -- only where it is needed
 
-    failure = shapes.failure(
+    failure = to_json.failure(
         reason=reason,
         message=message,
         hint=hint,
@@ -170,4 +170,4 @@ def _print_failure(
         revision=revision,
         changed=changed,
     )
-    print(json.dumps(shapes.shown(failure)), flush=True)
+    print(json.dumps(to_json.shown(failure)), flush=True)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mig_agent import starting
+from mig_agent import bootstrap
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl.failures import ReaderGoneError
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 OptionMaker = Callable[[], click.Option]
@@ -75,7 +75,7 @@ class Common:
         """A client of the agent; nothing is connected yet. Raises UsageError."""
         from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
-        starting.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
+        bootstrap.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
         given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
         if given is not None and self.tls_server_name:
             given = replace(given, server_name=self.tls_server_name)
@@ -174,7 +174,7 @@ def asking_of(parameters: Mapping[str, Any]) -> Asking:
 
     Everything is judged here, so that a mistyped command line never reaches the agent.
     """
-    from mig_agent.client.asking import request_for  # noqa: PLC0415 -- a mistyped option costs no import of gRPC
+    from mig_agent.client.request_args import request_for  # noqa: PLC0415 -- a mistyped option costs no import of gRPC
 
     asking: Asking = {
         "gpu_memory": parameters["gpu_memory"],

@@ -14,8 +14,8 @@ from mig_agent.core.quantities import format_duration
 from mig_agent.migctl.failures import one_line
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Placement
-    from mig_agent.client.shapes import Json
+    from mig_agent.client.to_json import Json
+    from mig_agent.client.types import Placement
 
 _MIB_IN_GIB = 1024
 _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
@@ -23,7 +23,7 @@ _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
 
 def print_json(value: Json) -> None:
     """One document on stdout, indented for a terminal."""
-    from mig_agent.client.shapes import shown  # noqa: PLC0415 -- who prints JSON has imported it
+    from mig_agent.client.to_json import shown  # noqa: PLC0415 -- who prints JSON has imported it
 
     print(json.dumps(shown(value), indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mig_agent.client import AsyncClient, AsyncLease, ClientError, Plan, Refused
-from mig_agent.client.asking import Asking
+from mig_agent.client.request_args import Asking
 
 MEMORY = ("5G", "10G", "20G", "40G")
 """What pods ask for, each as often."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from mig_agent.adapters.crashpoints import VARIABLE
+from mig_agent.adapters.failpoints import VARIABLE
 from support.agent import eventually
 from support.cluster import agent_image, unlike
 from support.cluster.api import Api, Json

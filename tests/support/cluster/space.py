@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from mig_agent.client import Client, Pod
-from mig_agent.client.answers import Device, LeaseInfo, Status
+from mig_agent.client.types import Device, LeaseInfo, Status
 from support.cluster import installed
 from support.cluster.api import Json
 from support.cluster.cluster import Cluster

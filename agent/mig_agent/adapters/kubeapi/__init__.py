@@ -1,10 +1,12 @@
 """The API server: what the agent reads there and the little that it changes. The only import of `kubernetes`.
 
-`KubeApi.connect` imports that library, so that an agent without Kubernetes does not pay for it.
+`KubeClient.connect` imports that library, so that an agent without Kubernetes does not pay for it.
 """
 
-from mig_agent.adapters.kubeapi.api import KubeApi
-from mig_agent.adapters.kubeapi.facts import (
+from mig_agent.adapters.kubeapi.client import KubeClient
+from mig_agent.adapters.kubeapi.informer import PodInformer
+from mig_agent.adapters.kubeapi.node_affinity import selects
+from mig_agent.adapters.kubeapi.objects import (
     NO_ANSWER,
     DaemonSetFacts,
     KubeApiError,
@@ -13,18 +15,16 @@ from mig_agent.adapters.kubeapi.facts import (
     PodFacts,
     PodName,
 )
-from mig_agent.adapters.kubeapi.following import Following
-from mig_agent.adapters.kubeapi.selecting import selects
 
 __all__ = [
     "NO_ANSWER",
     "DaemonSetFacts",
-    "Following",
-    "KubeApi",
     "KubeApiError",
+    "KubeClient",
     "NodeCondition",
     "NodeFacts",
     "PodFacts",
+    "PodInformer",
     "PodName",
     "selects",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from mig_agent.adapters.kubeapi.facts import NodeCondition
+from mig_agent.adapters.kubeapi.objects import NodeCondition
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"

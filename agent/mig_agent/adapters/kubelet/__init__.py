@@ -1,9 +1,8 @@
 """The kubelet of this node: its sockets, what it knows about pods, and its own record of their devices."""
 
 from mig_agent.adapters.kubelet.checkpoint import CheckpointEntry, DeviceCheckpoint
-from mig_agent.adapters.kubelet.paths import Identity, KubeletError, KubeletPaths
 from mig_agent.adapters.kubelet.podresources import ListedContainer, ListedPod, PodResources
-from mig_agent.adapters.kubelet.registration import register
+from mig_agent.adapters.kubelet.registration import Identity, KubeletError, KubeletPaths, register
 from mig_agent.adapters.kubelet.sockets import PluginSocket, remove_stale_sockets
 
 __all__ = [

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mig_agent.adapters.kubelet.paths import KubeletPaths
+from mig_agent.adapters.kubelet.registration import KubeletPaths
 from mig_agent.core.model import KubeletDevice
 
 

@@ -1,15 +1,98 @@
-"""Offering a resource to the kubelet. It connects back to the plugin's socket before it answers, so listen first."""
+"""Registration of resources with the kubelet: its folders and sockets, channels to them, and the call."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple, cast
 
 import grpc
 
-from mig_agent.adapters.kubelet.channels import channel_to, why
-from mig_agent.adapters.kubelet.paths import KubeletError, KubeletPaths
+from mig_agent.core.errors import MigAgentError
+from mig_agent.core.texts import visible
 from mig_agent.pb.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 from mig_agent.pb.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2_grpc as rpc
+
+
+class KubeletError(MigAgentError):
+    """The kubelet does not answer, or not as expected; the message says what could not be done and why."""
+
+
+class Identity(NamedTuple):
+    """Tells a file from another that has taken its place: inode numbers are used again, the moment of change is not."""
+
+    device: int
+    inode: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> Identity | None:
+        """That of the file at a path now; None where there is none."""
+        try:
+            there = path.stat(follow_symlinks=False)
+        except OSError:
+            return None
+        return cls(there.st_dev, there.st_ino, there.st_ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletPaths:
+    """Places below the kubelet's folder, `/var/lib/kubelet`."""
+
+    folder: Path
+
+    @property
+    def plugins(self) -> Path:
+        """The folder of the sockets of device plugins; the kubelet empties it when it starts."""
+        return self.folder / "device-plugins"
+
+    @property
+    def registration(self) -> Path:
+        """Where the kubelet takes registrations; made anew whenever it starts."""
+        return self.plugins / "kubelet.sock"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The kubelet's record of the devices of its pods."""
+        return self.plugins / "kubelet_internal_checkpoint"
+
+    @property
+    def pod_resources(self) -> Path:
+        """Where the kubelet tells about its pods."""
+        return self.folder / "pod-resources" / "kubelet.sock"
+
+
+_OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.initial_reconnect_backoff_ms", 100),  # a kubelet that restarts is back within seconds
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 16 << 20),  # as the kubelet's own clients: a node has many pods
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel to a new kubelet never waits for the old one's back-off
+)
+
+
+def channel_to(socket: Path) -> grpc.aio.Channel:
+    """A channel to a Unix socket, connected when first used."""
+    return grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+
+
+def why(error: grpc.aio.AioRpcError, socket: Path) -> str:
+    """Why a call failed, in short."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        if not socket.exists():
+            return f"there is no {socket}; is the kubelet running, and its folder mounted?"
+        return f"nobody answers on {socket}; is the kubelet running?"
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return "the kubelet did not answer in time"
+    return f"{error.code().name}: {one_line(error.details() or 'no details')}"
+
+
+def one_line(text: str, most: int = 300) -> str:
+    """A text of somebody else's on one line, not longer than so many characters."""
+    clean = visible(" ".join(text.split()))
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
+
 
 API_VERSION = "v1beta1"
 _SECONDS = 15.0

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import grpc
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.kubelet.paths import Identity, KubeletError, KubeletPaths
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.kubelet.registration import Identity, KubeletError, KubeletPaths
 
 SERVICE: Final = "v1beta1.DevicePlugin"
 _BEGINNING = "mig-agent_"
@@ -47,7 +47,7 @@ class PluginSocket:
         server = grpc.aio.server(options=_OPTIONS)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(methods)),))
         try:
-            with CRASH_POINTS.around("plugin-socket"):
+            with FAILPOINTS.around("plugin-socket"):
                 server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as error:
             raise KubeletError(
@@ -62,14 +62,14 @@ class PluginSocket:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(seconds)
-        with contextlib.suppress(OSError), CRASH_POINTS.around("plugin-socket-removal"):
+        with contextlib.suppress(OSError), FAILPOINTS.around("plugin-socket-removal"):
             self._path.unlink(missing_ok=True)
 
 
 def remove_stale_sockets(paths: KubeletPaths) -> None:
     """Removes what an agent that was killed left in the plugins' folder. Blocking, and quick."""
     for path in _own_sockets(paths.plugins):
-        with contextlib.suppress(OSError), CRASH_POINTS.around("stale-plugin-socket"):
+        with contextlib.suppress(OSError), FAILPOINTS.around("stale-plugin-socket"):
             path.unlink(missing_ok=True)
 
 

@@ -11,17 +11,60 @@ import _ctypes
 import time
 from collections.abc import Callable
 from ctypes import byref, c_uint
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NewType
 
 import pynvml
 
-from mig_agent.adapters.crashpoints import CRASH_POINTS
-from mig_agent.adapters.nvml.answers import InstanceAnswer, MemoryAnswer, ProcessAnswer, ProfileAnswer
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.nvml.session import Session
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Placement
 from mig_agent.core.texts import visible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileAnswer:
+    """What NVML tells of a profile of GPU instances; memory in MiB."""
+
+    id: int
+    name: str
+    """NVML's own string; empty from a driver that tells none."""
+    slices: int
+    memory_mib: int
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg: int
+    ofa: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceAnswer:
+    """What NVML tells of a GPU instance."""
+
+    id: int
+    profile_id: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAnswer:
+    """Bytes."""
+
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessAnswer:
+    """A process with a context on a device; bytes used, or None where the driver does not tell."""
+
+    pid: int
+    used: int | None
+
 
 GpuHandle = NewType("GpuHandle", object)
 MigHandle = NewType("MigHandle", object)
@@ -153,7 +196,7 @@ class Nvml:
         try:
             if name not in CHANGING:
                 return getattr(pynvml, name)(*arguments)
-            with CRASH_POINTS.around(name):
+            with FAILPOINTS.around(name):
                 return getattr(pynvml, name)(*arguments)
         except pynvml.NVMLError as error:
             kind = _KINDS.get(error.value, DriverErrorKind.UNKNOWN)

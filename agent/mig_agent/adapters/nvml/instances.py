@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mig_agent.adapters.nvml.answers import MemoryAnswer
 from mig_agent.adapters.nvml.calls import (
     COMPUTE_PROFILE_ENUMS,
     ComputeInstanceHandle,
     GpuHandle,
     GpuInstanceHandle,
+    MemoryAnswer,
     MigHandle,
     Nvml,
 )

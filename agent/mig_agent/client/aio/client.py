@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from mig_agent.client import answers, calls, reading
+from mig_agent.client import calls, decode, types
 from mig_agent.client.addresses import Address
-from mig_agent.client.aio.acquiring import AsyncAcquiring
+from mig_agent.client.aio.acquire_stream import AsyncAcquiring
 from mig_agent.client.aio.connection import AsyncConnection
-from mig_agent.client.aio.holding import AsyncHolding
+from mig_agent.client.aio.hold_stream import AsyncHolding
 from mig_agent.client.aio.leases import AsyncLease, Taking
 from mig_agent.client.calls import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
-from mig_agent.client.holding import OnQueued
+from mig_agent.client.hold_stream import OnQueued
 
 if TYPE_CHECKING:
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 
 class AsyncClient:
@@ -105,48 +105,46 @@ class AsyncClient:
         """As `Client.release`."""
         await self._ask(calls.release(lease, token, force=force))
 
-    async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> answers.LeaseInfo:
+    async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """As `Client.renew`."""
         return await self._ask(calls.renew(lease, token, ttl))
 
     # ------------------------------------------------------------ looking
 
-    async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> answers.Plan | answers.NoPlan:
+    async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:
         """As `Client.plan`."""
         return (await self.plan_each([asking], explain=explain))[0]
 
-    async def plan_each(
-        self, askings: Sequence[Asking], *, explain: bool = False
-    ) -> list[answers.Plan | answers.NoPlan]:
+    async def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
         """As `Client.plan_each`."""
         return await self._ask(calls.plan_each(askings, explain=explain))
 
-    async def status(self) -> answers.Status:
+    async def status(self) -> types.Status:
         """As `Client.status`."""
         return await self._ask(calls.status())
 
-    async def profiles(self) -> tuple[answers.GpuModel, ...]:
+    async def profiles(self) -> tuple[types.GpuModel, ...]:
         """As `Client.profiles`."""
         return await self._ask(calls.profiles())
 
     async def events(
         self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
-    ) -> tuple[answers.Event, ...]:
+    ) -> tuple[types.Event, ...]:
         """As `Client.events`."""
         return await self._ask(calls.events(since, gpu, limit))
 
-    async def usage(self) -> dict[int, answers.Usage]:
+    async def usage(self) -> dict[int, types.Usage]:
         """As `Client.usage`."""
         return await self._ask(calls.usage())
 
-    async def watch(self, after_revision: int | None = None) -> AsyncIterator[answers.Event]:
+    async def watch(self, after_revision: int | None = None) -> AsyncIterator[types.Event]:
         """As `Client.watch`; the stream ends with the iterator."""
         connection = self._connections.users
         stream = connection.stub.Watch(calls.watch(after_revision))
         try:
             async for answer in stream:
                 if answer.HasField("event"):
-                    yield reading.event(answer.event)
+                    yield decode.event(answer.event)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             raise await connection.failure(error) from error
         finally:
@@ -154,33 +152,33 @@ class AsyncClient:
 
     # ------------------------------------------------------------ administration
 
-    async def reclaim(self, *gpus: str | int) -> tuple[answers.Instance, ...]:
+    async def reclaim(self, *gpus: str | int) -> tuple[types.Instance, ...]:
         """As `Client.reclaim`."""
         return await self._ask(calls.reclaim(gpus))
 
     async def adopt(
         self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
-    ) -> tuple[answers.Instance, ...]:
+    ) -> tuple[types.Instance, ...]:
         """As `Client.adopt`."""
         return await self._ask(calls.adopt(uuids, gpus, everything=everything))
 
-    async def cordon(self, gpu: str | int, reason: str = "") -> answers.Gpu:
+    async def cordon(self, gpu: str | int, reason: str = "") -> types.Gpu:
         """As `Client.cordon`."""
         return await self._ask(calls.cordon(gpu, reason))
 
-    async def uncordon(self, gpu: str | int) -> answers.Gpu:
+    async def uncordon(self, gpu: str | int) -> types.Gpu:
         """As `Client.uncordon`."""
         return await self._ask(calls.uncordon(gpu))
 
-    async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> answers.ModeChange:
+    async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """As `Client.set_mig_mode`."""
         return await self._ask(calls.set_mig_mode(gpu, enable=enable))
 
-    async def pause(self, reason: str = "") -> answers.Paused:
+    async def pause(self, reason: str = "") -> types.Paused:
         """As `Client.pause`."""
         return await self._ask(calls.pause(reason))
 
-    async def resume(self) -> answers.Paused:
+    async def resume(self) -> types.Paused:
         """As `Client.resume`."""
         return await self._ask(calls.resume())
 

@@ -12,8 +12,8 @@ from mig_agent.client.addresses import Address
 from mig_agent.client.calls import Answer
 from mig_agent.client.channels import Tls, open_async_channel
 from mig_agent.client.connection import MOST_FORMER, Line
+from mig_agent.client.error_mapping import Dropped, failure_of
 from mig_agent.client.errors import ClientError
-from mig_agent.client.failures import Dropped, failure_of
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 

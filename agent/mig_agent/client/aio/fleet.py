@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 from mig_agent.client.aio.client import AsyncClient
 from mig_agent.client.aio.leases import AsyncLease
-from mig_agent.client.answers import Plan, Pod
 from mig_agent.client.channels import Tls
 from mig_agent.client.errors import ClientError, NoAgent, Refused
+from mig_agent.client.types import Plan, Pod
 from mig_agent.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 TTL_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
@@ -56,7 +56,7 @@ class AsyncFleet:
         """By a pod's UID: the node that may have a lease for it already."""
         self._spent: Counter[tuple[str, str]] = Counter()
         """By a pod's UID and a node: the request ids that have given their lease, which has ended."""
-        self._lapsing: dict[str, dict[str, Promise]] = {}
+        self._lapsing: dict[str, dict[str, Reservation]] = {}
         """By a pod's UID and by node."""
 
     @property
@@ -142,7 +142,7 @@ class AsyncFleet:
         """The nodes where a lease for the pod lapses: it is in the way of plans there, and may be asked for again."""
         return [node for node in self._lapsing.get(pod.uid, ()) if node in self._agents]
 
-    async def acquire(self, node: str, pod: Pod, /, **asking: Unpack[Asking]) -> Promise:
+    async def acquire(self, node: str, pod: Pod, /, **asking: Unpack[Asking]) -> Reservation:
         """Takes a lease for a pod on a node, with a deadline: the same one however often, and by whom, it is asked for.
 
         The request's id is made of the pod's UID and a number. An id whose lease has ended is spent, as is one by which
@@ -163,7 +163,7 @@ class AsyncFleet:
             asking["request_id"] = f"{pod.uid}-{number}"
             try:
                 async with _in_time(node, self.ttl / 2):
-                    return Promise(node=node, pod=pod, lease=await agent.acquire(**asking), fleet=self)
+                    return Reservation(node=node, pod=pod, lease=await agent.acquire(**asking), fleet=self)
             except Refused as refused:
                 if may_stand and refused.reason in _UNSEEN:
                     raise
@@ -177,13 +177,13 @@ class AsyncFleet:
         """What is known of leases for the pod: the next one is taken wherever it is best."""
         self._promised.pop(pod.uid, None)
 
-    def lapses(self, promise: Promise) -> None:
-        """As `Promise.lapse` has done it."""
+    def lapses(self, promise: Reservation) -> None:
+        """As `Reservation.lapse` has done it."""
         self.forget(promise.pod)
         self._lapsing.setdefault(promise.pod.uid, {})[promise.node] = promise
 
-    async def kept(self, promise: Promise) -> None:
-        """As `Promise.kept`."""
+    async def kept(self, promise: Reservation) -> None:
+        """As `Reservation.kept`."""
         others = [each for node, each in self._lapsing.pop(promise.pod.uid, {}).items() if node != promise.node]
         # Where it is not answered the deadline does it.
         await asyncio.gather(*(each.give_back() for each in others), return_exceptions=True)
@@ -197,7 +197,7 @@ class AsyncFleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Reservation:
     """A lease that was taken for a pod which has not come yet. While it is not confirmed it ends at its deadline."""
 
     node: str

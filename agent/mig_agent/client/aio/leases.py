@@ -6,13 +6,13 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mig_agent.client.answers import Grant
 from mig_agent.client.leases import GivenLease
+from mig_agent.client.types import Grant
 
 if TYPE_CHECKING:
-    from mig_agent.client.aio.acquiring import AsyncAcquiring
+    from mig_agent.client.aio.acquire_stream import AsyncAcquiring
     from mig_agent.client.aio.client import AsyncClient
-    from mig_agent.client.aio.holding import AsyncHolding
+    from mig_agent.client.aio.hold_stream import AsyncHolding
 
 
 class AsyncLease(GivenLease):

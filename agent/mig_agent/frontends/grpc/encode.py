@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpcerrors import detail_of, shortened
+from mig_agent.adapters.grpc_errors import detail_of, shortened
 from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
 from mig_agent.core.model import (

@@ -19,8 +19,8 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
-from mig_agent.adapters.grpcerrors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
-from mig_agent.adapters.peers import peer_from
+from mig_agent.adapters.grpc_errors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
+from mig_agent.adapters.transport.peer_credentials import peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.texts import visible
 from mig_agent.frontends.grpc.text_checks import check_texts

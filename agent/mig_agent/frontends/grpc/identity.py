@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from mig_agent.adapters.peers import Peer, peer_from
+from mig_agent.adapters.transport.peer_credentials import Peer, peer_from
 from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.engine.callers import Caller, Role
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 from mig_agent import __version__
-from mig_agent.adapters.links import Ending, Fate, Fates
+from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, ConnectionEnds, Ending
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import LeaseId
@@ -53,7 +53,13 @@ class PartitionManagerServicer:
     """The methods of the service. One instance serves one socket: the users' or the administrators'."""
 
     def __init__(
-        self, manager: Manager, *, admin: bool, roles: Roles, held: Held | None = None, fates: Fates | None = None
+        self,
+        manager: Manager,
+        *,
+        admin: bool,
+        roles: Roles,
+        held: Held | None = None,
+        fates: ConnectionEnds | None = None,
     ) -> None:
         """`held` is shared by those of one agent: a stream may be attached again on the other socket.
 
@@ -68,7 +74,7 @@ class PartitionManagerServicer:
         self._unconfirmed: dict[LeaseId, set[Confirmation]] = {}
         """The open Acquire streams of each lease that a client has not confirmed yet."""
         self._held: Held = {} if held is None else held
-        self._fates = Fates() if fates is None else fates
+        self._fates = ConnectionEnds() if fates is None else fates
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
@@ -334,7 +340,7 @@ def _tell(stream: asyncio.Future[Event | None], event: Event | None) -> None:
         stream.set_result(event)
 
 
-async def _end_by_client(fate: Fate | None) -> StreamEnd:
+async def _end_by_client(fate: ConnectionEnd | None) -> StreamEnd:
     """How a stream ended that this agent has not ended."""
     ending = None if fate is None else await fate.within(_TELLING_SECONDS)
     match ending:

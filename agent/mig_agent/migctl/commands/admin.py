@@ -22,12 +22,12 @@ def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
     """
     output = common.wants()
     chosen = [parse_gpu(each) for each in split(gpus)]
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         destroyed = client.reclaim(*chosen)
     if output == "json":
-        print_json(shapes.reclaimed(destroyed))
+        print_json(to_json.reclaimed(destroyed))
         return failures.DONE
     for each in destroyed:
         print(f"destroyed {each.profile} on GPU {each.gpu_index}, {slices(each.placement)}")
@@ -65,12 +65,12 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     if mode not in {"enable", "disable"}:
         raise UsageError(f"cannot {failures.one_line(mode[:40])} MIG mode", "write enable or disable")
     gpu = _one_gpu(gpus, f"{mode} MIG mode of")
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         change = client.set_mig_mode(gpu, enable=mode == "enable")
     if output == "json":
-        print_json(shapes.mode_change(change))
+        print_json(to_json.mode_change(change))
     else:
         print(change.words)
     return failures.DONE
@@ -92,12 +92,12 @@ def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], ever
         raise UsageError("cannot adopt all and only some", "give --all, or UUIDs and --gpu")
     if not (everything or uuids or chosen):
         raise UsageError("cannot adopt without being told what", "give UUIDs, --gpu or --all; see `migctl status`")
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         adopted = client.adopt(*uuids, gpus=chosen, everything=everything)
     if output == "json":
-        print_json(shapes.adopted(adopted))
+        print_json(to_json.adopted(adopted))
         return failures.DONE
     for each in adopted:
         where = slices(each.placement) if each.placement is not None else "whole"
@@ -109,12 +109,12 @@ def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], ever
 
 def _cordon(common: Common, gpu: str, *, on: bool, reason: str = "") -> int:
     output = common.wants()
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         after = client.cordon(gpu, reason) if on else client.uncordon(gpu)
     if output == "json":
-        print_json(shapes.gpu(after))
+        print_json(to_json.gpu(after))
     else:
         print(f"GPU {after.index} is {after.state}" + (f": {after.reason}" if after.reason else ""))
     return failures.DONE

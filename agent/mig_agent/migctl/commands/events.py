@@ -15,7 +15,7 @@ from mig_agent.migctl.options import Common, Number, verb
 from mig_agent.migctl.printing import local_time, print_json
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Event
+    from mig_agent.client.types import Event
 
 
 @verb()
@@ -30,14 +30,14 @@ def events(common: Common, *, since: str, gpu: str | None, limit: int, follow: b
     chosen = None if gpu is None else parse_gpu(gpu)
     if limit < 1:
         raise UsageError(f"cannot show {limit} events", "give a number above 0, or leave --limit out")
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         # Read before the past is, so that nothing falls between.
         revision = client.status().revision if follow else None
         past = client.events(since=time.time() - seconds, gpu=chosen, limit=limit)
         if output == "json" and not follow:
-            print_json({"events": [shapes.event(each) for each in past]})
+            print_json({"events": [to_json.event(each) for each in past]})
             return failures.DONE
         for each in past:
             _print(each, output)
@@ -53,8 +53,8 @@ def _print(event: Event, output: str) -> None:
     if output == "json":
         import json  # noqa: PLC0415 -- a line each, unlike print_json
 
-        from mig_agent.client import shapes  # noqa: PLC0415 -- the client is imported by now
+        from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
-        print(json.dumps(shapes.shown(shapes.event(event)), ensure_ascii=False), flush=True)
+        print(json.dumps(to_json.shown(to_json.event(event)), ensure_ascii=False), flush=True)
     else:
         print(f"{local_time(event.at)}  {failures.one_line(event.words)}", flush=True)

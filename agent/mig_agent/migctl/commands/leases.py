@@ -65,14 +65,14 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
         from mig_agent.core.quantities import parse_duration  # noqa: PLC0415 -- beside its use
 
         parse_duration(ttl)
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
 
     known = token if token is not None else RememberedTokens.of_this_person().token(lease)
     with common.client() as client:
         info = client.renew(lease, known, ttl=ttl)
     if output == "json":
-        print_json(shapes.lease_info(info))
+        print_json(to_json.lease_info(info))
     else:
         print(f"{lease} has no deadline" if info.expires_at is None else f"{lease} ends in {until(info.expires_at)}")
     return failures.DONE

@@ -12,7 +12,7 @@ from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Paused
+    from mig_agent.client.types import Paused
 
 
 @verb()
@@ -42,9 +42,9 @@ def resume(common: Common) -> int:
 
 def _show(after: Paused, output: str, done: str) -> int:
     if output == "json":
-        from mig_agent.client import shapes  # noqa: PLC0415 -- people who read words need none of it
+        from mig_agent.client import to_json  # noqa: PLC0415 -- people who read words need none of it
 
-        print_json(shapes.paused(after))
+        print_json(to_json.paused(after))
         return failures.DONE
     told = dict.fromkeys((*after.paused, after.words))
     why = "; ".join(each for each in told if each)

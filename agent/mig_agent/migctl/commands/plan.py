@@ -11,7 +11,7 @@ from mig_agent.migctl.printing import memory, place, print_json
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 
 @verb()
@@ -38,8 +38,8 @@ def check_explain(*, dry_run: bool, explain: bool) -> None:
 
 def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) -> int:
     """Asks for a dry run and prints what it says. The exit code; a refusal is raised as one."""
-    from mig_agent.client import Refused, shapes  # noqa: PLC0415 -- only where it is needed
-    from mig_agent.client.answers import NoPlan  # noqa: PLC0415 -- the same
+    from mig_agent.client import Refused, to_json  # noqa: PLC0415 -- only where it is needed
+    from mig_agent.client.types import NoPlan  # noqa: PLC0415 -- the same
 
     outcome = client.plan(explain=explain, **asking)
     explanation = list(map(failures.one_line, outcome.explanation))
@@ -57,7 +57,7 @@ def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) ->
             changed=outcome.changed,
         )
     if output == "json":
-        print_json(shapes.plan(outcome))
+        print_json(to_json.plan(outcome))
         return failures.DONE
     lines = [f"GPU {each.gpu_index}: {each.words}" for each in outcome.steps]
     lines += [

@@ -9,19 +9,19 @@ from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import memory, print_json, table
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import GpuModel
+    from mig_agent.client.types import GpuModel
 
 
 @verb()
 def profiles(common: Common) -> int:
     """Show what the GPUs can be cut into."""
     output = common.wants()
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         models = client.profiles()
     if output == "json":
-        print_json(shapes.profiles(models))
+        print_json(to_json.profiles(models))
     else:
         print("\n\n".join(_model(each) for each in models) or "no GPUs")
     return failures.DONE

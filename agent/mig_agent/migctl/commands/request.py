@@ -11,7 +11,7 @@ from mig_agent.migctl.printing import memory, place, print_json, until
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Device, Grant
+    from mig_agent.client.types import Device, Grant
 
 
 @verb()
@@ -67,9 +67,9 @@ def _remember(lease: str, token: str, address: str) -> None:
 
 def _print(grant: Grant, output: str) -> None:
     if output == "json":
-        from mig_agent.client import shapes  # noqa: PLC0415 -- only where it is needed
+        from mig_agent.client import to_json  # noqa: PLC0415 -- only where it is needed
 
-        print_json(shapes.lease(grant))
+        print_json(to_json.lease(grant))
         return
     if output == "env":
         from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- only where it is needed

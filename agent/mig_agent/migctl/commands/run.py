@@ -19,7 +19,7 @@ from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
     from mig_agent.client import Client, ClientError, Lease
-    from mig_agent.client.asking import Asking
+    from mig_agent.client.request_args import Asking
 
 _SEVERAL = "a process sees only one MIG device at a time"
 _EACH_HINT = "give --each to run the command once on each device"
@@ -90,10 +90,10 @@ def _run(client: Client, asking: Asking, command: Sequence[str], *, each: bool, 
         if output == "json":
             import json  # noqa: PLC0415 -- beside its use
 
-            from mig_agent.client import shapes  # noqa: PLC0415 -- the client is imported by now
+            from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
             # stdout is the command's.
-            print(json.dumps(shapes.shown(shapes.lease(lease.grant))), file=sys.stderr, flush=True)
+            print(json.dumps(to_json.shown(to_json.lease(lease.grant))), file=sys.stderr, flush=True)
         for note in lease.grant.notes:
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
         try:

@@ -13,7 +13,7 @@ from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import ago, can_unicode, place, print_json, table, until, wants_color
 
 if TYPE_CHECKING:
-    from mig_agent.client.answers import Gpu, LeaseInfo, LedgerDoubt, Status
+    from mig_agent.client.types import Gpu, LeaseInfo, LedgerDoubt, Status
     from mig_agent.core.slicemap import SliceMapGpu
 
 _WIDEST_MAP = 120
@@ -23,12 +23,12 @@ _WIDEST_MAP = 120
 def status(common: Common) -> int:
     """Show the GPUs, who holds which part of them, and who waits."""
     output = common.wants()
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         node = client.status()
     if output == "json":
-        print_json(shapes.status(node))
+        print_json(to_json.status(node))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
         # Who reads it through a pipe wants names whole.

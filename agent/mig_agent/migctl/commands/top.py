@@ -17,7 +17,7 @@ from mig_agent.migctl.printing import memory, print_json, table
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.answers import Instance, Status, Usage
+    from mig_agent.client.types import Instance, Status, Usage
 
 UNKNOWN = "?"
 """What the driver does not tell, as it tells nothing of utilisation under MIG; never 0."""
@@ -33,11 +33,11 @@ def top(common: Common, *, once: bool, interval: str) -> int:
     """Show the memory used on each instance, live. What the driver does not tell is shown as `?`."""
     output = common.wants()
     seconds = parse_duration(interval)
-    from mig_agent.client import shapes  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
         if output == "json":
-            print_json(shapes.top(client.status(), client.usage()))
+            print_json(to_json.top(client.status(), client.usage()))
         elif once or not sys.stdout.isatty():
             print(render(client.status(), client.usage()))
         else:

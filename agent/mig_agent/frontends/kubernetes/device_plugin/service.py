@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import grpc
 
-from mig_agent.adapters.grpcerrors import STATUS
+from mig_agent.adapters.grpc_errors import STATUS
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin import messages

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from mig_agent.adapters.kubeapi import Following, KubeApi, KubeApiError, NodeCondition, NodeFacts
+from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, NodeCondition, NodeFacts, PodInformer
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event
@@ -53,7 +53,7 @@ class NodeSettings:
     """Whether there is anything to show; else what an agent before showed is taken back."""
 
 
-async def first_pauses(api: KubeApi, settings: NodeSettings) -> tuple[str, ...]:
+async def first_pauses(api: KubeClient, settings: NodeSettings) -> tuple[str, ...]:
     """Why the agent must not even open the driver when it starts; empty where it may. Takes FIRST_LOOK_SECONDS at most.
 
     The same reasons go into NodeFrontend, which takes them back.
@@ -67,7 +67,7 @@ async def first_pauses(api: KubeApi, settings: NodeSettings) -> tuple[str, ...]:
     return pauses(facts, settings.label)
 
 
-async def write(api: KubeApi, facts: NodeFacts, wanted: Shown | None) -> None:
+async def write(api: KubeClient, facts: NodeFacts, wanted: Shown | None) -> None:
     """Makes the node show this; writes only what differs. Raises KubeApiError."""
     if wanted is None:
         return
@@ -83,7 +83,7 @@ async def write(api: KubeApi, facts: NodeFacts, wanted: Shown | None) -> None:
 class NodeFrontend:
     """Belongs to the event loop."""
 
-    def __init__(self, manager: Manager, api: KubeApi, settings: NodeSettings, paused: tuple[str, ...] = ()) -> None:
+    def __init__(self, manager: Manager, api: KubeClient, settings: NodeSettings, paused: tuple[str, ...] = ()) -> None:
         """`paused` are the reasons of `first_pauses`, for which the manager was started paused."""
         self._manager = manager
         self._api = api
@@ -91,7 +91,7 @@ class NodeFrontend:
         self._reasons = set(paused)
         """Those that the manager has from here."""
         self._facts: NodeFacts | None = None
-        self._following: Following | None = None
+        self._following: PodInformer | None = None
         self._switching = asyncio.Event()
         self._showing = asyncio.Event()
         self._tasks = Tasks()

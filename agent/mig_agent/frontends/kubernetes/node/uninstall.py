@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApi, KubeApiError, selects
+from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, selects
 from mig_agent.core.errors import MigAgentError, RefusedError
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
@@ -32,7 +32,7 @@ UNINSTALL: Final = Caller(name="uninstalling", admin=True, inside=True)
 _LOG = structlog.get_logger(__name__)
 
 
-async def is_leaving(api: KubeApi, namespace: str, pod: str, label: str) -> bool:
+async def is_leaving(api: KubeClient, namespace: str, pod: str, label: str) -> bool:
     """Whether the agent that stops is not to come back: its DaemonSet goes, or has no pod on a node with these labels.
 
     `namespace` and `pod` are its own; empty where it runs as no pod. No answer: no, since what is removed is gone.
@@ -49,7 +49,7 @@ async def is_leaving(api: KubeApi, namespace: str, pod: str, label: str) -> bool
         return False
 
 
-async def _leaves(api: KubeApi, namespace: str, pod: str, label: str) -> bool:
+async def _leaves(api: KubeClient, namespace: str, pod: str, label: str) -> bool:
     own = await api.pod(namespace, pod)
     if own is None or not own.daemon_set:
         return False
@@ -61,7 +61,7 @@ async def _leaves(api: KubeApi, namespace: str, pod: str, label: str) -> bool:
 
 
 async def leave(
-    api: KubeApi, manager: Manager, resources: Sequence[str], others: Sequence[Callable[[], Awaitable[None]]] = ()
+    api: KubeClient, manager: Manager, resources: Sequence[str], others: Sequence[Callable[[], Awaitable[None]]] = ()
 ) -> None:
     """Takes from the node what the agent put there, leases and their instances excepted. Never raises.
 
@@ -92,7 +92,7 @@ async def leave(
     _LOG.info("left the node", resources=len(resources))
 
 
-async def delete_and_wait(api: KubeApi, namespace: str, name: str, seconds: float) -> bool:
+async def delete_and_wait(api: KubeClient, namespace: str, name: str, seconds: float) -> bool:
     """Deletes a DaemonSet and waits until it and its pods have gone; whether they have. One that is not there has.
 
     Raises KubeApiError where the API server refuses.

@@ -1,0 +1,221 @@
+"""One connection to the API server: requests and answers in JSON, made in whatever thread calls.
+
+The only import of `kubernetes`, which brings what a kubeconfig or a service account may ask for: certificates, proxies,
+tokens that rotate. Nothing here waits for ever: each call has a deadline that a server which trickles cannot stretch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import tenacity
+import yaml
+
+from mig_agent import __version__
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.kubeapi.objects import NO_ANSWER, Json, KubeApiError
+from mig_agent.adapters.kubeapi.patches import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Patch
+from mig_agent.core.errors import ConfigError
+
+CONNECT_SECONDS: Final = 3.0
+READ_SECONDS: Final = 8.0
+"""Between two pieces of an answer."""
+CALL_SECONDS: Final = 12.0
+"""For a whole call, its retries included."""
+_TRIES: Final = 3
+_PIECE_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 8 << 20
+"""Of an object; etcd keeps none larger than 1.5 MiB."""
+_MOST_WORDS: Final = 500
+_ERROR: Final = 400
+
+
+class ApiServer:
+    """Thread-safe. Every method raises KubeApiError."""
+
+    def __init__(self, configuration: Any, pool: Any) -> None:  # noqa: ANN401 -- the library's own, without types
+        self._configuration = configuration
+        self._pool = pool
+        self._base = str(configuration.host).rstrip("/")
+
+    @classmethod
+    def connect(cls, kubeconfig: Path | None) -> ApiServer:
+        """With a kubeconfig, or as the pod that the agent runs in. Nothing is sent yet. Raises ConfigError."""
+        # Imported here since it costs a quarter of a second and 22 MiB, which an agent without Kubernetes does not pay.
+        try:
+            from kubernetes import config  # noqa: PLC0415 -- as said
+            from kubernetes.client import Configuration  # noqa: PLC0415 -- as said
+            from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- as said
+        except ImportError as error:
+            raise ConfigError(
+                f"cannot reach the API server: {error}", "install what it takes: pip install 'mig-agent[kubernetes]'"
+            ) from error
+
+        configuration = Configuration()
+        try:
+            if kubeconfig is None:
+                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call] # it has no types
+            else:
+                config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call] # nor has this one
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
+            where = "as a pod of it" if kubeconfig is None else f"with {kubeconfig}"
+            raise ConfigError(
+                f"cannot reach the API server {where}: {str(error).rstrip('.')}",
+                "run the agent by the Helm chart, or give --kubeconfig FILE",
+            ) from error
+        configuration.retries = False  # they are ours, with a bound on all of them together
+        configuration.keep_alive = True  # a watch whose peer has gone silently is found out by the kernel
+        return cls(configuration, RESTClientObject(configuration).pool_manager)
+
+    @property
+    def address(self) -> str:
+        """`https://10.96.0.1:443`."""
+        return self._base
+
+    def read(self, path: str, query: Mapping[str, str] | None = None, most_bytes: int | None = None) -> Json:
+        """An object, or a list of them. What may succeed a moment later is tried again, within CALL_SECONDS."""
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(CALL_SECONDS - READ_SECONDS),
+            wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
+            retry=tenacity.retry_if_exception(lambda error: isinstance(error, KubeApiError) and error.retryable),
+            reraise=True,
+        )
+        return retrying(self._read_once, path, query, most_bytes or _MOST_BYTES)
+
+    def _read_once(self, path: str, query: Mapping[str, str] | None, most_bytes: int) -> Json:
+        with self._explained(f"read {path}"):
+            url = self._url(path, query)
+            answer = self._pool.request("GET", url, headers=self._headers(), timeout=_timeout(), preload_content=False)
+            return _json(f"read {path}", answer, most_bytes)
+
+    @contextlib.contextmanager
+    def open_watch(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[Any]:
+        """The answer to a watch, to be read line by line; `silence` seconds without a byte end it."""
+        with self._explained(f"watch {path}"):
+            answer = self._pool.request(
+                "GET",
+                self._url(path, query),
+                headers=self._headers(),
+                timeout=_timeout(silence),
+                preload_content=False,
+            )
+            try:
+                if answer.status >= _ERROR:
+                    _json(f"watch {path}", answer)
+                yield answer
+            finally:
+                answer.close()  # what is left of the stream is of no use to another call
+
+    def patch_status(self, node: str, patch: Patch, kind: str) -> None:
+        """Changes the status of a node."""
+        with FAILPOINTS.around("node-status"):
+            self._send("PATCH", f"/api/v1/nodes/{node}/status", patch, kind)
+
+    def patch_node(self, node: str, patch: Patch) -> None:
+        """Changes labels and annotations of a node."""
+        with FAILPOINTS.around("node-labels"):
+            self._send("PATCH", f"/api/v1/nodes/{node}", patch, MERGE_PATCH)
+
+    def create_event(self, namespace: str, event: Json) -> None:
+        """Makes an Event."""
+        with FAILPOINTS.around("event"):
+            self._send("POST", f"/api/v1/namespaces/{namespace}/events", dict(event), "application/json")
+
+    def patch_event(self, namespace: str, name: str, patch: Patch) -> None:
+        """Changes an Event."""
+        with FAILPOINTS.around("event-again"):
+            self._send("PATCH", f"/api/v1/namespaces/{namespace}/events/{name}", patch, STRATEGIC_MERGE_PATCH)
+
+    def delete_daemon_set(self, namespace: str, name: str) -> None:
+        """Begins to delete a DaemonSet: it goes when its pods have gone."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
+        with FAILPOINTS.around("daemon-set"):
+            self._send("DELETE", f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", body, "application/json")
+
+    def _send(self, method: str, path: str, body: Patch, kind: str) -> Json:
+        what = f"{_VERBS[method]} {path}"
+        with self._explained(what):
+            answer = self._pool.request(
+                method,
+                self._url(path, None),
+                body=json.dumps(body),
+                headers={**self._headers(), "Content-Type": kind},
+                timeout=_timeout(),
+                preload_content=False,
+            )
+            return _json(what, answer)
+
+    def _url(self, path: str, query: Mapping[str, str] | None) -> str:
+        return f"{self._base}{path}{'?' + urlencode(query) if query else ''}"
+
+    def _headers(self) -> dict[str, str]:
+        """With the token of this moment: that of a service account changes on disk."""
+        headers = {"Accept": "application/json", "User-Agent": f"mig-agent/{__version__}"}
+        for each in self._configuration.auth_settings().values():
+            if each["in"] == "header" and each["value"]:
+                headers[each["key"]] = each["value"]
+        return headers
+
+    @contextlib.contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong on the way is said in our words."""
+        try:
+            yield
+        except KubeApiError:
+            raise
+        except Exception as error:  # urllib3's, ssl's, and those of the library's readers of tokens
+            words = str(error) or type(error).__name__
+            raise KubeApiError(f"cannot {what} at {self._base}: {words[:_MOST_WORDS]}", NO_ANSWER) from error
+
+
+_VERBS: Final = {"PATCH": "change", "POST": "create in", "DELETE": "delete"}
+
+
+def _timeout(silence: float = READ_SECONDS) -> Any:  # noqa: ANN401 -- urllib3 has a class for it
+    from urllib3 import Timeout  # noqa: PLC0415 -- comes with `kubernetes`, which is imported by now
+
+    return Timeout(connect=CONNECT_SECONDS, read=silence)
+
+
+def _json(what: str, answer: Any, most_bytes: int | None = None) -> Json:  # noqa: ANN401 -- urllib3's response
+    """The body, if the server did what it was asked; its connection is free again."""
+    try:
+        body = _body(what, answer, most_bytes or _MOST_BYTES)
+    except BaseException:
+        answer.close()
+        raise
+    answer.release_conn()
+    try:
+        found = json.loads(body) if body else {}
+    except ValueError:
+        found = {"message": body[:_MOST_WORDS].decode(errors="replace")}
+        if answer.status < _ERROR:
+            raise KubeApiError(f"cannot {what}: the answer is no JSON", NO_ANSWER) from None
+    if answer.status >= _ERROR:
+        message = str(found.get("message") or answer.reason) if isinstance(found, dict) else str(answer.reason)
+        raise KubeApiError(f"cannot {what}: {message[:_MOST_WORDS]} ({answer.status})", answer.status)
+    if not isinstance(found, dict):
+        raise KubeApiError(f"cannot {what}: the answer is no object", NO_ANSWER)
+    return found
+
+
+def pieces_of(answer: Any) -> Iterator[bytes]:  # noqa: ANN401 -- urllib3's response
+    """The body as it comes in, so that a server which trickles can be told from one that says all at once."""
+    while piece := answer.read1(_PIECE_BYTES):
+        yield piece
+
+
+def _body(what: str, answer: Any, most_bytes: int) -> bytes:  # noqa: ANN401 -- urllib3's response
+    began, pieces, size = time.monotonic(), [], 0
+    for piece in pieces_of(answer):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most_bytes or time.monotonic() - began > CALL_SECONDS:
+            raise KubeApiError(f"cannot {what}: the answer does not come to an end", NO_ANSWER)
+    return b"".join(pieces)

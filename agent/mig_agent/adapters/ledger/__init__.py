@@ -1,0 +1,1 @@
+"""The ledger: leases, instances and events in SQLite."""

@@ -1,0 +1,93 @@
+"""Backups of the ledger: a consistent copy while the agent runs, and a copy put in the ledger's place."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.commit_counter import sync_folder
+from mig_agent.adapters.ledger.creation import connect, make_restored, verify
+from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError
+from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
+from mig_agent.adapters.ledger.reader import Doubt, read_contents
+from mig_agent.adapters.ledger.schema import check_version, is_of_another_program
+from mig_agent.core.errors import ConfigError, LedgerError
+
+
+def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
+    """Copy a ledger that may be in use; how many leases stand in the copy, every row of which was checked.
+
+    The copy is one file for its owner alone, on the disk when this returns. Raises ConfigError where there is a file of
+    that name, unless `force`, and LedgerError.
+    """
+    if target.exists() and not force:
+        raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
+    if not ledger.is_file():
+        raise LedgerError(f"cannot back up {ledger}: there is no ledger")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
+    try:
+        try:
+            standing = _copy(ledger, temporary)
+            with FAILPOINTS.around("ledger-backup"):
+                if force:
+                    temporary.replace(target)
+                else:
+                    os.link(temporary, target)  # unlike a rename, never over what has come meanwhile
+        finally:
+            with FAILPOINTS.around("ledger-backup"):
+                temporary.unlink(missing_ok=True)
+        sync_folder(target.parent)
+    except FileExistsError:
+        raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force") from None
+    except (DamagedError, OSError, *READING_ERRORS) as error:
+        raise LedgerError(f"cannot back up {ledger} to {target}: {error}") from error
+    return standing
+
+
+def _copy(ledger: Path, target: Path) -> int:
+    with FAILPOINTS.around("ledger-backup"):
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with closing(connect(target, "rw")) as copy:
+        with FAILPOINTS.around("ledger-backup"):
+            with closing(connect(ledger, "ro")) as source:
+                source.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, that can be read where nothing can be written
+        contents = read_contents(copy, verify(copy), 0)
+    descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return len(contents.leases)
+
+
+def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
+    """Put a backup in the place of the ledger; how many leases stand in it, and where the former ledger is kept.
+
+    No agent may run on it. Its leases stand. Instances that it does not account for are nobody's to give or destroy.
+    Raises LedgerError, and then everything is as it was.
+    """
+    try:
+        finish_replacing(ledger)
+        with closing(connect(backup, "ro")) as source:
+            if is_of_another_program(source):
+                raise LedgerError(f"cannot restore {backup}: it is another program's database")
+            head = verify(source)
+            check_version(source, str(backup))
+            standing = len(read_contents(source, head, 0).leases)
+            written = source.execute("SELECT max(at) FROM event").fetchone()[0]
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written)) if isinstance(written, float) else ""
+        why = f"was restored from {backup}" + (f", which ends at {moment}" if moment else "")
+        aside = replace_ledger(
+            ledger,
+            REPLACED,
+            lambda new, former: make_restored(
+                new, backup, Doubt(at=time.time(), why=why, kept_as=str(former), restored=True)
+            ),
+        )
+    except (DamagedError, OSError, *READING_ERRORS) as error:
+        raise LedgerError(f"cannot restore {backup}: {error}") from error
+    return standing, aside

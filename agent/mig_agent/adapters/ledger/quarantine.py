@@ -1,0 +1,148 @@
+"""Putting another ledger in the place of the one that is there, which is kept under another name with all its files.
+
+A crash at any step leaves what the next start needs to go on: the new ledger is made whole under another name first,
+then an order says what is to be done, and each step of it can be taken again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.commit_counter import SUFFIX, Count, counter_of, sync_folder, write_counter
+
+DAMAGED = "damaged"
+REPLACED = "replaced"
+"""By one that an administrator restored."""
+MOST_KEPT = 10
+"""Ledgers that are kept aside. Beyond that the first stays, which held what mattered, and the latest."""
+FILES = ("-wal", "-shm", "-journal", SUFFIX, "")
+"""What belongs to a ledger, by what its name ends in."""
+_NUMBER = re.compile(rf"\.(?:{DAMAGED}|{REPLACED})-(\d+)(?:-\w+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A replacement that was begun."""
+
+    aside: str
+    """Where the files go that are there; a name in the same folder."""
+    count: Count
+    """Of the ledger that takes their place."""
+
+
+def replace_ledger(path: Path, kind: str, make: Callable[[Path, Path], Count]) -> Path:
+    """Set aside what is there, and put in its place what `make` makes; where the former ledger is kept.
+
+    `make` gets the path of the new ledger's file, and the one where the former ledger will be. Raises OSError, and what
+    `make` raises.
+    """
+    new, aside = _new(path), _next_name(path, kind)
+    _remove_half_made(path)
+    order = _Order(aside.name, make(new, aside))
+    _write_order(path, order)
+    finish_replacing(path)
+    return aside
+
+
+def finish_replacing(path: Path) -> None:
+    """Take the steps that are left of a replacement that was begun; none in most cases. Raises OSError."""
+    order = _read_order(path)
+    if order is None:
+        _remove_half_made(path)
+        return
+    new = _new(path)
+    if new.exists():  # else it has taken its place already
+        aside = path.with_name(order.aside)
+        for ending in FILES:
+            part = path.with_name(path.name + ending)
+            if _is_there(part):
+                with FAILPOINTS.around("ledger-aside"):
+                    part.rename(aside.with_name(aside.name + ending))
+        with FAILPOINTS.around("ledger-file"):
+            new.rename(path)
+        sync_folder(path.parent)
+    write_counter(counter_of(path), order.count)
+    with FAILPOINTS.around("ledger-order"):
+        _order_file(path).unlink()
+    sync_folder(path.parent)
+    _forget_most(path)
+
+
+def kept_aside(path: Path) -> dict[int, list[Path]]:
+    """Return the files of the ledgers that were set aside, by number."""
+    found: dict[int, list[Path]] = {}
+    for each in path.parent.iterdir():
+        match = _NUMBER.search(each.name)
+        if match is not None and each.name[: match.start()] == path.name:
+            found.setdefault(int(match[1]), []).append(each)
+    return dict(sorted(found.items()))
+
+
+def is_any_there(path: Path) -> bool:
+    """Return whether there is any file of a ledger at this path."""
+    return any(_is_there(path.with_name(path.name + ending)) for ending in FILES)
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _new(path: Path) -> Path:
+    return path.with_name(f"{path.name}.new")
+
+
+def _order_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.replacing")
+
+
+def _next_name(path: Path, kind: str) -> Path:
+    return path.with_name(f"{path.name}.{kind}-{max(kept_aside(path), default=0) + 1}")
+
+
+def _forget_most(path: Path) -> None:
+    numbers = list(kept_aside(path))
+    for number in numbers[1 : max(len(numbers) - MOST_KEPT, 0) + 1]:
+        for each in kept_aside(path)[number]:
+            with FAILPOINTS.around("ledger-aside"):
+                each.unlink()
+
+
+def _remove_half_made(path: Path) -> None:
+    for ending in ("", "-wal", "-shm", "-journal"):
+        part = _new(path).with_name(_new(path).name + ending)
+        if part.exists():
+            with FAILPOINTS.around("ledger-file"):
+                part.unlink()
+
+
+def _write_order(path: Path, order: _Order) -> None:
+    text = json.dumps({"aside": order.aside, "ledger": order.count.ledger, "number": order.count.number})
+    temporary = path.with_name(f".{path.name}.replacing")
+    with FAILPOINTS.around("ledger-order"):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, text.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.rename(_order_file(path))
+    sync_folder(path.parent)
+
+
+def _read_order(path: Path) -> _Order | None:
+    """What was begun; None where nothing was, or the order cannot be read: then what is there is judged as it is."""
+    try:
+        known = json.loads(_order_file(path).read_bytes())
+        order = _Order(str(known["aside"]), Count(str(known["ledger"]), int(known["number"])))
+        order.count.encode()
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, ArithmeticError):
+        return None
+    return order if Path(order.aside).name == order.aside else None

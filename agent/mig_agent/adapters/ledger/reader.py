@@ -1,0 +1,259 @@
+"""What is read from the ledger: at start all that stands, and the recent events."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mig_agent.adapters.ledger.digest import Head
+from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.core.events import Event, EventKind
+from mig_agent.core.model import (
+    CallerId,
+    Generation,
+    GpuUuid,
+    Holder,
+    Instance,
+    InstanceState,
+    KubeletDevice,
+    Lease,
+    LeaseId,
+    Placement,
+    Pod,
+    Profile,
+    RequestId,
+    RequestKey,
+    Slot,
+)
+
+_STATE = {
+    "creating": InstanceState.CREATING,
+    "present": InstanceState.IDLE,
+    "destroying": InstanceState.DESTROYING,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedLease:
+    """A lease with what was kept beside it."""
+
+    lease: Lease
+    digest: str
+    """Of the request that made it."""
+    pid_started: int | None = None
+    """When the process that it is bound to started, in clock ticks from boot: a pid alone can be another's by now."""
+    ended_at: float | None = None
+    """None while it stands."""
+    end_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cordon:
+    """Why nothing new is placed on a GPU, and since when."""
+
+    reason: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Why the ledger does not account for everything that may be leased, until an administrator settles it."""
+
+    at: float
+    """When the ledger was set aside or restored."""
+    boot_id: str = ""
+    """Of the first start after that; a later boot leaves no lease of before. Empty until then."""
+    why: str
+    """Completes "the ledger ..."."""
+    kept_as: str
+    """Where the former ledger is kept; empty where there was nothing to keep."""
+    restored: bool = False
+    """An administrator restored an older one."""
+    generation: int = 0
+    """Instances up to this number were recorded before a restored ledger's gap: each may be another's by now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The ledger at start. Instances are leased, idle, creating or destroying."""
+
+    boot_id: str = ""
+    instances: tuple[Instance, ...] = ()
+    leases: tuple[RecordedLease, ...] = ()
+    """All that stand, and those that ended last."""
+    more_ended: bool = False
+    """Whether more ended leases are known than are listed here."""
+    cordons: Mapping[GpuUuid, Cordon] = field(default_factory=dict)
+    last_generation: int = 0
+    last_revision: int = 0
+    gpus: Mapping[GpuUuid, str] = field(default_factory=dict)
+    """The GPUs as they were last known, as `ledger_gpus` has them."""
+    paused: str = ""
+    """Why an administrator paused the agent; empty when nobody did."""
+    unconfirmed: frozenset[LeaseId] = frozenset()
+    """Leases, also some that have ended, whose clients had not confirmed them."""
+    doubt: Doubt | None = None
+    """None where the ledger accounts for everything."""
+
+
+def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:
+    """Everything but the events, and of the leases that ended only so many. Raises READING_ERRORS."""
+    facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM fact"))
+    standing = tuple(_lease(row) for row in connection.execute(_STANDING))
+    ended = tuple(_lease(row) for row in connection.execute(_ENDED, (most_ended + 1,)))
+    held = {generation: each.lease.id for each in standing for generation in each.lease.instances}
+    instances = tuple(_instance(row, held) for row in connection.execute(_INSTANCES))
+    generations = [int(facts.get("last_generation", "0")), *(each.generation for each in instances), *held]
+    return Contents(
+        boot_id=facts.get("boot_id", ""),
+        instances=instances,
+        leases=(*standing, *ended[:most_ended][::-1]),
+        more_ended=len(ended) > most_ended,
+        cordons={
+            GpuUuid(gpu): Cordon(reason=reason, since=since)
+            for gpu, reason, since in connection.execute("SELECT gpu, reason, since FROM cordon")
+        },
+        last_generation=max(generations),
+        last_revision=head.revision,
+        gpus={GpuUuid(uuid): text for uuid, text in connection.execute("SELECT uuid, text FROM gpu")},
+        paused=facts.get("paused", ""),
+        unconfirmed=frozenset(
+            LeaseId(name.removeprefix(UNCONFIRMED)) for name in facts if name.startswith(UNCONFIRMED)
+        ),
+        doubt=Doubt(**json.loads(facts["doubt"])) if "doubt" in facts else None,
+    )
+
+
+_INSTANCES = (
+    "SELECT generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size, state,"
+    " gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
+)
+_LEASE_COLUMNS = (
+    "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
+    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices, arrived, asker"
+)
+_STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
+_ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker IN ('', ?)"  # noqa: S608 -- of constants
+_EVENTS = (
+    "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
+    " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
+    " ORDER BY number DESC LIMIT ?) ORDER BY number"
+)
+
+
+def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
+    (generation, gpu, profile_id, name, compute, memory, mib, start, size, state, gi, ci, uuid, since, tenant) = row
+    placement = Placement(_int(start), _int(size))
+    # The record alone, without the GPU's layout, tells no engines and no other placements.
+    profile = Profile(
+        id=_int(profile_id),
+        name=str(name),
+        compute_slices=_int(compute),
+        memory_slices=_int(memory),
+        memory_mib=_int(mib),
+        placements=(placement,),
+    )
+    lease = held.get(Generation(_int(generation)))
+    return Instance(
+        slot=Slot(GpuUuid(str(gpu)), profile, placement),
+        generation=Generation(_int(generation)),
+        state=InstanceState.LEASED if lease is not None else _STATE[str(state)],
+        gpu_instance_id=None if gi is None else _int(gi),
+        compute_instance_id=None if ci is None else _int(ci),
+        uuid=str(uuid),
+        lease=lease,
+        since=_float(since),
+        last_tenant=None if tenant is None else str(tenant),
+    )
+
+
+def _lease(row: tuple[Any, ...]) -> RecordedLease:
+    name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
+    pid, pid_started, hold, devices_text, ended, reason, *of_pod, arrived, asker = rest
+    namespace, pod_name, pod_uid, kubelet_devices = of_pod
+    devices = json.loads(devices_text)
+    pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
+    lease = Lease(
+        id=LeaseId(name),
+        request_id=RequestId(request),
+        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid, pod=pod),
+        instances=tuple(Generation(generation) for generation, _ in devices),
+        created_at=created,
+        expires_at=expires,
+        pid=pid,
+        hold=bool(hold),
+        reused=tuple(bool(reused) for _, reused in devices),
+        kubelet_devices=tuple(
+            KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
+        ),
+        arrived=bool(arrived),
+        asker=CallerId(asker),
+    )
+    return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
+
+
+def find_request(connection: sqlite3.Connection, request: RequestKey) -> tuple[RecordedLease, ...]:
+    """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
+
+    Raises READING_ERRORS.
+    """
+    return tuple(map(_lease, connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchall()))
+
+
+def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
+    """The latest events from a moment on, oldest first; of one GPU (index or UUID) or, with "", of all.
+
+    One that is not as it was written is left out: events decide nothing.
+    """
+    connection.text_factory = _readable
+    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (since, gpu, gpu, gpu, limit)))))
+
+
+_KINDS = frozenset(kind.value for kind in EventKind)
+
+
+def _readable(text: bytes) -> str:
+    return text.decode(errors="replace")
+
+
+def _event(row: tuple[Any, ...]) -> Event | None:
+    at, revision, kind, words, uuid, index, lease, generation, holder, data = row
+    if kind not in _KINDS:
+        return None  # a newer version may have written kinds that this one does not know
+    try:
+        return Event(
+            kind=EventKind(kind),
+            at=_float(at),
+            revision=_int(revision),
+            words=str(words),
+            gpu=None if uuid is None else GpuUuid(str(uuid)),
+            gpu_index=None if index is None else _int(index),
+            lease=None if lease is None else LeaseId(str(lease)),
+            generation=None if generation is None else Generation(_int(generation)),
+            holder=str(holder),
+            data=_facts(json.loads(data)),
+        )
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _facts(data: object) -> dict[str, str | float | bool]:
+    if not isinstance(data, dict) or not all(isinstance(each, (str, int, float)) for each in data.values()):
+        raise TypeError(f"{data!r} is no set of facts")
+    return data
+
+
+def _int(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no number")
+    return value
+
+
+def _float(value: object) -> float:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)

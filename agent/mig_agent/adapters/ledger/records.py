@@ -1,0 +1,358 @@
+"""What can be written into the ledger: values that know their own SQL. A record is a tuple of them, written whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from mig_agent.adapters.ledger.reader import Doubt
+from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.core.events import Event
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
+
+Statement = tuple[str, tuple[str | int | float | None, ...]]
+
+_PUT_INSTANCE = (
+    "INSERT INTO instance (generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start,"
+    " size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
+    " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since,"
+    " last_tenant = excluded.last_tenant"
+)
+_DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
+MOST_ENDED = 1_000_000
+"""Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
+_PUT_LEASE = (
+    "INSERT INTO lease (id, request_id, asker, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at,"
+    " pid, pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
+_RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
+_ARRIVED = "UPDATE lease SET arrived = 1, expires_at = NULL WHERE id = ?"
+_END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
+_FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
+_FORGET_MORE_LEASES = (
+    "DELETE FROM lease WHERE ended_at <= (SELECT ended_at FROM lease WHERE ended_at IS NOT NULL"
+    " ORDER BY ended_at DESC LIMIT 1 OFFSET ?)"
+)
+_PUT_CORDON = (
+    "INSERT INTO cordon (gpu, reason, since) VALUES (?, ?, ?)"
+    " ON CONFLICT (gpu) DO UPDATE SET reason = excluded.reason, since = excluded.since"
+)
+_DROP_CORDON = "DELETE FROM cordon WHERE gpu = ?"
+_PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
+_DROP_FACT = "DELETE FROM fact WHERE name = ?"
+_ADD_EVENT = (
+    "INSERT INTO event (at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+_RECORDED_STATE = {InstanceState.CREATING: "creating", InstanceState.DESTROYING: "destroying"}
+
+
+@dataclass(frozen=True, slots=True)
+class PutInstance:
+    """An instance as it is now. Leased, idle and blocked are all `present`: the leases tell which are leased."""
+
+    instance: Instance
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        instance, slot = self.instance, self.instance.slot
+        profile, placement = slot.profile, slot.placement
+        yield (
+            _PUT_INSTANCE,
+            (
+                instance.generation,
+                slot.gpu,
+                profile.id,
+                profile.name,
+                profile.compute_slices,
+                profile.memory_slices,
+                profile.memory_mib,
+                placement.start,
+                placement.size,
+                _RECORDED_STATE.get(instance.state, "present"),
+                instance.gpu_instance_id,
+                instance.compute_instance_id,
+                instance.uuid,
+                instance.since,
+                instance.last_tenant,
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DropInstance:
+    """An instance that is gone."""
+
+    generation: Generation
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_INSTANCE, (self.generation,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutLease:
+    """A new lease, with the digest of its request, and when its process started (clock ticks from boot)."""
+
+    lease: Lease
+    digest: str
+    pid_started: int | None = None
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        lease, holder = self.lease, self.lease.holder
+        yield (
+            _PUT_LEASE,
+            (
+                lease.id,
+                lease.request_id,
+                lease.asker,
+                self.digest,
+                holder.tenant,
+                holder.name,
+                holder.uid,
+                holder.pid,
+                lease.created_at,
+                lease.expires_at,
+                lease.pid,
+                self.pid_started,
+                lease.hold,
+                # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
+                json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
+            ),
+        )
+        if holder.pod is not None:
+            yield _of_pod(lease, holder.pod)
+
+
+@dataclass(frozen=True, slots=True)
+class ArriveLease:
+    """The pod of a lease that was taken for it has come; the lease as it is from then on."""
+
+    lease: Lease
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _ARRIVED, (self.lease.id,)
+        if self.lease.holder.pod is not None:
+            yield _of_pod(self.lease, self.lease.holder.pod)
+
+
+def _of_pod(lease: Lease, pod: Pod) -> Statement:
+    devices = json.dumps([(each.resource, each.id) for each in lease.kubelet_devices])
+    return _OF_POD, (pod.namespace, pod.name, pod.uid, devices, lease.id)
+
+
+@dataclass(frozen=True, slots=True)
+class RenewLease:
+    """Another deadline; None for none."""
+
+    lease: LeaseId
+    expires_at: float | None
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _RENEW_LEASE, (self.expires_at, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitConfirmation:
+    """A lease whose client has not confirmed it: it ends by itself, also under an agent that starts meanwhile."""
+
+    lease: LeaseId
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, (f"{UNCONFIRMED}{self.lease}", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetConfirmation:
+    """No confirmation of this lease is awaited any more: it was confirmed, or has ended."""
+
+    lease: LeaseId
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, (f"{UNCONFIRMED}{self.lease}",)
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """The end of a lease. It stays known, so that a late retry of its request is told."""
+
+    lease: LeaseId
+    at: float
+    reason: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _END_LEASE, (self.at, self.reason, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLeases:
+    """Leases that ended before this moment are forgotten, with their requests; the oldest of more than `most`, too."""
+
+    before: float
+    most: int = MOST_ENDED
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _FORGET_LEASES, (self.before,)
+        yield _FORGET_MORE_LEASES, (self.most,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutCordon:
+    """Nothing new is placed on a GPU."""
+
+    gpu: GpuUuid
+    reason: str
+    since: float
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_CORDON, (self.gpu, self.reason, self.since)
+
+
+@dataclass(frozen=True, slots=True)
+class DropCordon:
+    """The GPU may be used again."""
+
+    gpu: GpuUuid
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_CORDON, (self.gpu,)
+
+
+@dataclass(frozen=True, slots=True)
+class PutBootId:
+    """The boot that the recorded instances belong to."""
+
+    boot_id: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("boot_id", self.boot_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PutGpus:
+    """All GPUs that are managed, as they are now: texts of `ledger_gpus` by UUID."""
+
+    gpus: Mapping[GpuUuid, str]
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield "DELETE FROM gpu", ()
+        for uuid, text in self.gpus.items():
+            yield "INSERT INTO gpu (uuid, text) VALUES (?, ?)", (uuid, text)
+
+
+@dataclass(frozen=True, slots=True)
+class PutPause:
+    """An administrator paused the agent; `reason` says who and why, and is never empty."""
+
+    reason: str
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("paused", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class DropPause:
+    """The agent may go on, as far as administrators are concerned."""
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, ("paused",)
+
+
+@dataclass(frozen=True, slots=True)
+class PutDoubt:
+    """Why the ledger does not account for everything."""
+
+    doubt: Doubt
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("doubt", json.dumps(asdict(self.doubt)))
+
+
+@dataclass(frozen=True, slots=True)
+class DropDoubt:
+    """An administrator has settled what the ledger could not account for."""
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _DROP_FACT, ("doubt",)
+
+
+@dataclass(frozen=True, slots=True)
+class PutLastGeneration:
+    """The highest generation given so far, also to instances that are not recorded."""
+
+    generation: Generation
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        yield _PUT_FACT, ("last_generation", str(self.generation))
+
+
+@dataclass(frozen=True, slots=True)
+class AddEvent:
+    """Something that happened."""
+
+    event: Event
+
+    def statements(self) -> Iterator[Statement]:
+        """SQL with its values."""
+        event = self.event
+        yield (
+            _ADD_EVENT,
+            (
+                event.at,
+                event.revision,
+                event.kind.value,
+                event.words,
+                event.gpu,
+                event.gpu_index,
+                event.lease,
+                event.generation,
+                event.holder,
+                json.dumps(dict(event.data)) if event.data else "{}",
+            ),
+        )
+
+
+Change = (
+    PutInstance
+    | DropInstance
+    | PutLease
+    | ArriveLease
+    | RenewLease
+    | AwaitConfirmation
+    | ForgetConfirmation
+    | EndLease
+    | ForgetLeases
+    | PutCordon
+    | DropCordon
+    | PutBootId
+    | PutGpus
+    | PutPause
+    | DropPause
+    | PutDoubt
+    | DropDoubt
+    | PutLastGeneration
+    | AddEvent
+)
+Record = tuple[Change, ...]
+"""Changes that are written all or none."""

@@ -1,0 +1,342 @@
+"""The ledger: what the agent has promised, in SQLite, so that no crash loses it.
+
+One thread writes. It takes what has gathered, writes it in one transaction and waits once for the disk (WAL with
+synchronous=FULL: a commit is on the disk when it returns). If the process dies before the commit returns, nothing of
+the batch is there after the restart; if it dies after, all of it is.
+
+When it is opened, all of it is checked: SQLite's structures, the digest of its rows, and that it has the commits that
+the counter beside it tells of. It is opened whole, or it is set aside and an empty one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.commit_counter import counter_of, open_counter
+from mig_agent.adapters.ledger.creation import connect, make_copy
+from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
+from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read_head
+from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
+from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger.records import AddEvent, Record
+from mig_agent.adapters.ledger.schema import PATCHES, Patch
+from mig_agent.adapters.ledger.verification import make_ledger, read_whole
+from mig_agent.core.errors import LedgerError
+from mig_agent.core.events import Event
+from mig_agent.core.model import RequestKey
+
+LEDGER_FILE = "ledger.sqlite3"
+_MOST_IN_A_BATCH = 512
+_CHECKPOINT_COMMITS = 250
+"""After so many commits the write-ahead log is folded in, when nothing waits ..."""
+_CHECKPOINT_AT_LATEST = 2500
+"""... or even then."""
+_TRIM_EVERY = 500
+MOST_ENDED_IN_MEMORY = 10_000
+"""Leases that ended, of which `contents` tells; `find_request` knows all of them."""
+
+
+class Entry(Protocol):
+    """Something that carries a record; what else it carries is its maker's business."""
+
+    @property
+    def record(self) -> Record:
+        """What is to be written, all or nothing."""
+
+
+OnSettled = Callable[[Sequence[Entry], LedgerError | None], None]
+"""Hears, in the writing thread, which entries are on the disk, or (newest first) which are not and why."""
+
+
+class Ledger:
+    """One open ledger. `submit` from any thread; what comes of it is told to the one listener."""
+
+    def __init__(self, path: Path, contents: Contents, head: Head, keep_events: int) -> None:
+        self.path = path
+        self.contents = contents
+        """As found when it was opened."""
+        self._head = head
+        """Of the last commit that is known to be on the disk."""
+        self._connection: sqlite3.Connection | None = None
+        self._digest: RunningDigest | None = None
+        self._counter = open_counter(counter_of(path))
+        self._keep_events = keep_events
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._on_settled: OnSettled | None = None
+        self._thread: threading.Thread | None = None
+        self._commits = 0
+        self._events_written = 0
+        self._reader: sqlite3.Connection | None = None
+        self._files: dict[Path, tuple[int, int]] = {}
+        """Device and inode of the files that are written."""
+        self._is_missing = False
+
+    @classmethod
+    def open(cls, path: Path, *, keep_events: int = 10_000, patches: tuple[Patch, ...] = PATCHES) -> Ledger:
+        """Opens the ledger in this file, or makes one. A damaged one is set aside under another name and kept.
+
+        `contents.doubt` says that this has happened, from then on until it is settled. Raises LedgerError where the
+        ledger cannot be read or written, or is of a newer version.
+        """
+        try:
+            finish_replacing(path)
+            try:
+                return cls._opened(path, patches, keep_events)
+            except DamagedError as damage:
+                make_ledger(path, f"was damaged: {damage}", patches)
+                return cls._opened(path, patches, keep_events)
+        except (sqlite3.Error, OSError, DamagedError) as error:
+            raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+
+    @classmethod
+    def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int) -> Ledger:
+        contents, head = read_whole(path, patches, MOST_ENDED_IN_MEMORY)
+        ledger = cls(path, contents, head, keep_events)
+        try:
+            ledger._connect()
+        except READING_ERRORS as error:
+            ledger.close()
+            if is_damage(error, path):
+                raise DamagedError(str(error)) from error
+            raise
+        return ledger
+
+    def start(self, on_settled: OnSettled) -> None:
+        """Begins to write."""
+        self._on_settled = on_settled
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+
+    def submit(self, entry: Entry) -> None:
+        """Has an entry written, in the order of the calls."""
+        self._queue.put(entry)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """Writes what was submitted and closes the file; waits for that at most so long."""
+        self._close_reader()
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join(seconds)
+        else:
+            self._close_files()
+
+    def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
+        """The latest events from a moment on, oldest first. Blocking, from any thread. Raises LedgerError."""
+        try:
+            with closing(connect(self.path, "ro")) as connection:
+                return read_events(connection, since, gpu, limit)
+        except READING_ERRORS as error:
+            raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
+
+    def missing(self) -> str:
+        """Return which file of the ledger is no longer the one that is written, in words; empty when all are.
+
+        What is committed to a file that was removed is gone at the next start. So the next commit first writes the
+        ledger anew, from what the agent has open. Cheap; from one thread only.
+        """
+        words = ""
+        for path, known in self._files.items():
+            try:
+                is_the_same = _identity(path) == known
+            except FileNotFoundError:
+                words = words or f"{path} was removed"
+            except OSError as error:
+                words = words or str(error)
+            else:
+                words = words or ("" if is_the_same else f"{path} was replaced by another file")
+        if words:
+            self._is_missing = True
+        return words
+
+    def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
+        """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
+
+        From one thread only; takes microseconds. Raises LedgerError.
+        """
+        try:
+            if self._reader is None:
+                self._reader = connect(self.path, "ro")
+            return find_request(self._reader, request)
+        except READING_ERRORS as error:
+            self._close_reader()
+            raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            with contextlib.suppress(sqlite3.Error):
+                reader.close()
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            batch: list[Entry] = []
+            entry = self._queue.get()
+            while entry is not None:
+                batch.append(entry)
+                if len(batch) >= _MOST_IN_A_BATCH:
+                    break
+                try:
+                    entry = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+            closing = entry is None
+            if batch:
+                error = self._write(batch)
+                if error is not None:
+                    batch, closing = self._with_all_behind(batch, closing=closing)
+                if self._on_settled is not None:
+                    self._on_settled(batch, error)
+            self._checkpoint(closing=closing)
+        self._close_files()
+
+    def _close_files(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+        with contextlib.suppress(OSError):
+            os.fsync(self._counter)
+        with contextlib.suppress(OSError):
+            os.close(self._counter)
+        self._counter = -1
+
+    def _connect(self) -> None:
+        """Opens the file to be written. Never made anew here: an empty one would forget every lease.
+
+        Raises sqlite3.Error, and DamagedError where it is not the ledger that was there before.
+        """
+        connection = connect(self.path, "rw")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("UPDATE head SET id = id")  # a damaged header can forbid writing
+            connection.execute("ROLLBACK")
+            head = read_head(connection)
+            # A commit that failed may be on the disk all the same.
+            if head.ledger != self._head.ledger or head.number not in {self._head.number, self._head.number + 1}:
+                raise DamagedError("it is not the one that was there before")  # noqa: TRY301 -- closes what it opened
+            digest = RunningDigest(connection, head.digest)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._digest, self._head = connection, digest, head
+        self._files = {each: _identity(each) for each in (self.path, _log_of(self.path), counter_of(self.path))}
+
+    def _write_anew(self) -> None:
+        """Puts all that the open connection has in the place of what was removed or replaced; keeps that aside.
+
+        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost and so is the ledger.
+        """
+        open_one = self._connection
+        if open_one is None:
+            self._connect()  # where that is the ledger that was there before, nothing is missing
+            self._is_missing = False
+            return
+        replace_ledger(self.path, REPLACED, lambda new, _aside: make_copy(new, open_one))
+        self._drop_connection()
+        os.close(self._counter)
+        self._counter = open_counter(counter_of(self.path))
+        self._connect()
+        self._is_missing = False
+
+    def _write(self, batch: Sequence[Entry]) -> LedgerError | None:
+        try:
+            with FAILPOINTS.around("commit"):
+                self._commit(batch)
+        except (
+            DamagedError,
+            OSError,
+            sqlite3.Error,
+            OverflowError,
+            TypeError,
+            ValueError,
+        ) as error:  # also values that SQLite cannot hold
+            if self._is_missing:
+                self._roll_back()  # no other connection has what this one has
+            else:
+                self._drop_connection()
+            return LedgerError(f"cannot write the ledger {self.path}: {error}")
+        return None
+
+    def _commit(self, batch: Sequence[Entry]) -> None:
+        if self._is_missing:
+            self._write_anew()
+        if self._connection is None or self._digest is None:
+            self._connect()
+        assert self._connection is not None  # noqa: S101 -- for the types alone
+        assert self._digest is not None  # noqa: S101 -- for the types alone
+        execute, revision = self._connection.execute, self._head.revision
+        execute("BEGIN IMMEDIATE")
+        for entry in batch:
+            for change in entry.record:
+                for sql, values in change.statements():
+                    execute(sql, values)
+                if type(change) is AddEvent:
+                    self._events_written += 1
+                    revision = max(revision, change.event.revision)
+        if self._events_written >= _TRIM_EVERY:
+            self._events_written = 0
+            execute("DELETE FROM event WHERE number <= (SELECT max(number) FROM event) - ?", (self._keep_events,))
+        head = replace(self._head, number=self._head.number + 1, revision=revision, digest=self._digest.value)
+        execute(PUT_HEAD, head.row())
+        execute("COMMIT")
+        self._head = head
+        self._commits += 1
+        # The ledger may have more commits than the counter says, never fewer: so it comes after, and nobody waits for
+        # the disk here. One that cannot be written is behind until the next.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._counter, head.count.encode(), 0)
+
+    def _roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def _drop_connection(self) -> None:
+        """Rolls back; the next batch starts with a fresh connection, whatever was wrong with this one."""
+        self._files = {}  # closing removes the log
+        connection, self._connection, self._digest = self._connection, None, None
+        if connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    def _with_all_behind(self, batch: list[Entry], *, closing: bool) -> tuple[list[Entry], bool]:
+        """What failed with what was submitted since on the strength of it, newest first."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                entry = self._queue.get_nowait()
+                if entry is None:
+                    closing = True
+                else:
+                    batch.append(entry)
+        return batch[::-1], closing
+
+    def _checkpoint(self, *, closing: bool) -> None:
+        due = self._commits >= _CHECKPOINT_AT_LATEST or (self._commits >= _CHECKPOINT_COMMITS and self._queue.empty())
+        if self._connection is None or not (due or closing):
+            return
+        self._commits = 0
+        # When it fails the log grows, and the next one folds it in.
+        with contextlib.suppress(sqlite3.Error), FAILPOINTS.around("ledger-checkpoint"):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        with contextlib.suppress(OSError):
+            os.fsync(self._counter)
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino

@@ -1,0 +1,105 @@
+"""Reading a ledger whole, every part of it checked; and putting an empty one in the place of one that is not."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+from mig_agent.adapters.ledger.commit_counter import counter_of, read_counter
+from mig_agent.adapters.ledger.creation import connect, make_empty, verify
+from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
+from mig_agent.adapters.ledger.digest import Head, read_head
+from mig_agent.adapters.ledger.quarantine import DAMAGED, is_any_there, replace_ledger
+from mig_agent.adapters.ledger.reader import Contents, Doubt, read_contents
+from mig_agent.adapters.ledger.schema import (
+    PATCHES,
+    Patch,
+    check_version,
+    is_newer,
+    is_of_another_program,
+    is_older,
+    prepare,
+)
+from mig_agent.adapters.tokens import KEY_FILE
+from mig_agent.core.errors import LedgerError
+
+
+def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> None:
+    """Put an empty ledger in the place of what is there. `why` completes "the ledger ..."; empty for a first one.
+
+    Raises sqlite3.Error, OSError.
+    """
+    there = is_any_there(path)
+    at = time.time()
+    replace_ledger(
+        path,
+        DAMAGED,
+        lambda new, aside: make_empty(
+            new, patches, Doubt(at=at, why=why, kept_as=str(aside) if there else "") if why else None
+        ),
+    )
+
+
+def read_whole(path: Path, patches: tuple[Patch, ...], most_ended: int) -> tuple[Contents, Head]:
+    """What is in the ledger, every part of it checked. Makes the first one.
+
+    Raises DamagedError where it is not what was committed last, LedgerError where a newer version or another program
+    wrote it, sqlite3.Error and OSError where it cannot be read now.
+    """
+    if not is_any_there(path):
+        if path.with_name(KEY_FILE).exists():
+            raise DamagedError("it is gone, and the key of its tokens is there")
+        make_ledger(path, "", patches)
+    _check_files(path)
+    try:
+        # Only to be read: so SQLite leaves a log that it cannot use where it is.
+        with closing(connect(path, "ro")) as connection:
+            head = _verify(connection, path, patches)
+            if not is_older(connection, patches):
+                return read_contents(connection, head, most_ended), head
+        with closing(connect(path, "rw")) as connection:
+            prepare(connection, patches)
+            head = read_head(connection)
+            return read_contents(connection, head, most_ended), head
+    except READING_ERRORS as error:
+        if is_damage(error, path):
+            raise DamagedError(str(error)) from error
+        raise
+
+
+def _check_files(path: Path) -> None:
+    if not path.exists():
+        raise DamagedError("its file is gone")
+    if not path.is_file() or not path.stat().st_size:
+        raise DamagedError("its file is empty" if path.is_file() else "it is no file")
+
+
+def _verify(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, ...]) -> Head:
+    try:
+        return _compared(connection, path, patches)
+    except (DamagedError, *READING_ERRORS) as error:
+        if is_newer(connection, patches):  # and may keep its digest in another way
+            raise LedgerError(
+                f"cannot use the ledger {path}: a newer version of the agent wrote it; run that version ({error})"
+            ) from error
+        raise
+
+
+def _compared(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, ...]) -> Head:
+    counter = counter_of(path)
+    if is_of_another_program(connection):
+        if not counter.exists() and not path.with_name(KEY_FILE).exists():
+            raise LedgerError(f"cannot use {path} as ledger: it is another program's database")
+        raise DamagedError("its header is not as it was written")
+    head = verify(connection)
+    if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        raise DamagedError("its header is not as it was written")
+    counted = read_counter(counter)
+    if counted.ledger != head.ledger:
+        raise DamagedError(f"its commit counter {counter.name} is another ledger's")
+    if head.number < counted.number:
+        raise DamagedError(f"its last {counted.number - head.number} commits are missing")
+    check_version(connection, str(path), patches)
+    return head

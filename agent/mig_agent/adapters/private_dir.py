@@ -1,0 +1,128 @@
+"""Folders that only this process's user can enter: what is in them nobody else can reach, whatever its own mode."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Container
+from pathlib import Path
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.core.errors import ConfigError
+
+_MODE = 0o700
+_OTHERS = 0o077
+_OTHERS_WRITE = 0o022
+_ROOT = 0
+_OF_FILE_SYSTEMS = frozenset({"lost+found"})
+"""What an empty folder may hold that is a file system of its own."""
+
+
+class PrivateDir:
+    """A folder of the agent's own user, mode 0700; open until it is closed, though its path may change meanwhile."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls, path: Path, purpose: str = "use the folder", known: Container[str] | None = None) -> PrivateDir:
+        """Open the folder, making it where it is missing, and close it to others where they may enter or read it.
+
+        A folder is closed to others only where it surely is the agent's: it is empty, or one of the `known` names is in
+        it (without `known`, always, but never one in which everybody makes files, as in /tmp). A link is not followed.
+        `purpose` completes "cannot ... PATH". Raises ConfigError where the folder cannot be made, belongs to another
+        user, or where others could have put into it what is there.
+        """
+        try:
+            with FAILPOINTS.around("private-folder"):
+                path.mkdir(mode=_MODE, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if path.is_symlink():
+                raise ConfigError(
+                    f"cannot {purpose} {path}: it is a link, and links are not followed",
+                    f"name the folder itself: {path.resolve()}",
+                ) from error
+            raise ConfigError(
+                f"cannot {purpose} {path}: {error.strerror}", "run as root, or see who made it or what is in its place"
+            ) from error
+        try:
+            _close_to_others(descriptor, path, purpose, known)
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigError(
+                f"cannot close {path} to others: {error.strerror}", f"chmod {_MODE:04o} {path}"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def path_of(self, name: str) -> str:
+        """Return the path of something in it, for this process: short enough for sockets, wherever the folder is."""
+        return f"/proc/self/fd/{self._descriptor}/{name}"
+
+    def open_file(self, name: str, flags: int, mode: int) -> int:
+        """Open something in it as os.open does; the descriptor. Raises OSError."""
+        return os.open(name, flags, mode, dir_fd=self._descriptor)
+
+    def close(self) -> None:
+        """Close the folder; what is open in it stays open."""
+        os.close(self._descriptor)
+
+
+def refuse_if_replaceable(path: Path, thing: str, hint: str) -> None:
+    """Raise ConfigError where others than root and the agent may put something else in the place of the path."""
+    folder = path.parent
+    there = folder.stat()
+    if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"cannot protect {thing} {path}: everybody may rename files in {folder}", f"chmod o-w {folder}, or {hint}"
+        )
+    if there.st_uid not in {_ROOT, os.geteuid()}:
+        raise ConfigError(
+            f"cannot protect {thing} {path}: {folder} belongs to {user_words(there.st_uid)}, who may rename files in "
+            "it",
+            f"chown it to the agent's user, or {hint}",
+        )
+
+
+def user_words(uid: int) -> str:
+    """Return a user's name and number for messages: `alice (uid 1000)`."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _close_to_others(descriptor: int, path: Path, purpose: str, known: Container[str] | None) -> None:
+    there = os.fstat(descriptor)
+    mode = stat.S_IMODE(there.st_mode)
+    if there.st_uid != os.geteuid():
+        raise ConfigError(
+            f"cannot {purpose} {path}: it belongs to {user_words(there.st_uid)}, and the agent runs as "
+            f"{user_words(os.geteuid())}",
+            "name another one; or, if you trust what is in it, chown it",
+        )
+    if not mode & _OTHERS:
+        return
+    inside = set(os.listdir(descriptor)) - _OF_FILE_SYSTEMS
+    if mode & stat.S_ISVTX or (mode & _OTHERS_WRITE and inside):
+        raise ConfigError(
+            f"cannot {purpose} {path}: others than the agent's own user may write in it (mode {mode:04o})",
+            f"name another one; or, if you trust what is in it, chmod {_MODE:04o} {path}",
+        )
+    if inside and known is not None and not any(name in known for name in inside):
+        raise ConfigError(
+            f"cannot {purpose} {path}: others may enter it (mode {mode:04o}), and there are files in it that are not "
+            "the agent's",
+            f"name one of the agent's own; or chmod {_MODE:04o} {path} if nobody else needs it",
+        )
+    with FAILPOINTS.around("private-folder-mode"):
+        os.fchmod(descriptor, _MODE)
+    if mode & _OTHERS_WRITE and set(os.listdir(descriptor)) - _OF_FILE_SYSTEMS:
+        raise ConfigError(
+            f"cannot {purpose} {path}: somebody else made files in it while the agent started",
+            "see what is in it, remove it, and start the agent again",
+        )

@@ -1,0 +1,228 @@
+"""Relays the connections of a socket to gRPC, which then sees who is at the other end (`peer_credentials`).
+
+Each connection becomes two: the client's, and one of ours to gRPC, whose own end is bound to a name that tells the
+client's user and process. Bytes are relayed (`proxy_connection`) on the event loop: that is quicker here than a thread,
+which would wait for the interpreter's lock. Connections over TCP come this way, too, so that they are counted before
+anybody looks at their certificates, and so that it is known how each of them ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from mig_agent.adapters.transport.connection_limits import ConnectionLimits
+from mig_agent.adapters.transport.http2_limits import Usages
+from mig_agent.adapters.transport.peer_credentials import Peer, bound_name, shown_by_grpc
+from mig_agent.adapters.transport.proxy_connection import PIECE, ConnectionEnds, ProxyConnection
+from mig_agent.adapters.users import Users
+
+_ACCEPTED_AT_ONCE = 16
+"""Connections that are accepted before other work of the event loop gets its turn."""
+_PAUSE_SECONDS = 0.5
+"""After the kernel would not give us one more connection."""
+_MOST_SURPLUS = 64
+"""Connections without a place whose calls are answered nonetheless."""
+_SURPLUS_SECONDS = 5.0
+_AGAIN_SECONDS = 0.01
+_MOST_TRIES = 200
+
+_log = structlog.get_logger(__name__)
+
+
+class Relay:
+    """One listening socket. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        target: str,
+        *,
+        who: Callable[[socket.socket], Peer],
+        places: ConnectionLimits,
+        users: Users,
+        fates: ConnectionEnds,
+        before: Callable[[], Awaitable[None]] | None = None,
+        usages: Usages | None = None,
+    ) -> None:
+        """`listener` listens already and is ours from now on; `target` is the path of gRPC's socket.
+
+        `who` tells who has connected and may raise OSError. `fates` hears of each connection. `before` is awaited
+        before a connection is passed on. `usages` limit what users may have open; None where the bytes are encrypted.
+        """
+        self._listener = listener
+        self._listener.setblocking(False)
+        self._target = target
+        self._who = who
+        self._places = places
+        self._users = users
+        self._fates = fates
+        self._before = before
+        self._usages = usages
+        self._loop = asyncio.get_running_loop()
+        self._links: set[ProxyConnection] = set()
+        self._surplus: set[ProxyConnection] = set()
+        self._emptied = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        self._turned_away = 0
+        self._cut_off = 0
+        self._closing = False
+        self._buffer = memoryview(bytearray(PIECE))
+
+    def __len__(self) -> int:
+        """Open connections."""
+        return len(self._links)
+
+    def start(self) -> None:
+        """Accepts from now on."""
+        self._loop.add_reader(self._listener, self._accept)
+
+    def stop_accepting(self) -> None:
+        """Takes no new connections; those that are open go on. Harmless when done before."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+            if self._pause is not None:
+                self._pause.cancel()
+
+    def drop(self) -> None:
+        """Ends all connections that are open now, at once, as the network might; new ones are taken."""
+        for link in tuple(self._links):
+            link.close()
+
+    async def close(self, seconds: float) -> None:
+        """Ends all connections, after what gRPC has said last has reached its readers, or after so long."""
+        self.stop_accepting()
+        for task in self._tasks:
+            task.cancel()
+        if self._links:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), seconds)
+        for link in (*self._links, *self._surplus):
+            link.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                client, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no more files or memory: they wait, and so do we
+                _log.error("cannot accept a connection now", error=error.strerror)
+                self._loop.remove_reader(self._listener)
+                self._pause = self._loop.call_later(_PAUSE_SECONDS, self.start)
+                return
+            self._take(client)
+
+    def _take(self, client: socket.socket) -> None:
+        try:
+            client.setblocking(False)
+            peer = self._who(client)
+        except OSError:
+            client.close()
+            return
+        refusal = self._places.take(peer.counted_as)
+        if refusal:
+            self._turn_away(client, peer, refusal)
+        elif peer.uid is not None and not self._users.is_fresh(peer.uid):
+            # The first connection of a user, or the first in a while.
+            self._link_after(partial(self._users.learn, peer.uid), client, peer)
+        elif self._before is not None:
+            self._link_after(self._before, client, peer)
+        else:
+            self._link(client, peer)
+
+    def _link_after(self, first: Callable[[], Awaitable[None]], client: socket.socket, peer: Peer) -> None:
+        task = self._loop.create_task(self._wait_and_link(first, client, peer), name=f"a connection of {peer}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _wait_and_link(self, first: Callable[[], Awaitable[None]], client: socket.socket, peer: Peer) -> None:
+        try:
+            await first()
+        except BaseException:
+            self._forget(client, peer)
+            raise
+        self._link(client, peer)
+
+    def _link(self, client: socket.socket, peer: Peer, tries: int = 1) -> None:
+        if self._closing:
+            self._forget(client, peer)
+            return
+        name = bound_name(peer)
+        try:
+            server = self._connect(name)
+        except BlockingIOError:  # gRPC has not accepted those before it yet
+            if tries < _MOST_TRIES:
+                self._loop.call_later(_AGAIN_SECONDS, self._link, client, peer, tries + 1)
+            else:
+                self._forget(client, peer)
+        except OSError as error:
+            _log.error("cannot pass a connection on", error=error.strerror)
+            self._forget(client, peer)
+        else:
+            self._emptied.clear()
+            shown = shown_by_grpc(name)
+            link = self._join(client, server, peer, lambda link: self._ended(link, peer, shown))
+            self._links.add(link)
+            self._fates.begin(shown, link.fate)
+
+    def _join(
+        self, client: socket.socket, server: socket.socket, peer: Peer, on_close: Callable[[ProxyConnection], None]
+    ) -> ProxyConnection:
+        if self._usages is None:
+            return ProxyConnection(client, server, self._buffer, on_close)
+        limits = self._usages.connect(peer.counted_as, partial(self._broken, peer))
+        return ProxyConnection(client, server, self._buffer, on_close, limits)
+
+    def _broken(self, peer: Peer, why: str) -> None:
+        self._cut_off += 1
+        if self._cut_off.bit_count() == 1:
+            _log.warning("a connection was cut off", why=why, who=str(peer), so_far=self._cut_off)
+
+    def _connect(self, name: bytes) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            server.bind(name)
+            server.connect(self._target)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    def _ended(self, link: ProxyConnection, peer: Peer, shown: str) -> None:
+        self._links.discard(link)
+        self._fates.end(shown)
+        if not self._links:
+            self._emptied.set()
+        self._places.give_back(peer.counted_as)
+
+    def _forget(self, client: socket.socket, peer: Peer) -> None:
+        client.close()
+        self._places.give_back(peer.counted_as)
+
+    def _turn_away(self, client: socket.socket, peer: Peer, words: str) -> None:
+        """A client of gRPC that finds its connection closed only tries again: its calls are answered, with a refusal.
+
+        That takes a place, too. Where even those are taken, the connection is closed; and over TCP, where a handshake
+        would cost more than the refusal is worth.
+        """
+        self._turned_away += 1
+        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever floods us does not fill the log
+            _log.warning("a connection was turned away", why=words, who=str(peer), so_far=self._turned_away)
+        if not peer.host and len(self._surplus) < _MOST_SURPLUS:
+            with contextlib.suppress(OSError):
+                server = self._connect(bound_name(replace(peer, surplus=True)))
+                link = self._join(client, server, peer, self._surplus.discard)
+                self._surplus.add(link)
+                self._loop.call_later(_SURPLUS_SECONDS, link.close)
+                return
+        client.close()

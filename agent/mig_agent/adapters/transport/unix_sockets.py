@@ -1,0 +1,151 @@
+"""Unix sockets that one agent owns: locked, taken over from a dead agent, never open to more than they should be."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.filelock import FileLock, LockedError
+from mig_agent.adapters.private_dir import refuse_if_replaceable
+from mig_agent.core.errors import ConfigError
+
+_LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin-listen"
+_OTHER_ADDRESS = "give another address with --listen unix:///path"
+_NARROW_UMASK = 0o177
+"""A socket is born readable and writable by its owner alone."""
+_FOLDER_MODE = 0o755
+_BACKLOG = 4096
+"""Connections that the kernel keeps for us to accept; it may keep fewer."""
+
+
+class OwnedSocket:
+    """The right to a socket's path on this machine, until it is closed or the process ends."""
+
+    def __init__(self, path: Path, lock: FileLock) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def own(cls, path: Path) -> OwnedSocket:
+        """Locks the path and removes the socket of an agent that died.
+
+        Raises LockedError where another agent has it or something else listens there, and ConfigError where there is
+        something that is no socket, or where others could put something else in its place.
+        """
+        try:
+            with FAILPOINTS.around("socket-folder"):
+                path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot make the folder {path.parent} of the socket: {error.strerror}",
+                f"run as root, or {_OTHER_ADDRESS}",
+            ) from error
+        refuse_if_replaceable(path, "the socket", _OTHER_ADDRESS)
+        lock = FileLock.take(
+            path.with_name(f"{path.name}.private") / "socket.lock",
+            f"the socket {path}",
+            _LOCK_HINT,
+            former=path.with_name(f"{path.name}.lock"),
+        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(lock.release)
+            _remove_stale(path)
+            undo.pop_all()
+        return cls(path, lock)
+
+    @contextlib.contextmanager
+    def being_bound(self, mode: int, group: str = "") -> Iterator[None]:
+        """Whoever binds the path inside makes a socket with these permissions; it was never open to more.
+
+        Raises ConfigError for a group that is not known or may not be given.
+        """
+        group_id = _group_id(group) if group else None
+        # The umask belongs to the whole process: nothing else makes files while the agent starts.
+        before = os.umask(_NARROW_UMASK)
+        try:
+            yield
+        finally:
+            os.umask(before)
+        try:
+            with FAILPOINTS.around("socket-mode"):
+                if group_id is not None:
+                    os.chown(self.path, -1, group_id, follow_symlinks=False)
+                self.path.chmod(mode)
+        except PermissionError as error:
+            raise ConfigError(
+                f"cannot give the socket {self.path} to the group {group}: {error.strerror}",
+                "run as root or as a member of the group, or leave socket_group out",
+            ) from error
+
+    def listen(self, mode: int, group: str = "") -> socket.socket:
+        """A socket that listens at the path, with these permissions. Raises ConfigError where it cannot be had."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with self.being_bound(mode, group):
+                listener.bind(str(self.path))
+            self.check(mode, group)
+            # Only now: nobody was let in before the permissions were seen to be right.
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(f"cannot listen on {self.path}: {error.strerror}", _OTHER_ADDRESS) from error
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def check(self, mode: int, group: str = "") -> None:
+        """Raises ConfigError where the socket's permissions are not these, as on a file system that keeps none."""
+        there = self.path.lstat()
+        if stat.S_IMODE(there.st_mode) != mode or (group and there.st_gid != _group_id(group)):
+            raise ConfigError(
+                f"cannot protect the socket {self.path}: its mode is {stat.S_IMODE(there.st_mode):04o} and its group "
+                f"{there.st_gid}, though {mode:04o}{f' and {group}' if group else ''} were set",
+                "put it on a file system that keeps permissions, such as /run",
+            )
+
+    def close(self) -> None:
+        """Removes the socket and lets others have the path."""
+        with contextlib.suppress(OSError), FAILPOINTS.around("socket-removal"):
+            self.path.unlink(missing_ok=True)
+        self._lock.release()
+
+
+def _group_id(group: str) -> int:
+    if group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(
+            f"cannot give the sockets to the group {group}: there is no such group",
+            f"groupadd --system {group}, or set socket_group to one that exists",
+        ) from None
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        there = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(f"cannot use the socket {path}: {error.strerror}", "give another address") from error
+    if not stat.S_ISSOCK(there.st_mode):
+        raise ConfigError(
+            f"cannot listen on {path}: there is a file that is no socket", "remove it, or give another address"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        answer = probe.connect_ex(str(path))
+    if answer == errno.ECONNREFUSED:
+        # Its agent is dead: we hold the lock.
+        with contextlib.suppress(FileNotFoundError), FAILPOINTS.around("socket-take-over"):
+            path.unlink()
+    elif answer != errno.ENOENT:
+        raise LockedError(f"cannot use the socket {path}: another program listens there", _LOCK_HINT)

@@ -1,0 +1,297 @@
+"""From the wire to the values of `answers`. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.descriptor import EnumDescriptor
+
+from mig_agent.client import types
+from mig_agent.core.errors import Blocker
+from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
+
+
+def grant(message: pb.Granted) -> types.Grant:
+    """A lease with its token."""
+    lease = message.lease
+    return types.Grant(
+        id=lease.id,
+        token=message.token,
+        devices=devices(lease.devices),
+        env=dict(sorted(message.env.items())),
+        expires_at=lease.expires_at if lease.HasField("expires_at") else None,
+        request_id=lease.request_id,
+        notes=tuple(message.notes),
+        revision=message.revision,
+        confirm_by=message.confirm_by if message.HasField("confirm_by") else None,
+    )
+
+
+def devices(messages: Iterable[pb.Device]) -> tuple[types.Device, ...]:
+    """The devices of a lease."""
+    return tuple(
+        types.Device(
+            uuid=each.uuid,
+            gpu=each.gpu,
+            gpu_index=each.gpu_index,
+            profile=each.profile,
+            memory_mib=each.memory_mib,
+            placement=_placement(each),
+            gpu_instance_id=each.gpu_instance_id if each.HasField("gpu_instance_id") else None,
+            compute_instance_id=each.compute_instance_id if each.HasField("compute_instance_id") else None,
+            reused=each.reused,
+        )
+        for each in messages
+    )
+
+
+def lease(message: pb.Lease) -> types.LeaseInfo:
+    """A lease as everybody may see it."""
+    return types.LeaseInfo(
+        id=message.id,
+        holder=message.holder.name,
+        tenant=message.holder.tenant,
+        devices=devices(message.devices),
+        created_at=message.created_at,
+        expires_at=message.expires_at if message.HasField("expires_at") else None,
+        pid=message.pid if message.HasField("pid") else None,
+        hold=message.hold,
+        unused=message.unused,
+        holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
+        holder_pid=message.holder.pid if message.holder.HasField("pid") else None,
+        pod=_pod(message.pod) if message.HasField("pod") else None,
+        # An older agent knows of pods by the kubelet's devices alone.
+        arrived=message.arrived or bool(message.kubelet_devices),
+        kubelet_devices=tuple(
+            types.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
+        ),
+    )
+
+
+def status(message: pb.StatusResponse) -> types.Status:
+    """The node."""
+    return types.Status(
+        node=message.node,
+        revision=message.revision,
+        gpus=tuple(gpu(each) for each in message.gpus),
+        leases=tuple(lease(each) for each in message.leases),
+        queue=tuple(
+            types.Waiting(
+                request_id=each.request_id,
+                holder=each.holder.name,
+                tenant=each.holder.tenant,
+                priority=each.priority,
+                position=each.position,
+                since=each.since,
+                wants=each.wants,
+            )
+            for each in message.queue
+        ),
+        started_at=message.started_at,
+        ledger_error=message.ledger_error,
+        version=message.version,
+        driver_version=message.driver_version,
+        strict_fifo=message.strict_fifo,
+        reservation_after=message.reservation_after_seconds or None,
+        paused=tuple(message.paused),
+        missing_gpus={each.index: each.reason for each in message.missing_gpus},
+        ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
+    )
+
+
+def _doubt(message: pb.LedgerDoubt) -> types.LedgerDoubt:
+    return types.LedgerDoubt(since=message.since, why=message.why, kept_as=message.kept_as, restored=message.restored)
+
+
+def gpu(message: pb.Gpu) -> types.Gpu:
+    """A GPU with its instances."""
+    return types.Gpu(
+        index=message.index,
+        uuid=message.uuid,
+        model=message.model,
+        mig=mig_mode(message.mig),
+        state=_word(pb.GpuState.DESCRIPTOR, message.state, "GPU_STATE_"),
+        reason=message.reason,
+        memory_slices=message.memory_slices,
+        memory_mib=message.memory_mib,
+        instances=tuple(instance(each) for each in message.instances),
+    )
+
+
+def mig_mode(message: pb.MigMode) -> types.MigMode:
+    """MIG mode."""
+    return types.MigMode(capable=message.capable, current=message.current, pending=message.pending)
+
+
+def instance(message: pb.Instance) -> types.Instance:
+    """An instance."""
+    return types.Instance(
+        uuid=message.uuid,
+        generation=message.generation,
+        profile=message.profile,
+        memory_mib=message.memory_mib,
+        placement=_placement(message),
+        gpu_instance_id=message.gpu_instance_id if message.HasField("gpu_instance_id") else None,
+        compute_instance_id=message.compute_instance_id if message.HasField("compute_instance_id") else None,
+        state=_word(pb.InstanceState.DESCRIPTOR, message.state, "INSTANCE_STATE_"),
+        lease=message.lease,
+        holder=message.holder,
+        tenant=message.tenant,
+        since=message.since,
+        reason=message.reason,
+        gpu=message.gpu,
+        gpu_index=message.gpu_index,
+    )
+
+
+def models(message: pb.ProfilesResponse) -> tuple[types.GpuModel, ...]:
+    """What the GPUs can be cut into."""
+    return tuple(
+        types.GpuModel(
+            model=each.model,
+            gpus=tuple(each.gpus),
+            memory_slices=each.memory_slices,
+            memory_mib=each.memory_mib,
+            profiles=tuple(_profile(one) for one in each.profiles),
+        )
+        for each in message.models
+    )
+
+
+def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan:
+    """What a dry run says about one request."""
+    if message.HasField("refusal"):
+        refusal = message.refusal
+        return types.NoPlan(
+            reason=refusal.reason,
+            message=refusal.message,
+            hint=refusal.hint,
+            retryable=refusal.retryable,
+            blockers=blockers(refusal.blockers),
+            explanation=tuple(message.explanation),
+            revision=refusal.revision if refusal.HasField("revision") else None,
+            changed=tuple(refusal.changed),
+        )
+    plan = message.plan
+    return types.Plan(
+        devices=tuple(
+            types.PlannedDevice(
+                gpu=each.gpu,
+                gpu_index=each.gpu_index,
+                profile=each.profile,
+                memory_mib=each.memory_mib,
+                placement=_placement(each),
+                reused=each.reused,
+                uuid=each.uuid,
+            )
+            for each in plan.devices
+        ),
+        steps=tuple(
+            types.Step(
+                kind=_word(pb.StepKind.DESCRIPTOR, each.kind, "STEP_KIND_"),
+                gpu=each.gpu,
+                gpu_index=each.gpu_index,
+                profile=each.profile,
+                placement=_placement(each),
+                uuid=each.uuid,
+                words=each.words,
+            )
+            for each in plan.steps
+        ),
+        score=plan.score,
+        notes=tuple(plan.notes),
+        revision=revision,
+        explanation=tuple(message.explanation),
+        expected_seconds=plan.expected_seconds if plan.HasField("expected_seconds") else None,
+        wasted_mib=plan.wasted_mib if plan.HasField("wasted_mib") else None,
+        capacity_lost=plan.capacity_lost if plan.HasField("capacity_lost") else None,
+        creation_cost=plan.creation_cost if plan.HasField("creation_cost") else None,
+    )
+
+
+def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
+    """What stands in the way."""
+    return tuple(
+        Blocker(gpu_index=each.gpu_index, what=each.what, state=each.state, lease=each.lease, holder=each.holder)
+        for each in messages
+    )
+
+
+def event(message: pb.Event) -> types.Event:
+    """Something that happened."""
+    return types.Event(
+        kind=message.kind,
+        at=message.at,
+        revision=message.revision,
+        words=message.words,
+        gpu=message.gpu,
+        gpu_index=message.gpu_index if message.HasField("gpu_index") else None,
+        lease=message.lease,
+        generation=message.generation if message.HasField("generation") else None,
+        holder=message.holder,
+        data={name: _fact(value) for name, value in sorted(message.data.items())},
+    )
+
+
+def usage(message: pb.InstanceUsage) -> types.Usage:
+    """What is used on one instance."""
+    return types.Usage(
+        generation=message.generation,
+        memory_used_mib=message.memory_used_mib if message.HasField("memory_used_mib") else None,
+        memory_total_mib=message.memory_total_mib if message.HasField("memory_total_mib") else None,
+        utilization_percent=message.utilization_percent if message.HasField("utilization_percent") else None,
+        processes=tuple(message.processes.pids) if message.HasField("processes") else None,
+    )
+
+
+def mode_change(message: pb.SetMigModeResponse) -> types.ModeChange:
+    """How a switch of MIG mode went."""
+    needs = _word(pb.ModeNeeds.DESCRIPTOR, message.needs, "MODE_NEEDS_")
+    return types.ModeChange(
+        gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, words=message.words
+    )
+
+
+def paused(message: pb.PauseResponse | pb.ResumeResponse) -> types.Paused:
+    """How pausing or resuming went."""
+    return types.Paused(paused=tuple(message.paused), let_go=message.let_go, words=message.words)
+
+
+def _pod(message: pb.Pod) -> types.Pod:
+    return types.Pod(namespace=message.namespace, name=message.name, uid=message.uid)
+
+
+def _profile(message: pb.Profile) -> types.Profile:
+    return types.Profile(
+        id=message.id,
+        name=message.name,
+        compute_slices=message.compute_slices,
+        memory_slices=message.memory_slices,
+        memory_mib=message.memory_mib,
+        placements=tuple(types.Placement(each.start, each.size) for each in message.placements),
+        attributes=tuple(message.attributes),
+    )
+
+
+def _placement(message: pb.Device | pb.Instance | pb.PlannedDevice | pb.Step) -> types.Placement | None:
+    if not message.HasField("placement"):
+        return None
+    return types.Placement(message.placement.start, message.placement.size)
+
+
+def _word(descriptor: EnumDescriptor, number: int, prefix: str) -> str:
+    """A value of an enum as the word that people read: `leased`. One that this version does not know is its number."""
+    value = descriptor.values_by_number.get(number)
+    return str(number) if value is None else value.name.removeprefix(prefix).lower()
+
+
+def _fact(message: pb.Fact) -> str | int | float | bool:
+    match message.WhichOneof("value"):
+        case "integer":
+            return message.integer
+        case "number":
+            return message.number
+        case "flag":
+            return message.flag
+        case _:
+            return message.text

@@ -1,0 +1,281 @@
+"""Fields of the settings: their types, how each is read from text, and their rows in tables and pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mig_agent.config.addresses import TcpAddress, UnixAddress, parse_address, parse_tcp_address
+from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import format_duration, parse_duration, shown
+from mig_agent.core.requests import parse_gpu
+from mig_agent.core.texts import visible
+
+OFF = "off"
+AUTO = "auto"
+_OCTAL = re.compile(r"(?:0o?)?[0-7]{3}", re.ASCII)
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+_YES = frozenset({"yes", "true", "on", "1"})
+_NO = frozenset({"no", "false", "off", "0"})
+_OWNER = 0o600
+_EXECUTE = 0o111
+_LONGEST_NAME = 253
+"""Of a host, RFC 1035."""
+_DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
+_RESOURCE = re.compile(rf"{_DOMAIN}/[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
+"""An extended resource of Kubernetes, as `k8s.io/apimachinery` checks qualified names."""
+_RESOURCE_PREFIX = re.compile(rf"{_DOMAIN}/(?:[A-Za-z0-9][A-Za-z0-9._-]{{0,31}})?", re.ASCII)
+_MEMORY_CLASS = re.compile(r"[1-9][0-9]{0,3}g", re.ASCII)
+_LABEL = re.compile(
+    rf"(?:{_DOMAIN}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?"
+    r"=(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
+    re.ASCII,
+)
+_KUBERNETES_OWN = "kubernetes.io"
+"""Resources under it cannot be extended ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How values of a setting are written."""
+
+    metavar: str
+    """What stands for the value in help: `DURATION`."""
+    words: str
+    """What may be written, for the documents."""
+    parse: Callable[[str], object]
+    """One text; raises UsageError for what cannot be meant."""
+    show: Callable[[object], str] = str
+    """The value as one would write it."""
+    many: bool = False
+    """Whether it is a list: several texts, or texts with commas between; its values are tuples."""
+    is_switch: bool = False
+    none: str = OFF
+    """How None is written."""
+
+    def read(self, given: str | tuple[str, ...]) -> object:
+        """The value of what was written. Raises UsageError."""
+        if self.many:
+            texts = (given,) if isinstance(given, str) else given
+            parts = [part.strip() for each in texts for part in each.split(",")]
+            return tuple(self.parse(part) for part in parts if part)
+        if not isinstance(given, str):
+            raise UsageError("cannot take a list", "write one value")
+        return self.parse(given.strip())
+
+    def write(self, value: object) -> str:
+        """The value as one would write it; None is `off`, or what the kind says."""
+        if value is None:
+            return self.none
+        if self.many and isinstance(value, tuple):
+            return ", ".join(self.show(each) for each in value)
+        return self.show(value)
+
+
+def _parse_path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise UsageError("cannot take an empty text as a path", "write the path of a file or folder")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError(f"cannot take {shown(text)} as a path: there is no such user") from error
+
+
+def _parse_switch(text: str) -> bool:
+    if text.lower() in _YES | _NO:
+        return text.lower() in _YES
+    raise UsageError(f"cannot take {_named(text)} as yes or no", "write yes or no")
+
+
+def _parse_mode(text: str) -> int:
+    if not _OCTAL.fullmatch(text):
+        raise UsageError(
+            f"cannot take {_named(text)} as the permissions of a socket", "write three octal digits, such as 0660"
+        )
+    mode = int(text.removeprefix("0o"), 8)
+    if mode & _EXECUTE or mode & _OWNER != _OWNER:
+        raise UsageError(
+            f"cannot take {shown(text)} as the permissions of a socket: its owner reads and writes, nobody executes",
+            "write 0660 for owner and group, 0600 for the owner alone, 0666 for everybody",
+        )
+    return mode
+
+
+def _parse_count(text: str) -> int:
+    if not _WHOLE_NUMBER.fullmatch(text):
+        raise UsageError(f"cannot take {_named(text)} as a whole number", "write one such as 1000")
+    return int(text)
+
+
+def _parse_number(text: str) -> float:
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"cannot take {_named(text)} as a number", "write one such as 0 or 2.5")
+    return float(text)
+
+
+def _parse_duration_or_off(text: str) -> float | None:
+    return None if text.lower() in _NO else parse_duration(text)
+
+
+def _parse_duration_or_auto(text: str) -> float | None:
+    return None if text.lower() == AUTO else parse_duration(text)
+
+
+def _parse_tcp_or_off(text: str) -> TcpAddress | None:
+    return None if text.lower() == OFF else parse_tcp_address(text)
+
+
+def _parse_selected_gpu(text: str) -> str:
+    try:
+        return parse_gpu(text)
+    except UsageError as error:
+        raise UsageError(error.message, "write indices or UUIDs, such as 0,2 or GPU-...") from error
+
+
+def _parse_name(text: str) -> str:
+    if not text or visible(text) != text or len(text) > _LONGEST_NAME:
+        raise UsageError(f"cannot take {_named(text)} as a name", "write a name without line ends")
+    return text
+
+
+def _parse_unix_address(text: str) -> UnixAddress:
+    address = parse_address(text)
+    if isinstance(address, UnixAddress):
+        return address
+    raise UsageError(f"cannot listen on {address} for administrators: it is not a Unix socket", "write unix:///path")
+
+
+def _parse_resource(text: str) -> str:
+    if not _RESOURCE.fullmatch(text) or len(text) > _LONGEST_NAME or _is_of_kubernetes(text):
+        raise UsageError(f"cannot take {_named(text)} as an extended resource", "write one such as nvidia.com/gpu")
+    return text
+
+
+def _parse_resource_prefix(text: str) -> str:
+    if not _RESOURCE_PREFIX.fullmatch(text) or len(text) > _LONGEST_NAME or _is_of_kubernetes(text):
+        raise UsageError(
+            f"cannot take {_named(text)} as the beginning of extended resources", "write one such as nvidia.com/mig-"
+        )
+    return text
+
+
+def _is_of_kubernetes(resource: str) -> bool:
+    domain = resource.partition("/")[0]
+    return domain == _KUBERNETES_OWN or domain.endswith(f".{_KUBERNETES_OWN}")
+
+
+def _parse_memory_class(text: str) -> str:
+    if not _MEMORY_CLASS.fullmatch(text.lower()):
+        raise UsageError(f"cannot take {_named(text)} as a class of memory", "write decimal gigabytes, such as 10g")
+    return text.lower()
+
+
+def _parse_label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise UsageError(
+            f"cannot take {_named(text)} as a label of a node", "write KEY=VALUE, such as mig-agent.io/managed=true"
+        )
+    return text
+
+
+def _named(text: str) -> str:
+    return shown(text) or "an empty text"
+
+
+def _show_duration(value: object) -> str:
+    return format_duration(value) if isinstance(value, int | float) else str(value)
+
+
+def choice(*choices: str) -> Kind:
+    """One of a few words, in any case."""
+    either = _either(choices)
+
+    def parse(text: str) -> str:
+        if text.lower() not in choices:
+            raise UsageError(f"cannot take {_named(text)}", f"write {either}")
+        return text.lower()
+
+    return Kind(metavar="WORD", words=_either([f"`{each}`" for each in choices]), parse=parse)
+
+
+def _either(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+_DURATION_WORDS = "a duration such as 90s, 10m or 1h30m"
+
+PATH = Kind(metavar="PATH", words="a path", parse=_parse_path)
+TEXT = Kind(metavar="TEXT", words="a text", parse=str)
+NAME = Kind(metavar="NAME", words="a name", parse=_parse_name)
+SWITCH = Kind(
+    metavar="", words="yes or no", parse=_parse_switch, show=lambda value: "yes" if value else "no", is_switch=True
+)
+SOCKET_MODE = Kind(metavar="MODE", words="three octal digits", parse=_parse_mode, show=lambda value: f"{value:04o}")
+COUNT = Kind(metavar="NUMBER", words="a whole number", parse=_parse_count)
+NUMBER = Kind(metavar="NUMBER", words="a number of 0 or more", parse=_parse_number, show=lambda value: f"{value:g}")
+DURATION = Kind(metavar="DURATION", words=_DURATION_WORDS, parse=parse_duration, show=_show_duration)
+DURATION_OR_OFF = Kind(
+    metavar="DURATION", words=f"{_DURATION_WORDS}, or `off`", parse=_parse_duration_or_off, show=_show_duration
+)
+DURATION_OR_AUTO = Kind(
+    metavar="DURATION",
+    words=f"{_DURATION_WORDS}, or `auto`",
+    parse=_parse_duration_or_auto,
+    show=_show_duration,
+    none=AUTO,
+)
+ADDRESSES = Kind(metavar="ADDRESS", words="a list of `unix:///PATH` and `HOST:PORT`", parse=parse_address, many=True)
+UNIX_ADDRESS = Kind(metavar="ADDRESS", words="`unix:///PATH`", parse=_parse_unix_address)
+TCP_OR_OFF = Kind(metavar="ADDRESS", words="`HOST:PORT`, or `off`", parse=_parse_tcp_or_off)
+NAMES = Kind(metavar="NAME,...", words="a list of names", parse=_parse_name, many=True)
+GPUS = Kind(metavar="GPU,...", words="a list of indices and UUIDs", parse=_parse_selected_gpu, many=True)
+RESOURCE = Kind(metavar="RESOURCE", words="an extended resource", parse=_parse_resource)
+RESOURCE_PREFIX = Kind(metavar="PREFIX", words="the beginning of extended resources", parse=_parse_resource_prefix)
+MEMORY_CLASSES = Kind(
+    metavar="CLASS,...", words="a list of decimal gigabytes such as `10g`", parse=_parse_memory_class, many=True
+)
+LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)
+
+
+ENVIRONMENT_PREFIX = "MIG_AGENT_"
+"""`MIG_AGENT_STATE_DIR` sets `state_dir`."""
+ROW = "row"
+"""Under this the metadata of a field has its row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One setting, as everything that is made from the table sees it."""
+
+    name: str
+    """As the file spells it: `state_dir`."""
+    kind: Kind
+    words: str
+    """What it does, in a sentence or two."""
+    group: str
+    """The heading that it stands under."""
+    example: str
+    default: str
+    """As one would write it; "" where `when_unset` says what a missing value means."""
+    when_unset: str
+
+    @property
+    def flag(self) -> str:
+        """`--state-dir`."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """`MIG_AGENT_STATE_DIR`."""
+        return ENVIRONMENT_PREFIX + self.name.upper()
+
+
+def setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
+    """One row of the table; its name comes from the field."""
+    shown = "" if when_unset else kind.write(default)
+    row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
+    return field(default=default, metadata={ROW: row})
