@@ -1,7 +1,7 @@
-"""GPUs taken up: those that answer when the agent starts, and later those that did not answer then.
+"""Discovery of GPUs: those that answer when the agent starts, and later those that did not answer then.
 
-Each GPU is read in a thread of its own, so that one that hangs or fails keeps nobody from serving with the others. It
-is looked for again after each look at the node, and managed from the moment that it answers.
+Each GPU is read in a thread of its own, so that one that hangs or fails does not keep the agent from serving with the
+others. It is looked for again after each reconciliation, and managed from the moment that it answers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from mig_agent.adapters.filelock import LockedError
+from mig_agent.adapters.ledger.reader import Contents
 from mig_agent.adapters.nvml import Observation
 from mig_agent.adapters.threads import CallThread
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
@@ -19,7 +20,7 @@ from mig_agent.core.model import GpuUuid, Instance, InstanceState, Slot
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.engine.context import Context
 from mig_agent.engine.gpu_worker import GpuWorker
-from mig_agent.engine.parts import Parts
+from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.state import GpuRecord
 
 LockGpu = Callable[[int, GpuUuid], None]
@@ -27,12 +28,14 @@ LockGpu = Callable[[int, GpuUuid], None]
 
 
 class Discovery:
-    """Belongs to the event loop."""
+    """Finds GPUs and puts them under management, with what the ledger knows of them. Use from the event loop."""
 
-    def __init__(self, parts: Parts, claim: LockGpu) -> None:
-        self._parts = parts
-        self._context = parts.context
-        self.claim = claim
+    def __init__(self, context: Context, contents: Contents, reconciler: Reconciler, lock: LockGpu) -> None:
+        """`contents` is the ledger as it was opened; `lock` is called for each GPU before it is managed."""
+        self._context = context
+        self._contents = contents
+        self._reconciler = reconciler
+        self.lock = lock
         self._readings: dict[int, asyncio.Future[ObservedGpu]] = {}
         """Under way, or hung."""
 
@@ -75,23 +78,23 @@ class Discovery:
 
     async def _take_up(self, observed: ObservedGpu) -> bool:
         """Whether there is no more to do: an agent that has the GPU may go."""
-        parts, context = self._parts, self._context
+        context = self._context
         if observed.uuid in context.state.gpus or not selected([observed], context.settings.gpus):
             return True
         try:
-            self.claim(observed.index, observed.uuid)
+            self.lock(observed.index, observed.uuid)
         except LockedError as error:
             if context.missing.get(observed.index) != error.message:
                 context.missing[observed.index] = error.message
                 self._tell(EventKind.GPU_CORDONED, error.message, observed.index)
             return False
-        record = add_gpu(parts, observed)
-        load_instances(parts, observed.uuid)
+        record = self.add(observed)
+        self.load_instances(observed.uuid)
         async with context.lanes[observed.uuid].lock:
             try:
-                await parts.observer.compare(record, observed)
+                await self._reconciler.compare(record, observed)
             except DriverError as error:
-                await parts.observer.unread(observed.uuid, error)
+                await self._reconciler.unread(observed.uuid, error)
             except LedgerError:
                 pass  # the next look compares again
         self._tell(EventKind.GPU_RECOVERED, f"GPU {observed.index} answers, and is managed from now on", observed.index)
@@ -117,9 +120,8 @@ class Discovery:
 
     def _believed(self, observed: ObservedGpu) -> ObservedGpu | DriverError:
         """No GPU loses MIG: one that has instances on record, and says that it has no MIG mode, is in trouble."""
-        contents = self._parts.ledger.contents
         partitioned = any(
-            each.slot.gpu == observed.uuid and not each.slot.profile.is_whole_gpu for each in contents.instances
+            each.slot.gpu == observed.uuid and not each.slot.profile.is_whole_gpu for each in self._contents.instances
         )
         if observed.mode.capable or not partitioned:
             return observed
@@ -142,6 +144,42 @@ class Discovery:
         thread.close()
         return reading
 
+    def add(self, observed: ObservedGpu) -> GpuRecord:
+        """Put a GPU under management; what the ledger knows of it is loaded by `load_instances`."""
+        context, reconciler = self._context, self._reconciler
+        record = GpuRecord(
+            index=observed.index,
+            uuid=observed.uuid,
+            layout=reconciler.layout_of(observed),
+            mode=observed.mode,
+            minor=observed.minor,
+            cordon=self._contents.cordons.get(observed.uuid),
+        )
+        context.state.add_gpu(record)
+        context.lanes[observed.uuid] = GpuWorker(
+            observed.uuid,
+            observed.index,
+            clock=context.clock,
+            deadline=context.settings.call_deadline_seconds,
+            on_hung=reconciler.hung,
+            on_answered=reconciler.answered,
+        )
+        reconciler.tell_differences(observed)
+        return record
+
+    def load_instances(self, gpu: GpuUuid) -> None:
+        """Load the ledger's instances of one GPU, as they were recorded; the leases have to be loaded already."""
+        state, contents = self._context.state, self._contents
+        if contents.boot_id != self._reconciler.boot_id:
+            return  # of a boot before this one, whose leases have ended
+        record = state.gpus[gpu]
+        for instance in contents.instances:
+            gone = instance.lease is None or instance.lease not in state.leases
+            if gone and state.is_doubtful(instance.generation):
+                continue  # its lease has ended, and it may be another's by now: it is found again
+            if instance.slot.gpu == gpu:
+                state.put(_at_rest_without_lease(_with_whole_profile(instance, record), self._context))
+
     def _tell(self, kind: EventKind, words: str, index: int) -> None:
         self._context.journal.tell(self._context.journal.event(kind, words, index=index))
 
@@ -154,44 +192,6 @@ def selected(gpus: Iterable[ObservedGpu], names: Iterable[str]) -> list[Observed
 
 def _is_named(gpu: ObservedGpu, name: str) -> bool:
     return name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.lower().startswith(name.lower()))
-
-
-def add_gpu(parts: Parts, observed: ObservedGpu) -> GpuRecord:
-    """A GPU to be managed; what the ledger says of it is not loaded yet."""
-    context, settings = parts.context, parts.context.settings
-    record = GpuRecord(
-        index=observed.index,
-        uuid=observed.uuid,
-        layout=parts.observer.layout_of(observed),
-        mode=observed.mode,
-        minor=observed.minor,
-        cordon=parts.ledger.contents.cordons.get(observed.uuid),
-    )
-    context.state.add_gpu(record)
-    context.lanes[observed.uuid] = GpuWorker(
-        observed.uuid,
-        observed.index,
-        clock=context.clock,
-        deadline=settings.call_deadline_seconds,
-        on_hung=parts.observer.hung,
-        on_answered=parts.observer.answered,
-    )
-    parts.observer.tell_differences(observed)
-    return record
-
-
-def load_instances(parts: Parts, gpu: GpuUuid) -> None:
-    """The ledger's instances of one GPU, as they were recorded; the leases are known already."""
-    state, contents = parts.context.state, parts.ledger.contents
-    if contents.boot_id != parts.observer.boot_id:
-        return  # of a boot before this one, whose leases have ended
-    record = state.gpus[gpu]
-    for instance in contents.instances:
-        gone = instance.lease is None or instance.lease not in state.leases
-        if gone and state.is_doubtful(instance.generation):
-            continue  # its lease has ended, and it may be another's by now: it is found again
-        if instance.slot.gpu == gpu:
-            state.put(_at_rest_without_lease(_with_whole_profile(instance, record), parts.context))
 
 
 def _with_whole_profile(instance: Instance, record: GpuRecord) -> Instance:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.adapters.ledger.records import DropPause, PutPause
@@ -28,17 +29,26 @@ _ADMINISTRATOR = ""
 """Stands for the one reason that is recorded; others stand for themselves."""
 
 
-class Maintenance:
-    """Belongs to the event loop."""
+class Inventory(Protocol):
+    """The GPUs as the driver shows them, and as the ledger remembers them."""
 
-    def __init__(self, context: Context, listening: DriverEvents, look_soon: Callable[[], None]) -> None:
+    async def take_up(self) -> None:
+        """Read all GPUs of a driver that was opened again. Raises MigAgentError where that fails."""
+
+    async def remember(self) -> None:
+        """Record what is known of the GPUs."""
+
+
+class Maintenance:
+    """Pauses the agent, which releases the driver so that it can be replaced, and resumes it."""
+
+    def __init__(
+        self, context: Context, listening: DriverEvents, inventory: Inventory, look_soon: Callable[[], None]
+    ) -> None:
         self._context = context
         self._listening = listening
+        self._inventory = inventory
         self._look_soon = look_soon
-        self.take_up: Callable[[], Awaitable[None]] = _nothing
-        """Reads all GPUs of a driver that was opened again. Raises MigAgentError where that comes to nothing."""
-        self.remember: Callable[[], Awaitable[None]] = _nothing
-        """Writes down what is known of them."""
         self._asking = asyncio.Lock()
         """Held while one who asks is recorded, so that those who ask are heard in their order."""
         self.on_outdated: list[Callable[[], None]] = []
@@ -169,7 +179,7 @@ class Maintenance:
     async def _let_go(self) -> None:
         context = self._context
         await context.gate.empty()
-        await self.remember()
+        await self._inventory.remember()
         if not self._reasons:
             return  # somebody changed their mind meanwhile
         if self._opening is not None:
@@ -205,7 +215,7 @@ class Maintenance:
             self._opening = _aside(context.driver.reopen)
         await self._opened()
         try:
-            await self.take_up()
+            await self._inventory.take_up()
         except MigAgentError:
             with contextlib.suppress(DriverError):  # a call that hangs holds it open
                 await _aside(context.driver.close)
@@ -232,10 +242,6 @@ class Maintenance:
     def _listen(self) -> None:
         if self._context.settings.listen_to_driver:
             self._listening.start()
-
-
-async def _nothing() -> None:
-    return
 
 
 def _aside(function: Callable[[], None]) -> asyncio.Future[None]:

@@ -11,6 +11,7 @@ from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
 from mig_agent.engine.adoption import Adopting
 from mig_agent.engine.context import Context
+from mig_agent.engine.discovery import Discovery, LockGpu
 from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.idempotency import RequestLog
@@ -21,6 +22,7 @@ from mig_agent.engine.maintenance import Maintenance
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
+from mig_agent.engine.takingup import DriverStartup
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +42,7 @@ class Parts:
     adopting: Adopting
     started_at: float
     listening: DriverEvents
+    inventory: DriverStartup
     pausing: Maintenance
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -55,8 +58,8 @@ class Parts:
         self.background.clear()
 
 
-def wire(context: Context, ledger: Ledger) -> Parts:
-    """All parts over one context and one ledger."""
+def wire(context: Context, ledger: Ledger, lock: LockGpu) -> Parts:
+    """Construct all parts over one context and one ledger; `lock` is called for each GPU before it is managed."""
     contents = ledger.contents
     memory = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
     lifetimes = LeaseLifecycle(context, memory)
@@ -78,7 +81,9 @@ def wire(context: Context, ledger: Ledger) -> Parts:
     room = RequestQueue(context, executor)
     admin = Admin(context, remover, observer)
     listening = DriverEvents(context.driver, observer.hint)
-    observer.also.append(admin.destroy_overdue)
+    observer.follow_up(admin.destroy_overdue)
+    discovery = Discovery(context, contents, observer, lock)
+    inventory = DriverStartup(context, contents, lifetimes=lifetimes, reconciler=observer, discovery=discovery)
     return Parts(
         context=context,
         ledger=ledger,
@@ -93,5 +98,6 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         adopting=Adopting(context, observer),
         started_at=context.clock.now(),
         listening=listening,
-        pausing=Maintenance(context, listening, observer.hint),
+        inventory=inventory,
+        pausing=Maintenance(context, listening, inventory, observer.hint),
     )

@@ -90,8 +90,7 @@ class Reconciler:
         self._failed_readings: dict[GpuUuid, int] = {}
         self._told_differences: set[str] = set()
         self._wake = asyncio.Event()
-        self.also: list[Callable[[], Awaitable[None]]] = []
-        """What is done after each look."""
+        self._followups: list[Callable[[], Awaitable[None]]] = []
         self.last_process: dict[int, float] = {}
         """When a process was last seen on an instance, by generation."""
         self.unused_at_last_look: frozenset[LeaseId] = frozenset()
@@ -117,11 +116,19 @@ class Reconciler:
         if not self._context.gate.paused:
             with self._context.gate.inside():
                 await self.compare_all()
-                for each in self.also:
-                    await each()
+                await self.run_followups()
         self.unused_at_last_look = self.unused_leases()
         self._context.journal.shown_changed()
         await self._forget_old_leases()
+
+    def follow_up(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Run an action after each reconciliation from now on."""
+        self._followups.append(action)
+
+    async def run_followups(self) -> None:
+        """Run what is to be done after a reconciliation."""
+        for each in self._followups:
+            await each()
 
     async def compare_all(self) -> None:
         """Compares every GPU, whether the agent is paused or not."""

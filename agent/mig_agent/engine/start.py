@@ -20,12 +20,11 @@ from mig_agent.core.model import Lease
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
-from mig_agent.engine.discovery import Discovery, LockGpu
+from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.events import Events
 from mig_agent.engine.journal import Journal
 from mig_agent.engine.parts import Parts, wire
 from mig_agent.engine.state import CheckedState, State
-from mig_agent.engine.takingup import DriverStartup
 from mig_agent.engine.tasks import Tasks
 
 RESTART_REVISIONS = 1000
@@ -81,19 +80,16 @@ async def start(
         ),
         aside=CallThread("aside"),
     )
-    parts = wire(context, ledger)
-    taking = DriverStartup(parts, Discovery(parts, claim))
-    parts.pausing.take_up = taking.take_up
-    parts.pausing.remember = taking.remember
+    parts = wire(context, ledger, claim)
     for recorded in contents.leases:
         if recorded.ended_at is None:
             state.put_lease(_as_it_stands(recorded.lease, settings))
     state.unmanaged = {each.generation: each.slot.gpu for each in contents.instances if each.lease is not None}
     is_paused = parts.pausing.begin(contents.paused, paused)
     if is_paused:
-        await taking.without_driver()
+        await parts.inventory.without_driver()
     else:
-        await taking.take_up()
+        await parts.inventory.take_up()
     now = clock.now()
     parts.lifetimes.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
     for each in contents.leases:
