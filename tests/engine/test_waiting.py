@@ -281,7 +281,7 @@ async def test_those_at_the_end_have_their_turn_however_much_is_released(tmp_pat
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.release(await crowded(node))
         for _ in range(MANY):
-            node.manager._parts.room.freed()  # something that serves nobody here
+            node.manager._context.state.capacity_freed.emit()  # something that serves nobody here
             await asyncio.sleep(0)
         assert not last_waits(node)
 
@@ -313,7 +313,7 @@ async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_aga
         await node.until(lambda: not last_waits(node))
         task = await waits(node, "1g.5gb", priority=5)
         for _ in range(queueing._MOST_RESTARTS + 3):
-            room.freed()
+            node.manager._context.state.capacity_freed.emit()
             await asyncio.sleep(0)
         assert room._once_more or not room._pump_is_due
         await node.manager.cordon("1", False, "", ANYBODY)
@@ -338,6 +338,6 @@ async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
         await crowded(node)
         node.clock.advance(61)
         worked_out.clear()
-        node.manager._parts.room.freed()
+        node.manager._context.state.capacity_freed.emit()
         await node.until(lambda: not node.manager._parts.room._pump_is_due)
         assert sorted(worked_out) == list(range(1, 9))  # GPUs are found for the last alone

@@ -55,7 +55,7 @@ class Admin:
             await context.journal.write((change,), (event,), apply)
         except LedgerError as error:
             raise ledger_refusal(error, "cordon" if on else "uncordon") from error
-        context.freed()
+        context.state.capacity_freed.emit()
         return context.state.gpu(record.uuid)
 
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
@@ -138,7 +138,7 @@ class Admin:
             await self._record_gone(gone, why, caller)
             if failed:
                 await self._observer.check_locked(record.uuid)
-            context.freed()
+            context.state.capacity_freed.emit()
         return gone
 
     async def _record_gone(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
@@ -196,7 +196,7 @@ class Admin:
             record.switching = ""
             context.state.touch(record.uuid)
             context.journal.publish()
-            context.freed()
+            context.state.capacity_freed.emit()
 
     async def _switch(self, record: GpuRecord, verb: str, caller: Caller, *, enable: bool) -> ModeAnswer:
         context, driver = self._context, self._context.driver

@@ -52,7 +52,7 @@ class Adopting:
                 await self._settle(caller)
         except LedgerError as error:
             raise ledger_refusal(error, "adopt instances") from error
-        context.freed()
+        context.state.capacity_freed.emit()
         return tuple(adopted)
 
     async def _adopt_on(self, record: GpuRecord, uuids: Collection[str] | None, caller: Caller) -> list[Instance]:

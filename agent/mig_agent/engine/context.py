@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
@@ -160,10 +160,6 @@ class Context:
     missing: dict[int, str] = field(default_factory=dict)
     """GPUs that have not answered since the start, by index, and why."""
     closing: bool = False
-    freed: Callable[[], None] = lambda: None
-    """To be called when something was freed, so that a waiting request may start."""
-    also_freed: Callable[[], None] = lambda: None
-    """Called then as well."""
 
     @property
     def reservation_after_seconds(self) -> float:

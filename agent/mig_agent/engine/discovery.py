@@ -98,7 +98,7 @@ class Discovery:
             except LedgerError:
                 pass  # the next look compares again
         self._tell(EventKind.GPU_RECOVERED, f"GPU {observed.index} answers, and is managed from now on", observed.index)
-        context.freed()
+        context.state.capacity_freed.emit()
         return True
 
     async def _read(self, index: int) -> ObservedGpu | DriverError:

@@ -105,7 +105,7 @@ class Execution:
         mine, self._mine = self._mine, []
         if mine:
             self._context.state.unreserve(mine)
-            self._context.freed()
+            self._context.state.capacity_freed.emit()
 
     async def run(self) -> Lease:
         """The lease, committed. Raises StepFailedError, LedgerError, and what the order's `go_on` raises."""
@@ -343,7 +343,7 @@ class Execution:
             self._executor.memory.granted(recorded)
             self._executor.lifetimes.begin(lease, order.pid_started, delivered=False)
             if self._victims:
-                context.freed()  # what was destroyed may have been larger than what was needed
+                context.state.capacity_freed.emit()  # what was destroyed may have been larger than what was needed
 
         draft.applied.append(apply)
         await draft.write()

@@ -110,7 +110,7 @@ class Quarantine:
                 generation=generation,
             )
         )
-        context.freed()
+        context.state.capacity_freed.emit()
 
     def _still_blocked(self, instance: Instance, reason: str) -> None:
         if reason != instance.reason:

@@ -58,11 +58,6 @@ class Journal:
         self._revision = state.revision
         self.error = ""
         """Why the last commit failed; empty when it succeeded."""
-        self.on_published: Callable[[], None] = lambda: None
-        """Called after each batch that changed something."""
-        self.shown_changed: Callable[[], None] = lambda: None
-        """Called when there is another view, and to be called when something else has changed that other threads are
-        shown (`answers.Published`)."""
         self._is_applying = False
         ledger.start(self._settled)
 
@@ -130,7 +125,7 @@ class Journal:
     def publish(self) -> None:
         """What was changed in the state with no record, since it concerns only this run of the agent."""
         self._in_turn((), ())
-        self.shown_changed()
+        self._state.status_changed.emit()
 
     def _in_turn(self, record: Record, events: tuple[Event, ...]) -> None:
         self._show_at_once()
@@ -140,10 +135,8 @@ class Journal:
 
     def _publish(self, revision: int, events: Iterable[Event]) -> None:
         self._state.publish(revision)
-        self.shown_changed()
         for event in events:
             self._events.emit(event)
-        self.on_published()
 
     def _show_at_once(self) -> None:
         """Publish what was changed with no record, or before it: whoever changed it sees it when they look again.
@@ -152,7 +145,6 @@ class Journal:
         """
         if self._state.is_ahead and not self._is_applying:
             self._state.publish(self._state.revision)
-            self.shown_changed()
 
     def _settled(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
         """In the ledger's thread."""
@@ -187,7 +179,7 @@ class Journal:
     def _failed(self, batch: Sequence[_Pending], error: LedgerError) -> None:
         first = not self.error
         self.error = str(error)
-        self.shown_changed()
+        self._state.status_changed.emit()
         told: list[Event] = []
         for pending in reversed(batch):  # it comes newest first
             if pending.always:

@@ -442,7 +442,7 @@ class LeaseLifecycle:
         watches = self._watches.pop(lease, None)
         if watches is not None:
             watches.close()
-        self._context.freed()
+        self._context.state.capacity_freed.emit()
 
     def _deadline(self, lease: LeaseId, moment: float) -> Timer:
         return self._later(lease, max(moment - self._context.clock.now(), 0.0), EndReason.EXPIRED)

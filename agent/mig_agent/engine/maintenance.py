@@ -163,7 +163,7 @@ class Maintenance:
         self._show()
         if not self._context.gate.paused:
             self._look_soon()  # what would have been looked at meanwhile, had it not been paused
-            self._context.freed()
+            self._context.state.capacity_freed.emit()
 
     def _failed(self, trouble: str) -> None:
         if trouble != self._trouble:

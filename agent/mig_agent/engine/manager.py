@@ -78,9 +78,11 @@ class Manager:
         self._room: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """What was last worked out, and for what."""
         self._published = self._to_be_shown()
-        parts.context.journal.on_published = self._view_changed
-        parts.context.journal.shown_changed = self._show
-        parts.context.also_freed = self._view_changed
+        state = parts.context.state
+        state.view_changed.subscribe(self._show)
+        state.status_changed.subscribe(self._show)
+        state.view_changed.subscribe(self._view_changed)
+        state.capacity_freed.subscribe(self._view_changed)
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
         self._readings = asyncio.Semaphore(_MOST_READINGS)
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None

@@ -63,7 +63,7 @@ class RequestQueue:
         self._once_more = False
         """Whether something was freed that not all could be looked at for again."""
         self._telling: Timer | None = None
-        context.freed = self.freed
+        context.state.capacity_freed.subscribe(self._look_again)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -112,9 +112,8 @@ class RequestQueue:
                 raise RefusedError(outcome)
         return await self._stay(order, on_place)
 
-    def freed(self) -> None:
-        """Something may fit now."""
-        self._context.also_freed()
+    def _look_again(self) -> None:
+        """Scan the queue, since something may fit now."""
         self._look_anew()
         self._go_on_looking()
 
@@ -137,7 +136,7 @@ class RequestQueue:
         if stay is None:
             return
         self._queue.remove(request)
-        self._context.journal.shown_changed()
+        self._context.state.status_changed.emit()
         if stay.deadline is not None:
             stay.deadline.cancel()
         if not stay.started.done():
@@ -146,7 +145,7 @@ class RequestQueue:
             self._mention(EventKind.REQUEST_LEFT, stay.order.request, f"left the queue: {refusal.message}")
             # It may have been in somebody's way; one that only came to look was not.
             self._places_changed()
-            self.freed()
+            self._context.state.capacity_freed.emit()
 
     def close(self) -> None:
         """Everybody who waits is told that the agent stops."""
@@ -211,7 +210,7 @@ class RequestQueue:
             )
         stay = QueuedRequest(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
-        context.journal.shown_changed()
+        context.state.status_changed.emit()
         self._stays[request.key] = stay
         # What was freed a moment ago may be for somebody before it.
         self._pump(None if self._pump_is_due else waiting)
@@ -264,7 +263,7 @@ class RequestQueue:
             self._look_anew()
             waiting, its_plan = found
             self._queue.remove(waiting.request.key)
-            context.journal.shown_changed()
+            context.state.status_changed.emit()
             stay = self._stays.pop(waiting.request.key)
             if stay.deadline is not None:
                 stay.deadline.cancel()

@@ -118,7 +118,7 @@ class Reconciler:
                 await self.compare_all()
                 await self.run_followups()
         self.unused_at_last_look = self.unused_leases()
-        self._context.journal.shown_changed()
+        self._context.state.status_changed.emit()
         await self._forget_old_leases()
 
     def follow_up(self, action: Callable[[], Awaitable[None]]) -> None:
@@ -187,7 +187,7 @@ class Reconciler:
         await self._repairs.take_over_unused(record, observed)
         await self._repairs.have_whole(record)
         self._look_at_processes(record, observed)
-        self._context.freed()
+        self._context.state.capacity_freed.emit()
 
     def _differences(self, record: GpuRecord, observed: ObservedGpu) -> tuple[Repair, ...]:
         # What a plan counts on at this moment is none of this comparison's business.
@@ -270,7 +270,7 @@ class Reconciler:
         if record.hung and not self._context.lanes[gpu].hung:
             record.hung = ""
             self._tell(EventKind.GPU_UNCORDONED, record, f"GPU {record.index} answers again and is used again")
-            self._context.freed()
+            self._context.state.capacity_freed.emit()
 
     async def unread(self, gpu: GpuUuid, error: DriverError) -> None:
         """A reading has failed."""

@@ -9,7 +9,7 @@ its own reservations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
@@ -82,10 +82,32 @@ class GpuRecord:
         return f"MIG mode is off; `migctl mode enable --gpu {self.index}` turns it on"
 
 
+class Signal:
+    """Calls its subscribers, at once and in the order in which they subscribed. Use from the event loop."""
+
+    def __init__(self) -> None:
+        self._subscribers: list[Callable[[], None]] = []
+
+    def subscribe(self, subscriber: Callable[[], None]) -> None:
+        """Call a function whenever the signal is emitted from now on; it must not raise."""
+        self._subscribers.append(subscriber)
+
+    def emit(self) -> None:
+        """Call all subscribers."""
+        for each in self._subscribers:
+            each()
+
+
 class State:
     """Holds all of it. Belongs to the event loop, except for `view`, which any thread may read."""
 
     def __init__(self, node: str, revision: int, last_generation: int) -> None:
+        self.view_changed = Signal()
+        """There is another view."""
+        self.capacity_freed = Signal()
+        """A request that waits may fit now: something was released, destroyed, found or uncordoned."""
+        self.status_changed = Signal()
+        """Something has changed that is published beside the view, such as the length of the queue."""
         self._node = node
         self.revision = revision
         self.gpus: dict[GpuUuid, GpuRecord] = {}
@@ -231,6 +253,7 @@ class State:
         self.is_ahead = False
         self._working = None
         self._view = view
+        self.view_changed.emit()
 
     def reserve(self, instances: Iterable[Instance]) -> None:
         """Lays instances over what is committed, for the planner."""
