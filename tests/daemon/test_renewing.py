@@ -38,7 +38,7 @@ class Files:
 @contextmanager
 def looking_at(files: Files, told: list[Any]) -> Iterator[Renewing]:
     found = Renewing(cast("Certificates", files), lambda: told.append("closed"))
-    found.tell = told.append
+    found.report_to(told.append)
     try:
         yield found
     finally:

@@ -38,6 +38,7 @@ class Story:
     kubelet: Kubelet
     registering: Registration
     told: list[bool] = field(default_factory=list)
+    readiness: Readiness = field(init=False)
 
     async def tell(self, ready: bool) -> None:
         self.told.append(ready)
@@ -52,8 +53,7 @@ class Story:
             self.offer(name).service.streams = 1
 
     async def look(self) -> bool:
-        assert self.registering.looked is not None
-        await self.registering.looked()
+        await self.readiness.look()
         return self.told[-1]
 
 
@@ -71,7 +71,7 @@ def story(tmp_path: Path) -> Story:
         service.ids = tuple(each.id for each in devices(*range(count)))
         registering.add(service)
     found = Story(kubelet, registering)
-    registering.looked = Readiness(registering, found.tell).look
+    found.readiness = Readiness(registering, found.tell)
     return found
 
 

@@ -180,8 +180,8 @@ async def plugged(
             changed=lambda: None,
             lists_finished=lambda: words.lists_finished,
             resources=resources,
+            bound=words.bound,
         )
-        following.bound = words.bound
         allocating = Allocator(node.manager, book, injector.qualified, lambda: None)
         try:
             yield Plugged(node, words, book, starting, following, allocating, injector, cdi, tasks)

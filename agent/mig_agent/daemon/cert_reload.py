@@ -30,8 +30,11 @@ class Renewing:
         self._thread = CallThread("certificates")
         self._looking: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
-        self.tell: Callable[[Renewal], None] = _write
-        """Told of each change of the files."""
+        self._report: Callable[[Renewal], None] = _write
+
+    def report_to(self, report: Callable[[Renewal], None]) -> None:
+        """Report each change of the files to this function from now on; until then the log has it."""
+        self._report = report
 
     def start(self) -> None:
         """Looks from now on, now and then."""
@@ -62,7 +65,7 @@ class Renewing:
             return
         if renewal.revokes:
             self._on_revoked()
-        self.tell(renewal)
+        self._report(renewal)
 
     async def _now_and_then(self) -> None:
         while True:

@@ -121,7 +121,7 @@ class Kubernetes:
             with contextlib.suppress(KubeApiError, TimeoutError):
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
             plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
-            plugin.registering.looked = Readiness(plugin.registering, tell_ready).look
+            plugin.registering.follow_up(Readiness(plugin.registering, tell_ready).look)
         else:
             await tell_ready(True)
 
@@ -140,9 +140,9 @@ class Kubernetes:
                 naming=self.node_settings.naming,
                 start_deadline=settings.start_deadline,
             ),
+            asked=pods.asked,
         )
         self._plugin = plugin
-        plugin.asked = pods.asked
         pods.on_change.append(plugin.refresh)
         self._followings.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
         if folder is None:

@@ -299,7 +299,7 @@ class Servers:
     def on_renewal(self, tell: Callable[[Renewal], None]) -> None:
         """Who hears that certificates were renewed, or could not be; until then the log."""
         if self._users.renewing is not None:
-            self._users.renewing.tell = tell
+            self._users.renewing.report_to(tell)
 
     async def say_not_serving(self) -> None:
         """So that probes and load balancers turn away before the sockets are gone."""

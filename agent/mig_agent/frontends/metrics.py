@@ -80,7 +80,7 @@ class Metrics:
 
     def watch(self, published: Callable[[], Published]) -> None:
         """Have the gauges show the node that this returns; it is called on the thread of each scrape."""
-        self._gauges.published = published
+        self._gauges.watch(published)
 
     def observe(self, event: Event) -> None:
         """Counts an event."""
@@ -124,7 +124,11 @@ class _NodeGauges(Collector):
     """The node as last published."""
 
     def __init__(self) -> None:
-        self.published: Callable[[], Published] | None = None
+        self._published: Callable[[], Published] | None = None
+
+    def watch(self, published: Callable[[], Published]) -> None:
+        """Read the node from this function from now on."""
+        self._published = published
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: the names are known without collecting."""
@@ -133,11 +137,11 @@ class _NodeGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         """One scrape."""
         info = GaugeMetricFamily("mig_agent_info", "Always 1.", labels=("version", "node"))
-        if self.published is None:
+        if self._published is None:
             info.add_metric((__version__, ""), 1)
             yield info
             return
-        node = self.published()
+        node = self._published()
         view = node.view
         info.add_metric((__version__, visible(view.node)), 1)
         yield info

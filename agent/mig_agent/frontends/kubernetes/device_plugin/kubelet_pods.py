@@ -70,10 +70,12 @@ class KubeletPods:
         changed: Callable[[], None],
         lists_finished: Callable[[], bool],
         resources: Collection[str],
+        bound: Callable[[], Mapping[Name, PodFacts] | None] = lambda: None,
     ) -> None:
         """`lists_finished` tells whether the kubelet is one before 1.34, which lists pods that have ended.
 
-        `resources` are the names that are served.
+        `resources` are the names that are served; `bound` tells which pods the API server has on this node, for leases
+        whose pod is not known, and None where it does not answer.
         """
         self._manager = manager
         self._book = book
@@ -84,9 +86,7 @@ class KubeletPods:
         self._changed = changed
         self._lists_finished = lists_finished
         self._resources = resources
-        self.bound: Callable[[], Mapping[Name, PodFacts] | None] = lambda: None
-        """The pods that the API server has on this node; None where it does not tell. For leases whose pod is not
-        known."""
+        self._bound = bound
         self._seen = Seen()
         self._finished: set[tuple[Name, KubeletDevice]] = set()
         """What pods that have ended had, as long as the kubelet lists them."""
@@ -156,7 +156,7 @@ class KubeletPods:
 
     def _is_nobodys(self, held: Held, listing: Listing) -> bool:
         pod, devices = held
-        bound = None if pod.namespace else self.bound()
+        bound = None if pod.namespace else self._bound()
         return bound is not None and are_orphaned(
             devices, listing, bound, on_way=self._book.on_way, resources=self._resources
         )

@@ -109,8 +109,12 @@ class Plugin:
         cdi: CdiFolder | None,
         api: Api | None,
         settings: PluginSettings,
+        asked: Asked = nobody_knows,
     ) -> None:
-        """Without a folder for CDI files containers get their devices by environment variables."""
+        """`asked` tells what pods with leases ask for, as the scheduler counts it.
+
+        Without a folder for CDI files containers get their devices by environment variables.
+        """
         self._manager = manager
         self._paths = paths
         self._api = api
@@ -119,8 +123,8 @@ class Plugin:
         """By the resource's name; what was served once stays, maybe with nothing to give."""
         self._resources: dict[str, Resource] = {}
         self.book = AllocationTable()
-        self.asked: Asked = nobody_knows
-        """What pods with leases ask for, as the scheduler counts it."""
+        self._bound: Mapping[PodName, PodFacts] | None = None
+        self.asked = asked
         self._tasks = Tasks()
         self._loops: list[asyncio.Task[None]] = []
         self._kubelet = PodResources(paths)
@@ -155,6 +159,7 @@ class Plugin:
             changed=self.refresh,
             lists_finished=lambda: self._lists_finished,
             resources=self._resources,
+            bound=lambda: self._bound,
         )
         self.registering = Registration(
             paths=paths,
@@ -245,7 +250,7 @@ class Plugin:
 
     def pods_showed(self, pods: Mapping[PodName, PodFacts] | None) -> None:
         """The pods that the API server has on this node have changed; None: it does not tell any more."""
-        self._following.bound = lambda: pods
+        self._bound = pods
 
     def node_unknown(self, _words: str = "") -> None:
         """The API server is out of touch."""

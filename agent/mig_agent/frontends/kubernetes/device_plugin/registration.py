@@ -79,10 +79,9 @@ class Registration:
     """Hears, in words, that another plugin serves a resource."""
     on_looked: Callable[[], None] = lambda: None
     """Called after each look, when it is known who listens."""
-    looked: Callable[[], Awaitable[None]] | None = None
-    """Called after each look."""
     offers: dict[str, Offer] = field(default_factory=dict)
     """By the resource's name."""
+    _followups: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     _waits: bool = False
     _tried: Identity | None = None
     """The run of the kubelet that was tried last."""
@@ -93,14 +92,18 @@ class Registration:
         """A resource to be offered from now on."""
         self.offers[service.resource.name] = Offer(service)
 
+    def follow_up(self, action: Callable[[], Awaitable[None]]) -> None:
+        """Run an action after each check from now on."""
+        self._followups.append(action)
+
     async def run(self) -> None:
         """Looks again and again, until it is cancelled."""
         while True:
             try:
                 await self.look()
                 self.on_looked()
-                if self.looked is not None:
-                    await self.looked()
+                for each in self._followups:
+                    await each()
             except Exception:  # noqa: BLE001 -- whatever it was, the kubelet may start anew at any time
                 _LOG.exception("cannot look after the registrations now")
             await asyncio.sleep(self.pause(asyncio.get_running_loop().time()))
