@@ -8,6 +8,7 @@ argument types, so a structure passed by value would be accepted in silence: alw
 from __future__ import annotations
 
 import _ctypes
+import threading
 import time
 from collections.abc import Callable
 from ctypes import byref, c_uint
@@ -18,10 +19,51 @@ from typing import Any, NewType
 import pynvml
 
 from mig_agent.adapters.failpoints import FAILPOINTS
-from mig_agent.adapters.nvml.session import Session
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Placement
 from mig_agent.core.texts import visible
+
+_CLOSING_SECONDS = 3.0
+"""For calls under way, such as one that waits for an event for a second, to come back before a session ends."""
+
+
+class Session:
+    """Thread-safe. Closed at first."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._under_way = 0
+        self._changed = threading.Condition()
+
+    def enter(self, call: str, gpu: int | None) -> None:
+        """A call begins; `leave` ends it. Raises DriverError of kind LIBRARY while it is closed."""
+        with self._changed:
+            if not self.is_open:
+                detail = "no session with the driver is open"
+                raise DriverError(DriverErrorKind.LIBRARY, call, detail=detail, gpu_index=gpu)
+            self._under_way += 1
+
+    def leave(self) -> None:
+        """A call has come back."""
+        with self._changed:
+            self._under_way -= 1
+            if not self._under_way:
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Lets no call begin any more and waits a while for those under way; whether it was open.
+
+        Raises DriverError TIMEOUT where they do not come back, and then it is open as before.
+        """
+        with self._changed:
+            if not self.is_open:
+                return False
+            self.is_open = False
+            if not self._changed.wait_for(lambda: not self._under_way, _CLOSING_SECONDS):
+                self.is_open = True
+                detail = f"calls under way have not come back: {self._under_way}"
+                raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=detail)
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
