@@ -1,10 +1,10 @@
-"""The one door for everything that an adapter changes, with a place before it and one after it.
+"""Failpoints: named places before and after every change of the outside world, where a test can kill the process.
 
-Commits, changing calls of the driver, device nodes, files: each is made inside `CRASH_POINTS.around(NAME)`. Going in
-reaches the place `before-NAME`; coming out, when the change was made, `after-NAME`. A test can have the process killed
-at any of them: `MIG_AGENT_CRASH_AT=before-commit:3` kills it with SIGKILL, as a power cut would, when it reaches that
-place for the third time. Without the variable a door costs two comparisons. `tests/faults/test_doors.py` fails where a
-change goes round it.
+Commits, changing calls of the driver, device nodes, files: each is made inside `FAILPOINTS.around(NAME)`. Entering
+reaches the failpoint `before-NAME`; leaving, when the change was made, `after-NAME`. `MIG_AGENT_CRASH_AT` set to
+`before-commit:3` kills the process with SIGKILL, as a power cut would, when it reaches that failpoint for the third
+time. Without the variable a failpoint costs two comparisons. `tests/faults/test_failpoint_coverage.py` fails where a
+change is made outside one.
 """
 
 from __future__ import annotations
