@@ -21,11 +21,11 @@ from support.webserver import web_server
 PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
-from mig_agent.adapters.kubeapi import KubeApi
+from mig_agent.adapters.kubeapi import KubeClient
 from mig_agent.core.model import Pod
 
 async def main():
-    api = KubeApi.connect(Path(sys.argv[1]), "n1")
+    api = KubeClient.connect(Path(sys.argv[1]), "n1")
     pod = Pod(namespace="team-a", name="train", uid="u-2")
     match sys.argv[2]:
         case "node shown":

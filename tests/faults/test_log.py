@@ -132,7 +132,8 @@ def test_a_pipe_that_nobody_reads_until_its_reader_is_back(folder: Path) -> None
             seen += os.read(reading, 65_536)
         lost = agent.dropped()
         seen += os.read(reading, 65_536) if not seen.endswith(b"\n") else b""
-        assert [each["dropped"] for each in told(seen.decode().splitlines()) if "dropped" in each] == [lost]
+        # At each place where lines are missing; where the reader is slow there are several.
+        assert sum(each["dropped"] for each in told(seen.decode().splitlines()) if "dropped" in each) == lost
         serves_on(agent)
     os.close(reading)
 

@@ -79,7 +79,7 @@ def test_interrupts_that_are_ignored_stay_ignored() -> None:
     """As under nohup, and in a script's job in the background."""
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN);"
-        "from mig_agent import starting; starting.end_when_interrupted(); starting.raise_when_interrupted();"
+        "from mig_agent import bootstrap; bootstrap.end_when_interrupted(); bootstrap.raise_when_interrupted();"
         "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

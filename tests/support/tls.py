@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from support.agent import GENEROUS_SECONDS, Agent
+from support.agent import GENEROUS_SECONDS, Agent, eventually
 from support.certificates import Authority, Pem
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -29,7 +29,10 @@ def serving(
 
 def port_of(agent: Agent) -> int:
     """The TCP port that the kernel chose."""
-    line = next(each for each in map(json.loads, agent.log().splitlines()) if each["event"] == "serving")
+    line = eventually(
+        lambda: next((each for each in map(json.loads, agent.log().splitlines()) if each["event"] == "serving"), None),
+        "the agent serves",
+    )
     return int(line["listen"][1].rpartition(":")[2])
 
 

@@ -260,7 +260,7 @@ def lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class PodInformer:
-    """What `KubeApi.follow_node` and `follow_pods` give; `close` ends it, and nothing is told any more."""
+    """What `KubeClient.follow_node` and `follow_pods` give; `close` ends it, and nothing is told any more."""
 
     def __init__(
         self, on_change: Callable[[Any], None], on_lost: Callable[[str], None], on_close: Callable[[PodInformer], None]
