@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from _signal import SIG_IGN, SIGINT, default_int_handler, getsignal, signal  # type: ignore[import-not-found]  # typeshed has none
+from _signal import (  # type: ignore[import-not-found]  # typeshed has none
+    SIG_IGN,
+    SIG_UNBLOCK,
+    SIGINT,
+    default_int_handler,
+    getsignal,
+    pthread_sigmask,
+    signal,
+)
 
 INTERRUPTED = 130
 
@@ -17,10 +25,13 @@ def end_when_interrupted() -> None:
     """From now on an interrupt ends the process at once and without a word, as long as it holds nothing.
 
     A KeyboardInterrupt would come in the middle of an import, and not everything that is imported lets it through.
-    Where interrupts are ignored (nohup, a job in the background) they still are.
+    Where interrupts are ignored (nohup, a job in the background) they still are. The script `migctl` starts Python with
+    interrupts blocked: one that came meanwhile is delivered here. Programs that are started later would inherit the
+    mask, so it goes in any case.
     """
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, _end)
+    pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
 
 
 def raise_when_interrupted() -> None:

@@ -84,3 +84,25 @@ def test_interrupts_that_are_ignored_stay_ignored() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize("handler", ["default_int_handler", "SIG_IGN"])
+def test_interrupts_are_blocked_no_longer(handler: str) -> None:
+    """The script `migctl` blocks them, and whatever is started later would inherit that."""
+    code = (
+        f"import signal; signal.signal(signal.SIGINT, signal.{handler});"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
+        "from mig_agent import bootstrap; bootstrap.end_when_interrupted();"
+        "print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["False"]
+
+
+def test_one_that_came_while_they_were_blocked_ends_it() -> None:
+    code = (
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}); signal.raise_signal(signal.SIGINT);"
+        "from mig_agent import bootstrap; bootstrap.end_when_interrupted(); print('went on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")

@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from mig_agent import __version__
+from support.wheel import installed
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def run(*command: str | Path, cwd: Path, **variables: str) -> str:
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env=os.environ | variables,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder)
-    (found,) = folder.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def programs(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the programs of an environment that has the wheel and not the checkout."""
-    folder = tmp_path_factory.mktemp("installed")
-    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    run(*pip, "--python", folder / "bin/python", "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    return folder / "bin"
-
-
-def installed(programs: Path, program: str, *arguments: str) -> str:
-    # What it depends on comes from the tests' own environment; a path there brings no editable installs with it.
-    return run(programs / program, *arguments, cwd=programs, PYTHONPATH=sysconfig.get_paths()["purelib"])
 
 
 def test_the_wheel_holds_profiles_types_and_licence(wheel: Path) -> None:
