@@ -137,7 +137,7 @@ def test_killed_at_every_point_of_the_end(forks: Nursery, folder: Path, figure: 
 
 def test_the_variable_kills_the_program_as_it_is_installed(folder: Path) -> None:
     """No fork and no listener here; and migctl itself asks again when the agent is back."""
-    assert Agent(folder, GPUS, variables={VARIABLE: "after-ledger-schema"}).launch().wait() == -signal.SIGKILL
+    assert Agent(folder, GPUS, variables={VARIABLE: "after-ledger-counter"}).launch().wait() == -signal.SIGKILL
     with Agent(folder, GPUS, variables={VARIABLE: f"after-{CREATE}"}) as armed:
         client = armed.begin("request", "--gpu-memory", "4G", "-o", "json")
         assert armed.process is not None

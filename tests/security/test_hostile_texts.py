@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import socket
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.frontends.grpc.text_checks import texts_within
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
+from support.ledgers import rewritten
 
 HOSTILE = (
     "\0",
@@ -180,14 +180,13 @@ def test_what_was_stored_earlier_is_shown_escaped() -> None:
         agent.migctl("cordon", "--gpu", "0", "--reason", "why", "--address", agent.admin)
         agent.migctl("pause", "--reason", "why", "--address", agent.admin)
         agent.kill()
-        with sqlite3.connect(folder / "state" / LEDGER_FILE) as ledger:
+        with rewritten(folder / "state" / LEDGER_FILE) as ledger:
             ledger.execute("UPDATE lease SET tenant = ?, holder = ?", (f"t{hostile}", f"h{hostile}"))
             ledger.execute("UPDATE cordon SET reason = ?", (f"c{hostile}",))
             data = json.dumps({"reason": f"d{hostile}"})
             ledger.execute("UPDATE event SET words = ?, holder = ?, data = ?", (f"w{hostile}", f"e{hostile}", data))
             # As the agent sees its own events at its start, they are in its log, too.
             ledger.execute("UPDATE event SET at = ?", (time.time() + 60,))
-        ledger.close()
         agent.start()
         shown = agent.everything_shown()
         assert not raw_in(shown)
