@@ -95,7 +95,7 @@ def test_the_calls_of_the_driver_outside_the_door_are_those_that_change_nothing(
 def test_a_change_that_goes_round_the_door_is_found(code: str) -> None:
     assert found(f"def remove(path):\n    {code}")
     assert found(f"{code}")
-    door = "with CRASH_POINTS.around('x'):"
+    door = "with FAILPOINTS.around('x'):"
     assert found(f"def remove(path):\n    {door}\n        pass\n    {code}")
     assert found(f"def _make():\n    {code}\ndef make():\n    _make()\n    {door}\n        _make()")
     assert found(f"def remove():\n    {door}\n        def later():\n            {code}\n    later()")

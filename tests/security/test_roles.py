@@ -89,7 +89,7 @@ class Calls:
                 stream = self.stub.Hold(pb.HoldRequest(request=self.held(words)), timeout=GENEROUS_SECONDS)
                 assert any(each.HasField("granted") for each in stream_until(stream, "granted"))
                 stream.cancel()
-            case "Release" | "Renew":
+            case "Release" | "Renew" | "Recover":
                 self.change(method, with_token=words != "of another's lease, without it", force=words == "by force")
             case "Watch":
                 watching = self.stub.Watch(pb.WatchRequest(), timeout=GENEROUS_SECONDS)
@@ -124,6 +124,8 @@ class Calls:
             if method == "Release":
                 release = pb.ReleaseRequest(lease=lease.lease.id, token=token, force=force)
                 self.stub.Release(release, timeout=GENEROUS_SECONDS)
+            elif method == "Recover":
+                self.stub.Recover(pb.RecoverRequest(lease=lease.lease.id, token=token), timeout=GENEROUS_SECONDS)
             else:
                 renew = pb.RenewRequest(lease=lease.lease.id, token=token, ttl_seconds=60)
                 self.stub.Renew(renew, timeout=GENEROUS_SECONDS)

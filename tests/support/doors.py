@@ -1,6 +1,6 @@
 """Reads the agent's source for whatever changes something outside the process, and says what goes round the door.
 
-The door is `with CRASH_POINTS.around(NAME):` (mig_agent.adapters.failpoints). A change is behind it where it stands
+The door is `with FAILPOINTS.around(NAME):` (mig_agent.adapters.failpoints). A change is behind it where it stands
 inside such a block, or in a private function all of whose calls in the same module do.
 """
 
@@ -162,7 +162,7 @@ def _door(node: ast.expr) -> str:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "around"
         and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "CRASH_POINTS"
+        and node.func.value.id == "FAILPOINTS"
     ):
         argument = node.args[0]
         return str(argument.value) if isinstance(argument, ast.Constant) else "*"

@@ -17,7 +17,7 @@ _MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
 _REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
 _ALWAYS = frozenset(
     {COMMIT, "state-folder", "private-folder", "lock-file", "lock-owner"}
-    | {"socket-folder", "socket-mode", "ledger-counter"}
+    | {"socket-folder", "socket-mode", "ledger-counter", "lease-evidence"}
 )
 _NEW_LEDGER = frozenset({"ledger-file", "ledger-schema-patches", "ledger-order"})
 _AGAIN = frozenset({"socket-take-over"})

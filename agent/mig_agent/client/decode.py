@@ -100,7 +100,18 @@ def status(message: pb.StatusResponse) -> types.Status:
 
 
 def _doubt(message: pb.LedgerDoubt) -> types.LedgerDoubt:
-    return types.LedgerDoubt(since=message.since, why=message.why, kept_as=message.kept_as, restored=message.restored)
+    return types.LedgerDoubt(
+        since=message.since,
+        why=message.why,
+        kept_as=message.kept_as,
+        restored=message.restored,
+        recoverable=message.recoverable,
+    )
+
+
+def recovered(message: pb.RecoverResponse) -> types.Recovered:
+    """A lease of before that is there again."""
+    return types.Recovered(lease=lease(message.lease), anew=message.recovered, notes=tuple(message.notes))
 
 
 def gpu(message: pb.Gpu) -> types.Gpu:

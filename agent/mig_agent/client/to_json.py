@@ -125,6 +125,7 @@ def status(each: types.Status) -> Json:
             "why": each.ledger_doubt.why,
             "kept_as": each.ledger_doubt.kept_as,
             "restored": each.ledger_doubt.restored,
+            "recoverable": each.ledger_doubt.recoverable,
         },
     }
 
@@ -166,6 +167,11 @@ def instance(each: types.Instance) -> dict[str, Json]:
         "reason": each.reason,
         "generation": each.generation,
     }
+
+
+def recovered(each: types.Recovered) -> Json:
+    """A lease of before that is there again."""
+    return {"lease": lease_info(each.lease), "anew": each.anew, "notes": list(each.notes)}
 
 
 def adopted(instances: Iterable[types.Instance]) -> Json:

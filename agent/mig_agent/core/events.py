@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     LEASE_ARRIVED = "lease-arrived"
     LEASE_REDUCED = "lease-reduced"
     """A pod's lease goes on without one of its devices, which is lost."""
+    LEASE_RECOVERED = "lease-recovered"
+    """The token of a lease of before brought it back after the ledger was lost."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"

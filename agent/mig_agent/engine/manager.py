@@ -40,7 +40,7 @@ from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.reconciler import read_usage
-from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
+from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
 from mig_agent.engine.start import start
 from mig_agent.engine.thread_check import LoopBound
 
@@ -143,6 +143,15 @@ class Manager:
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """Another deadline from now on, or with None no deadline; the lease with it."""
         return await self._parts.leases.renew(lease, token, ttl_seconds, caller)
+
+    async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
+        """Make a lease again that was live when the ledger was lost, for who has its token, with the same id.
+
+        Refused where it had ended, one of its devices is gone or another's, or another user asks. Doing it again
+        changes nothing.
+        """
+        self._context.refuse_when_closing()
+        return await self._parts.recovering.recover(lease, token, caller)
 
     async def end_for_pod(self, lease: LeaseId, words: str) -> None:
         """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
@@ -299,6 +308,7 @@ class Manager:
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
+            recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.observer.unused_leases(),
             missing=dict(context.missing),
             paused=context.gate.paused,

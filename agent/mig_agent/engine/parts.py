@@ -15,6 +15,7 @@ from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
+from mig_agent.engine.lease_recovery import LeaseRecovery
 from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifecycle import LeaseLifecycle
 from mig_agent.engine.maintenance import Maintenance
@@ -38,6 +39,7 @@ class Parts:
     acquisitions: Acquirer
     admin: Admin
     adopting: Adopting
+    recovering: LeaseRecovery
     started_at: float
     listening: DriverEvents
     pausing: Maintenance
@@ -91,6 +93,7 @@ def wire(context: Context, ledger: Ledger) -> Parts:
         acquisitions=Acquirer(context, memory, lifetimes, room),
         admin=admin,
         adopting=Adopting(context, observer),
+        recovering=LeaseRecovery(context, memory, lifetimes, observer),
         started_at=context.clock.now(),
         listening=listening,
         pausing=Maintenance(context, listening, observer.hint),

@@ -56,6 +56,17 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A lease that its token has brought back, or that had come back before."""
+
+    lease: Lease
+    anew: bool
+    """False where it was there already."""
+    notes: tuple[str, ...] = ()
+    """For the person: what is not as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntry:
     """A request that waits."""
 
@@ -88,6 +99,8 @@ class Snapshot:
     """Why the ledger cannot be written now; empty when it can."""
     doubt: Doubt | None = None
     """Why the ledger does not account for everything that may be leased; None where it does."""
+    recoverable: int = 0
+    """Leases of before that their tokens bring back, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for an hour."""
     missing: Mapping[int, str] = field(default_factory=dict)

@@ -266,7 +266,11 @@ def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
     if doubt is None:
         return None
     return pb.LedgerDoubt(
-        since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored
+        since=doubt.at,
+        why=visible(doubt.why),
+        kept_as=visible(doubt.kept_as),
+        restored=doubt.restored,
+        recoverable=snapshot.recoverable,
     )
 
 
