@@ -113,7 +113,7 @@ def test_without_the_evidence_an_agent_starts_and_says_no(folder: Path) -> None:
         emptied(agent)
         evidence_of(part(agent)).write_bytes(b"\0" * 4096)
         agent.start()
-        refused = agent.ask("recover", mine["lease"], code=None)["error"]
+        refused = agent.ask("recover", mine["lease"], code=3)["error"]
         assert refused["reason"] == "unknown-lease"
         assert "migctl adopt" in refused["hint"]
         assert {each["state"] for each in agent.instances()} == {"foreign"}

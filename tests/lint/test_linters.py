@@ -69,7 +69,7 @@ def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
         for line in path.read_text().splitlines()
         if asking.search(line)
     ]
-    status = "return messages.status(self._manager.snapshot, __version__, self._caller(context))"
+    status = "return encode.status(self._manager.snapshot, __version__, self._caller(context))"
     assert found == [f"agent/mig_agent/frontends/grpc/servicer.py: {status}"]
 
 

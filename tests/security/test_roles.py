@@ -240,5 +240,6 @@ def test_the_record_names_the_certificate(stubs: Callable[[str], PartitionManage
     by = {(each.kind, each.data["by"].text, each.data["role"].text) for each in events if each.lease == lease}
     assert ("lease-granted", "slurm", "scheduler") in by
     assert ("lease-ended", "ops", "admin") in by
-    (denied,) = [each for each in events if each.kind == "access-denied" and each.data["method"].text == "Cordon"][-1:]
-    assert (denied.data["by"].text, denied.data["role"].text) == ("slurm", "scheduler")
+    # Of many refusals of one caller only the first are recorded.
+    denied = [each for each in events if each.kind == "access-denied" and each.data["method"].text == "Cordon"]
+    assert ("slurm", "scheduler") in {(each.data["by"].text, each.data["role"].text) for each in denied}

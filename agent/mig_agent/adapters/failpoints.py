@@ -1,6 +1,6 @@
 """The one door for everything that an adapter changes, with a place before it and one after it.
 
-Commits, changing calls of the driver, device nodes, files: each is made inside `CRASH_POINTS.around(NAME)`. Going in
+Commits, changing calls of the driver, device nodes, files: each is made inside `FAILPOINTS.around(NAME)`. Going in
 reaches the place `before-NAME`; coming out, when the change was made, `after-NAME`. A test can have the process killed
 at any of them: `MIG_AGENT_CRASH_AT=before-commit:3` kills it with SIGKILL, as a power cut would, when it reaches that
 place for the third time. Without the variable a door costs two comparisons. `tests/faults/test_doors.py` fails where a

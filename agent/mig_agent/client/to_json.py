@@ -118,6 +118,7 @@ def status(each: types.Status) -> Json:
         "reservation_after_seconds": each.reservation_after,
         "paused": list(each.paused),
         "missing_gpus": [{"index": index, "reason": reason} for index, reason in each.missing_gpus.items()],
+        "socket_problems": list(each.socket_problems),
         "ledger_doubt": None
         if each.ledger_doubt is None
         else {

@@ -213,6 +213,8 @@ class Status:
     """GPUs that have not answered since the agent started, by index, and why."""
     ledger_doubt: LedgerDoubt | None = None
     """Why the ledger does not account for everything that may be leased; None where it does."""
+    socket_problems: tuple[str, ...] = ()
+    """Sockets of the agent that cannot be reached by their paths, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

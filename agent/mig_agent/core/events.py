@@ -49,6 +49,10 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_SET_ASIDE = "ledger-set-aside"
+    SOCKET_LOST = "socket-lost"
+    """A socket of the agent was removed or replaced, and cannot be bound again for now."""
+    SOCKET_RESTORED = "socket-restored"
+    """One that was removed or replaced is in its place again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
     CERTIFICATES_KEPT = "certificates-kept"
 
@@ -68,6 +72,8 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
         EventKind.LEDGER_SET_ASIDE,
+        EventKind.SOCKET_LOST,
+        EventKind.SOCKET_RESTORED,
         EventKind.CERTIFICATES_RENEWED,
         EventKind.CERTIFICATES_KEPT,
     }

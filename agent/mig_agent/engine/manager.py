@@ -77,6 +77,7 @@ class Manager:
         self._telling = False
         self._room: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """What was last worked out, and for what."""
+        self._socket_problems: tuple[str, ...] = ()
         self._published = self._to_be_shown()
         parts.context.journal.on_published = self._view_changed
         parts.context.journal.shown_changed = self._show
@@ -202,6 +203,13 @@ class Manager:
         kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATES_KEPT
         self._context.journal.tell(self._context.journal.event(kind, words))
 
+    def sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
+        """A socket of the agent was removed or replaced; records it, and shows those that are missing still."""
+        self._socket_problems = problems
+        kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
+        self._context.journal.tell(self._context.journal.event(kind, f"the socket {words}"))
+        self._show()
+
     # Looking
 
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
@@ -308,6 +316,7 @@ class Manager:
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
+            socket_problems=self._socket_problems,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.observer.unused_leases(),
             missing=dict(context.missing),
@@ -397,6 +406,7 @@ class Manager:
             unused=parts.observer.unused_at_last_look,
             paused=context.gate.paused,
             in_doubt=context.state.doubt is not None,
+            sockets_missing=len(self._socket_problems),
         )
 
     def _show(self) -> None:

@@ -258,6 +258,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
             pb.MissingGpu(index=index, reason=visible(why)) for index, why in sorted(snapshot.missing.items())
         ],
         ledger_doubt=_doubt(snapshot),
+        socket_problems=map(visible, snapshot.socket_problems),
     )
 
 

@@ -248,7 +248,7 @@ class PartitionManagerServicer:
             raise UsageError("cannot adopt without being told what", "name GPUs or UUIDs, or say all")
         gpus = tuple(parse_gpu(each) for each in message.gpus)
         adopted = await self._manager.adopt(gpus, tuple(message.uuids), caller, everything=message.all)
-        view = self._manager.snapshot.view
+        view = self._manager.view
         return pb.AdoptResponse(
             adopted=[encode.instance(each, view.by_uuid[each.slot.gpu].index, view.leases) for each in adopted]
         )
