@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 
+from mig_agent.adapters.failpoints import VARIABLE
 from mig_agent.client import Client
 from support.agent import SERVING, Agent, eventually, health, short_folder
+from support.figures import Figure
+from support.reached import REACHED
 
 
 @pytest.fixture
@@ -94,6 +98,23 @@ def test_one_that_was_replaced_is_not_removed_at_the_end(folder: Path) -> None:
         agent.socket.write_text("somebody's")
         assert agent.stop() == 0
         assert agent.socket.read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("door", sorted(REACHED["socket bound again"]))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_it_is_bound_again(folder: Path, when: str, door: str, figure: Figure) -> None:
+    times = 3 if door == "socket-folder" else 1  # the folders of both sockets are made at the start
+    with Agent(folder, "a100-40gb:1", variables={VARIABLE: f"{when}-{door}:{times}"}) as agent:
+        lease = agent.ask("request", "--mig-profile", "3g.20gb")
+        agent.socket.unlink()
+        assert agent.process is not None
+        assert agent.process.wait(60) == -signal.SIGKILL
+        del agent._environment[VARIABLE]
+        agent.start()
+        assert [each["lease"] for each in agent.ask("status")["leases"]] == [lease["lease"]]
+        agent.socket.unlink()
+        eventually(lambda: health(agent.address) == SERVING, "it is bound again")
+    figure("crash points x kinds, each killed for real", 1)
 
 
 def test_the_whole_folder_removed(folder: Path) -> None:
