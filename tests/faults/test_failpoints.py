@@ -16,7 +16,7 @@ from support.doors import doors
 from support.figures import Figure
 from support.kinds import KINDS, Kind
 from support.nursery import ForkedAgent, Nursery, nursery
-from support.reached import API_SERVER, CDI, CREATE, KUBELET, LEDGER, REACHED
+from support.reached import API_SERVER, CDI, CREATE, KUBELET, LEDGER, REACHED, SOCKET
 from support.restarted import GPUS, World, world
 from support.starts import STARTS
 
@@ -45,7 +45,7 @@ def counted(name: str, places: Iterable[str]) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    assert set(REACHED) == {*KINDS, *STARTS, "stop", *LEDGER, *CDI, *KUBELET, *API_SERVER}
+    assert set(REACHED) == {*KINDS, *STARTS, "stop", *LEDGER, *SOCKET, *CDI, *KUBELET, *API_SERVER}
     assert frozenset().union(*REACHED.values()) == doors()
 
 

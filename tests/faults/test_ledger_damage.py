@@ -18,6 +18,7 @@ import pytest
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.ledger.commit_counter import SUFFIX
+from mig_agent.adapters.ledger.lease_evidence import SUFFIX as EVIDENCE
 from mig_agent.adapters.ledger.quarantine import MOST_KEPT, kept_aside
 from mig_agent.adapters.ledger.reader import Contents
 from mig_agent.adapters.ledger.records import (
@@ -56,7 +57,7 @@ GPU = GpuUuid("GPU-1")
 PROFILE = Profile(
     id=19, name="1g.5gb", compute_slices=1, memory_slices=1, memory_mib=4864, placements=(Placement(6, 1),)
 )
-ENDINGS = ("", "-wal", SUFFIX)
+ENDINGS = ("", "-wal", SUFFIX, EVIDENCE)
 HUNDREDS = int(os.environ.get("LEDGER_DAMAGES", "300"))
 PATIENCE_SECONDS = 60.0
 
@@ -187,6 +188,16 @@ def whole(made: Path) -> Contents:
     return opened(folder / LEDGER_FILE)
 
 
+def devices(contents: Contents) -> dict[Lease, tuple[str, ...]]:
+    """The leases that stand, with the UUIDs of their devices."""
+    uuids = {each.generation: each.uuid for each in contents.instances}
+    return {
+        each.lease: tuple(uuids[generation] for generation in each.lease.instances)
+        for each in contents.leases
+        if each.ended_at is None
+    }
+
+
 def part(path: Path, ending: str) -> Path:
     return path.with_name(path.name + ending)
 
@@ -304,6 +315,8 @@ DAMAGES: dict[str, Damage] = {
 }
 
 
+WITHOUT_EVIDENCE = frozenset({"another ledger's counter", "all is gone but the key"})
+"""After which no lease comes back by its token: what the evidence says cannot be known to be the last."""
 OF_THE_LOG = frozenset(name for name in DAMAGES if "log" in name)
 
 
@@ -331,6 +344,8 @@ def test_a_damaged_ledger_is_set_aside_and_an_empty_one_says_so(
         return
     assert not before.leases
     assert not before.instances
+    expected = {} if name in WITHOUT_EVIDENCE else devices(whole(made))
+    assert {each.lease: tuple(one and one.uuid for one in each.devices) for each in before.former} == expected
     assert before.last_generation > 1_000_000  # none that was given before is given again
     # What was there is kept as it was found, under one name.
     kept = {
@@ -344,6 +359,7 @@ def test_a_damaged_ledger_is_set_aside_and_an_empty_one_says_so(
     # And the one that took its place is a ledger like any other, which goes on saying so.
     after = opened(path)
     assert after.doubt == before.doubt
+    assert after.former == before.former
     assert list(kept_aside(path)) == ([1] if found else [])
 
 
@@ -371,7 +387,7 @@ def test_a_damaged_event_costs_nothing_but_itself(ledger: Path) -> None:
 def test_random_damage(made: Path, tmp_path: Path, figure: Figure) -> None:
     """Bits flipped, bytes overwritten, files cut, in any of the three files, one to three times."""
     draw = random.Random(4711)  # noqa: S311 -- the same damage each time
-    expected, aside = whole(made), 0
+    expected, aside, back = whole(made), 0, 0
     for number in range(HUNDREDS):
         folder = tmp_path / str(number)
         shutil.copytree(made / "ledger", folder)
@@ -386,9 +402,13 @@ def test_random_damage(made: Path, tmp_path: Path, figure: Figure) -> None:
         else:
             aside += 1
             assert (contents.leases, contents.instances) == ((), ()), (number, done)
+            former = {each.lease: tuple(one and one.uuid for one in each.devices) for each in contents.former}
+            assert former.items() <= devices(expected).items(), (number, done)
+            back += bool(former)
             assert bool(kept_aside(path)) == bool(contents.doubt.kept_as), (number, done)
         shutil.rmtree(folder)
     assert aside > HUNDREDS // 3
+    assert back > HUNDREDS // 10
     figure("ledgers damaged at random", HUNDREDS)
 
 
@@ -466,6 +486,7 @@ def test_killed_at_every_step_of_setting_aside(
     example = fresh("example")
     found = {each.name: each.read_bytes() for each in files(example)}
     places = places_of(example, monkeypatch)
+    expected_back = bool(damage)
     counts: dict[str, int] = {}
     for number, place in enumerate(places):
         counts[place] = counts.get(place, 0) + 1
@@ -490,6 +511,9 @@ def test_killed_at_every_step_of_setting_aside(
             LEDGER_FILE + ending for ending in (*ENDINGS, "-shm")
         }, place
         assert opened(path).doubt == contents.doubt
+        assert {each.lease for each in contents.former} == (set(devices(whole(made))) if expected_back else set()), (
+            place
+        )
     figure("kills while a ledger is made or set aside", len(places))
 
 

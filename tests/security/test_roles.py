@@ -89,7 +89,7 @@ class Calls:
                 stream = self.stub.Hold(pb.HoldRequest(request=self.held(words)), timeout=GENEROUS_SECONDS)
                 assert any(each.HasField("granted") for each in stream_until(stream, "granted"))
                 stream.cancel()
-            case "Release" | "Renew":
+            case "Release" | "Renew" | "Recover":
                 self.change(method, with_token=words != "of another's lease, without it", force=words == "by force")
             case "Watch":
                 watching = self.stub.Watch(pb.WatchRequest(), timeout=GENEROUS_SECONDS)
@@ -124,6 +124,8 @@ class Calls:
             if method == "Release":
                 release = pb.ReleaseRequest(lease=lease.lease.id, token=token, force=force)
                 self.stub.Release(release, timeout=GENEROUS_SECONDS)
+            elif method == "Recover":
+                self.stub.Recover(pb.RecoverRequest(lease=lease.lease.id, token=token), timeout=GENEROUS_SECONDS)
             else:
                 renew = pb.RenewRequest(lease=lease.lease.id, token=token, ttl_seconds=60)
                 self.stub.Renew(renew, timeout=GENEROUS_SECONDS)
@@ -238,5 +240,6 @@ def test_the_record_names_the_certificate(stubs: Callable[[str], PartitionManage
     by = {(each.kind, each.data["by"].text, each.data["role"].text) for each in events if each.lease == lease}
     assert ("lease-granted", "slurm", "scheduler") in by
     assert ("lease-ended", "ops", "admin") in by
-    (denied,) = [each for each in events if each.kind == "access-denied" and each.data["method"].text == "Cordon"][-1:]
-    assert (denied.data["by"].text, denied.data["role"].text) == ("slurm", "scheduler")
+    # Of many refusals of one caller only the first are recorded.
+    denied = [each for each in events if each.kind == "access-denied" and each.data["method"].text == "Cordon"]
+    assert ("slurm", "scheduler") in {(each.data["by"].text, each.data["role"].text) for each in denied}

@@ -17,7 +17,7 @@ _MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
 _REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
 _ALWAYS = frozenset(
     {COMMIT, "state-folder", "private-folder", "lock-file", "lock-owner"}
-    | {"socket-folder", "socket-mode", "ledger-counter"}
+    | {"socket-folder", "socket-mode", "ledger-counter", "lease-evidence"}
 )
 _NEW_LEDGER = frozenset({"ledger-file", "ledger-schema-patches", "ledger-order"})
 _AGAIN = frozenset({"socket-take-over"})
@@ -49,6 +49,7 @@ REACHED: dict[str, frozenset[str]] = {
     "stop": frozenset({COMMIT, "ledger-checkpoint", "socket-removal"}),
     "ledger backed up": frozenset({"ledger-backup"}),
     "ledger restored": frozenset({"ledger-file", "ledger-order", "ledger-aside", "ledger-counter"}),
+    "socket bound again": frozenset({"socket-folder", "socket-again"}),
     "CDI file": frozenset({"cdi-folder", "cdi-file"}),
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
@@ -60,6 +61,9 @@ REACHED: dict[str, frozenset[str]] = {
 
 LEDGER = ("ledger backed up", "ledger restored")
 """Killed in `tests/faults/test_ledger_backup.py`: no agent does these."""
+
+SOCKET = ("socket bound again",)
+"""Killed in `tests/faults/test_sockets_removed.py`: no request makes the agent do it."""
 
 CDI = ("CDI file", "CDI file removed")
 """Killed in `tests/faults/test_cdi_files.py`: only a kubelet makes the agent write them."""

@@ -63,6 +63,13 @@ class FileLock:
             undo.pop_all()
         return cls(path, [each for each in (descriptor, also) if each is not None])
 
+    def is_in_place(self) -> bool:
+        """Return whether its path still names the file that is locked: another one is for anybody to lock."""
+        try:
+            return bool(self._descriptors) and os.path.samestat(os.fstat(self._descriptors[0]), self.path.stat())
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Let others have it. The file stays: removing it could take the lock of whoever opened it meanwhile."""
         descriptors, self._descriptors = self._descriptors, ()

@@ -66,6 +66,19 @@ def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseIn
     )
 
 
+def recover(lease: str, token: str) -> Call[types.Recovered]:
+    """Makes a lease of before again. Raises UsageError."""
+    _check_lease(lease, token)
+    if not token:
+        raise UsageError(f"cannot recover lease {lease} without its token", "give the token that came with it")
+    return Call(
+        method="Recover",
+        request=pb.RecoverRequest(lease=lease, token=token),
+        read=decode.recovered,
+        seconds=WORK_SECONDS,
+    )
+
+
 def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
     """How each of several requests would be served. Raises UsageError."""
     return Call(

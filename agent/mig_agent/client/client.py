@@ -110,6 +110,13 @@ class Client:
         """Gives a lease a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""
         return self._ask(calls.renew(lease, token, ttl))
 
+    def recover(self, lease: str, token: str) -> types.Recovered:
+        """Makes a lease again that was live when the agent's ledger was lost: the same id, token and devices.
+
+        It stays until it is released, or until its deadline. Recovering what has come back changes nothing.
+        """
+        return self._ask(calls.recover(lease, token))
+
     # ------------------------------------------------------------ looking
 
     def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:

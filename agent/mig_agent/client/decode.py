@@ -96,11 +96,23 @@ def status(message: pb.StatusResponse) -> types.Status:
         paused=tuple(message.paused),
         missing_gpus={each.index: each.reason for each in message.missing_gpus},
         ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
+        socket_problems=tuple(message.socket_problems),
     )
 
 
 def _doubt(message: pb.LedgerDoubt) -> types.LedgerDoubt:
-    return types.LedgerDoubt(since=message.since, why=message.why, kept_as=message.kept_as, restored=message.restored)
+    return types.LedgerDoubt(
+        since=message.since,
+        why=message.why,
+        kept_as=message.kept_as,
+        restored=message.restored,
+        recoverable=message.recoverable,
+    )
+
+
+def recovered(message: pb.RecoverResponse) -> types.Recovered:
+    """A lease of before that is there again."""
+    return types.Recovered(lease=lease(message.lease), anew=message.recovered, notes=tuple(message.notes))
 
 
 def gpu(message: pb.Gpu) -> types.Gpu:

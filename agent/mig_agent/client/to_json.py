@@ -118,6 +118,7 @@ def status(each: types.Status) -> Json:
         "reservation_after_seconds": each.reservation_after,
         "paused": list(each.paused),
         "missing_gpus": [{"index": index, "reason": reason} for index, reason in each.missing_gpus.items()],
+        "socket_problems": list(each.socket_problems),
         "ledger_doubt": None
         if each.ledger_doubt is None
         else {
@@ -125,6 +126,7 @@ def status(each: types.Status) -> Json:
             "why": each.ledger_doubt.why,
             "kept_as": each.ledger_doubt.kept_as,
             "restored": each.ledger_doubt.restored,
+            "recoverable": each.ledger_doubt.recoverable,
         },
     }
 
@@ -166,6 +168,11 @@ def instance(each: types.Instance) -> dict[str, Json]:
         "reason": each.reason,
         "generation": each.generation,
     }
+
+
+def recovered(each: types.Recovered) -> Json:
+    """A lease of before that is there again."""
+    return {"lease": lease_info(each.lease), "anew": each.anew, "notes": list(each.notes)}
 
 
 def adopted(instances: Iterable[types.Instance]) -> Json:

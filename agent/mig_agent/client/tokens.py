@@ -47,6 +47,10 @@ class RememberedTokens:
         """The lease's token; empty where none is remembered."""
         return str(self._read().get(lease, {}).get("token", ""))
 
+    def leases(self, address: str) -> tuple[str, ...]:
+        """Return the leases whose tokens came from the agent at this address, oldest first."""
+        return tuple(lease for lease, entry in self._read().items() if entry.get("address") == address)
+
     def forget(self, lease: str) -> None:
         """Drops a token; no error where it was not remembered or cannot be written."""
         if not self.token(lease):

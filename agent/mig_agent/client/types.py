@@ -109,6 +109,17 @@ class LeaseInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A lease of before that its token has brought back."""
+
+    lease: LeaseInfo
+    anew: bool
+    """False where it was there already."""
+    notes: tuple[str, ...] = ()
+    """For the person: what is not as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
     """An instance on a GPU. `state` is leased, idle, foreign, blocked, creating or destroying."""
 
@@ -176,6 +187,8 @@ class LedgerDoubt:
     kept_as: str
     """Where the former ledger is kept, on the agent's machine; empty where there was nothing to keep."""
     restored: bool
+    recoverable: int = 0
+    """So many leases of before come back when their tokens are presented, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +213,8 @@ class Status:
     """GPUs that have not answered since the agent started, by index, and why."""
     ledger_doubt: LedgerDoubt | None = None
     """Why the ledger does not account for everything that may be leased; None where it does."""
+    socket_problems: tuple[str, ...] = ()
+    """Sockets of the agent that cannot be reached by their paths, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

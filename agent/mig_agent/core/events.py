@@ -27,6 +27,8 @@ class EventKind(StrEnum):
     LEASE_ARRIVED = "lease-arrived"
     LEASE_REDUCED = "lease-reduced"
     """A pod's lease goes on without one of its devices, which is lost."""
+    LEASE_RECOVERED = "lease-recovered"
+    """The token of a lease of before brought it back after the ledger was lost."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"
@@ -47,6 +49,10 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_SET_ASIDE = "ledger-set-aside"
+    SOCKET_LOST = "socket-lost"
+    """A socket of the agent was removed or replaced, and cannot be bound again for now."""
+    SOCKET_RESTORED = "socket-restored"
+    """One that was removed or replaced is in its place again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
     CERTIFICATES_KEPT = "certificates-kept"
 
@@ -66,6 +72,8 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
         EventKind.LEDGER_SET_ASIDE,
+        EventKind.SOCKET_LOST,
+        EventKind.SOCKET_RESTORED,
         EventKind.CERTIFICATES_RENEWED,
         EventKind.CERTIFICATES_KEPT,
     }

@@ -27,6 +27,7 @@ from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import serve_metrics
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
+from mig_agent.daemon.socket_watch import watch_sockets
 from mig_agent.engine.context import EngineSettings
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.frontends.grpc.handlers import method_handlers
@@ -151,6 +152,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
         event_log(event)
     manager.observers.extend((metrics.observe, event_log))
+    watching = asyncio.create_task(watch_sockets(servers.sockets, manager.sockets), name="socket watch")
+    stack.callback(watching.cancel)
     servers.on_renewal(lambda renewal: manager.certificates(renewal.words, taken=renewal.taken))
     metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
     stack.callback(stop_metrics)

@@ -33,7 +33,13 @@ _WARNINGS = frozenset(
     }
 )
 _ERRORS = frozenset(
-    {EventKind.GPU_LOST, EventKind.LEDGER_FAILED, EventKind.LEDGER_SET_ASIDE, EventKind.CERTIFICATES_KEPT}
+    {
+        EventKind.GPU_LOST,
+        EventKind.LEDGER_FAILED,
+        EventKind.LEDGER_SET_ASIDE,
+        EventKind.CERTIFICATES_KEPT,
+        EventKind.SOCKET_LOST,
+    }
 )
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
 """Another event tells the same to most readers."""

@@ -32,6 +32,7 @@ from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.daemon.cert_reload import Renewing
+from mig_agent.daemon.socket_watch import WatchedSocket
 from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
@@ -149,10 +150,10 @@ class _Server:
         self.gate = _Gate(probe_handlers(self.health, reflected, _MOST_PROBES))
         self.grpc.add_generic_rpc_handlers((self.gate,))
 
-    def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> None:
+    def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> Relay:
         """Serves who connects to this socket, too. Raises ConfigError."""
         inner = self._inner_port(address, self._name, None)
-        self._relay(owned.listen(mode, group), inner, self._local_peer, self._places, usages=self._usages)
+        return self._relay(owned.listen(mode, group), inner, self._local_peer, self._places, usages=self._usages)
 
     def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: ConnectionLimits) -> TcpAddress:
         """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
@@ -260,6 +261,8 @@ class Servers:
         self.fates = ConnectionEnds()
         """What becomes of each connection."""
         self._closing = False
+        self.sockets: list[WatchedSocket] = []
+        """The Unix sockets, to be watched."""
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
             folder = PrivateDir.open(_inner_folder(settings))
@@ -315,7 +318,8 @@ class Servers:
     def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
         owned = OwnedSocket.own(address.path)
         self._sockets.callback(owned.close)
-        server.relay_from(address, owned, mode, group)
+        relay = server.relay_from(address, owned, mode, group)
+        self.sockets.append(WatchedSocket(owned, relay, mode, group))
 
 
 def _inner_folder(settings: Settings) -> Path:

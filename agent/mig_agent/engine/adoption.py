@@ -78,7 +78,7 @@ class Adopting:
                 words = f"{caller} adopted {context.place(ours)}"
                 event = context.journal.event(EventKind.INSTANCE_FOUND, words, instance=ours, caller=caller)
                 draft.events.append(event)
-                draft.applied += [partial(state.drop, each.generation), partial(state.put, ours)]
+                draft.applied += [partial(state.put, ours), partial(state.drop, each.generation)]
                 adopted.append(ours.generation)
             if draft:
                 await draft.write()
@@ -90,12 +90,9 @@ class Adopting:
         if state.doubt is None:
             return
 
-        def apply() -> None:
-            state.doubt = None
-
         words = f"{caller} settled what the ledger did not account for: it {state.doubt.why}"
         event = context.journal.event(EventKind.LEDGER_RECOVERED, words, caller=caller)
-        await context.journal.write((DropDoubt(),), (event,), apply)
+        await context.journal.write((DropDoubt(),), (event,), state.settle_doubt)
 
 
 def _may_be(instance: Instance) -> bool:

@@ -40,7 +40,7 @@ from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.parts import Parts
 from mig_agent.engine.reconciler import read_usage
-from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Snapshot
+from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
 from mig_agent.engine.start import start
 from mig_agent.engine.thread_check import LoopBound
 
@@ -77,6 +77,7 @@ class Manager:
         self._telling = False
         self._room: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """What was last worked out, and for what."""
+        self._socket_problems: tuple[str, ...] = ()
         self._published = self._to_be_shown()
         state = parts.context.state
         state.view_changed.subscribe(self._show)
@@ -146,6 +147,15 @@ class Manager:
         """Another deadline from now on, or with None no deadline; the lease with it."""
         return await self._parts.leases.renew(lease, token, ttl_seconds, caller)
 
+    async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
+        """Make a lease again that was live when the ledger was lost, for who has its token, with the same id.
+
+        Refused where it had ended, one of its devices is gone or another's, or another user asks. Doing it again
+        changes nothing.
+        """
+        self._context.refuse_when_closing()
+        return await self._parts.recovering.recover(lease, token, caller)
+
     async def end_for_pod(self, lease: LeaseId, words: str) -> None:
         """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
 
@@ -194,6 +204,13 @@ class Manager:
         """Certificates were renewed, or what ought to replace them cannot be used; tells and records it."""
         kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATES_KEPT
         self._context.journal.tell(self._context.journal.event(kind, words))
+
+    def sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
+        """A socket of the agent was removed or replaced; records it, and shows those that are missing still."""
+        self._socket_problems = problems
+        kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
+        self._context.journal.tell(self._context.journal.event(kind, f"the socket {words}"))
+        self._show()
 
     # Looking
 
@@ -301,6 +318,8 @@ class Manager:
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
+            socket_problems=self._socket_problems,
+            recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.observer.unused_leases(),
             missing=dict(context.missing),
             paused=context.gate.paused,
@@ -389,6 +408,7 @@ class Manager:
             unused=parts.observer.unused_at_last_look,
             paused=context.gate.paused,
             in_doubt=context.state.doubt is not None,
+            sockets_missing=len(self._socket_problems),
         )
 
     def _show(self) -> None:

@@ -16,6 +16,7 @@ from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
+from mig_agent.engine.lease_recovery import LeaseRecovery
 from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifecycle import LeaseLifecycle
 from mig_agent.engine.maintenance import Maintenance
@@ -40,6 +41,7 @@ class Parts:
     acquisitions: Acquirer
     admin: Admin
     adopting: Adopting
+    recovering: LeaseRecovery
     started_at: float
     listening: DriverEvents
     inventory: DriverStartup
@@ -96,6 +98,7 @@ def wire(context: Context, ledger: Ledger, lock: LockGpu) -> Parts:
         acquisitions=Acquirer(context, memory, lifetimes, room),
         admin=admin,
         adopting=Adopting(context, observer),
+        recovering=LeaseRecovery(context, memory, lifetimes, observer),
         started_at=context.clock.now(),
         listening=listening,
         inventory=inventory,

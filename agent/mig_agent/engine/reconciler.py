@@ -365,6 +365,8 @@ class Reconciler:
         except LedgerError:
             return  # the next look tries again
         self.boot_id, state.doubt = boot_id, doubt
+        if doubt is None:
+            state.settle_doubt()
 
     async def _forget_old_leases(self) -> None:
         now = self._context.clock.now()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLastGeneration
+from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLastGeneration, VoidEvidence
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
     Generation,
@@ -112,6 +112,8 @@ class Repairs:
         if instance is None:
             return
         draft.changes.append(DropInstance(instance.generation))
+        if instance.state is InstanceState.FOREIGN and state.former:
+            draft.changes.append(VoidEvidence(instance.uuid, "is gone"))
         begun = instance.state in {InstanceState.CREATING, InstanceState.DESTROYING}
         # A whole GPU that nobody leases only makes way for a GPU that is partitioned.
         if not begun and (instance.lease is not None or not instance.slot.profile.is_whole_gpu):
@@ -192,6 +194,8 @@ class Repairs:
             draft.applied.append(apply)
 
     def _update(self, draft: Transaction, update: UpdateIds) -> None:
+        state = self._context.state
+
         def changed(instance: Instance) -> Instance:
             return replace(
                 instance,
@@ -210,6 +214,8 @@ class Repairs:
             return
         if instance.state is not InstanceState.FOREIGN:
             draft.changes.append(PutInstance(changed(instance)))
+        elif state.former and instance.uuid != update.uuid:
+            draft.changes.append(VoidEvidence(instance.uuid, "is gone"))
         draft.applied.append(apply)
 
     async def _finish(self, record: GpuRecord, left: FinishDestroy) -> None:

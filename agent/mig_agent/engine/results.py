@@ -56,6 +56,17 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A lease that its token has brought back, or that had come back before."""
+
+    lease: Lease
+    anew: bool
+    """False where it was there already."""
+    notes: tuple[str, ...] = ()
+    """For the person: what is not as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntry:
     """A request that waits."""
 
@@ -88,6 +99,10 @@ class Snapshot:
     """Why the ledger cannot be written now; empty when it can."""
     doubt: Doubt | None = None
     """Why the ledger does not account for everything that may be leased; None where it does."""
+    socket_problems: tuple[str, ...] = ()
+    """Sockets of the agent that cannot be reached by their paths, in words."""
+    recoverable: int = 0
+    """Leases of before that their tokens bring back, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for an hour."""
     missing: Mapping[int, str] = field(default_factory=dict)
@@ -115,6 +130,8 @@ class Published:
     """Leases on whose instances no process had been seen for an hour at the last look; some may have ended since."""
     paused: tuple[str, ...] = ()
     """Why nothing is granted and the driver is left alone, in words; empty while it serves."""
+    sockets_missing: int = 0
+    """Sockets of the agent that cannot be reached by their paths."""
     in_doubt: bool = False
     """True while the ledger does not account for everything: it was damaged, or restored from a backup."""
 

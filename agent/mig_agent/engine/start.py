@@ -60,6 +60,7 @@ async def start(
         settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation
     )
     state.doubt = contents.doubt
+    state.former = {each.lease.id: each for each in contents.former}
     events = Events()
     events.begin(state.revision)
     context = Context(
@@ -148,11 +149,12 @@ def _of_doubt(context: Context) -> tuple[Event, ...]:
     known = (
         "It knows nothing of the leases since then"
         if doubt.restored
-        else "An empty ledger stands in for it, and no lease of before is known"
+        else "An empty ledger stands in for it, and no lease of before counts"
     )
     words = (
         f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
-        "`migctl adopt` takes over those that nobody counts on any more"
+        "`migctl recover` brings a lease of before back to who has its token, and `migctl adopt` takes over what "
+        "nobody counts on any more"
     )
     return (
         context.journal.event(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from mig_agent.adapters.ledger.lease_evidence import EvidentLease, voided
 from mig_agent.adapters.ledger.reader import Cordon, Doubt
 from mig_agent.core.model import (
     Generation,
@@ -21,6 +22,7 @@ from mig_agent.core.model import (
     GpuState,
     GpuUuid,
     Instance,
+    InstanceState,
     Layout,
     Lease,
     LeaseId,
@@ -119,6 +121,8 @@ class State:
         answer yet, is known from here alone."""
         self.doubt: Doubt | None = None
         """While there is one, what the ledger does not account for is nobody's to give or destroy."""
+        self.former: dict[LeaseId, EvidentLease] = {}
+        """While there is a doubt: leases of before, which their tokens may bring back."""
         self._last_generation = last_generation
         self._committed_gpus: dict[GpuUuid, Gpu] = {}
         self._working_gpus: dict[GpuUuid, Gpu] = {}
@@ -218,6 +222,12 @@ class State:
     def put(self, instance: Instance) -> None:
         """An instance as it is now."""
         gpu = instance.slot.gpu
+        if self.former:
+            before = self.gpus[gpu].instances.get(instance.generation)
+            if before is not None and before.uuid != instance.uuid:
+                self.void_former(before.uuid, "is gone")
+            if instance.state is not InstanceState.FOREIGN and not self.is_doubtful(instance.generation):
+                self.void_former(instance.uuid, "was taken over meanwhile, and may be another's by now")
         self.gpus[gpu].instances[instance.generation] = instance
         self._gpu_of[instance.generation] = gpu
         self.touch(gpu)
@@ -227,9 +237,21 @@ class State:
         self._unrecorded.discard(generation)
         gpu = self._gpu_of.pop(generation, None)
         if gpu is not None:
-            self.gpus[gpu].instances.pop(generation, None)
+            gone = self.gpus[gpu].instances.pop(generation, None)
+            if self.former and gone is not None:
+                self.void_former(gone.uuid, "is gone")
             self.gpus[gpu].reserved.pop(generation, None)
             self.touch(gpu)
+
+    def settle_doubt(self) -> None:
+        """Nothing is in doubt any more, and no lease of before comes back."""
+        self.doubt = None
+        self.former = {}
+
+    def void_former(self, uuid: str, why: str) -> None:
+        """No lease of before that had this device comes back: it is gone, or another's; `why` says it in words."""
+        for each in tuple(voided(self.former.values(), uuid, f"its device {uuid} {why}")):
+            self.former[each.lease.id] = each
 
     def put_lease(self, lease: Lease) -> None:
         """A lease as it is now."""

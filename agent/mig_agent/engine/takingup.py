@@ -54,6 +54,7 @@ class DriverStartup:
         else:
             await self._take_up_first()
             self._read = True
+        await self._parts.recovering.void_missing()
         await self.remember()
 
     async def without_driver(self) -> None:

@@ -162,6 +162,11 @@ class _NodeGauges(Collector):
             1 if node.in_doubt else 0,
         )
         yield GaugeMetricFamily(
+            "mig_agent_sockets_missing",
+            "Unix sockets of the agent that were removed or replaced and cannot be bound again for now.",
+            node.sockets_missing,
+        )
+        yield GaugeMetricFamily(
             "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if node.paused else 0
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))

@@ -20,6 +20,7 @@ _VERBS = {
     "run": "run",
     "release": "leases",
     "renew": "leases",
+    "recover": "leases",
     "status": "status",
     "profiles": "profiles",
     "plan": "plan",

@@ -11,6 +11,7 @@ from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.ledger.commit_counter import sync_folder
 from mig_agent.adapters.ledger.creation import connect, make_restored, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError
+from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger.reader import Doubt, read_contents
 from mig_agent.adapters.ledger.schema import check_version, is_of_another_program
@@ -87,6 +88,7 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
             lambda new, former: make_restored(
                 new, backup, Doubt(at=time.time(), why=why, kept_as=str(former), restored=True)
             ),
+            former=recoverable_leases(ledger),
         )
     except (DamagedError, OSError, *READING_ERRORS) as error:
         raise LedgerError(f"cannot restore {backup}: {error}") from error

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.ledger.commit_counter import SUFFIX, Count, counter_of, sync_folder, write_counter
+from mig_agent.adapters.ledger.lease_evidence import EvidentLease, encode_file, evidence_of
 
 DAMAGED = "damaged"
 REPLACED = "replaced"
@@ -36,15 +37,24 @@ class _Order:
     """Of the ledger that takes their place."""
 
 
-def replace_ledger(path: Path, kind: str, make: Callable[[Path, Path], Count]) -> Path:
+def replace_ledger(
+    path: Path,
+    kind: str,
+    make: Callable[[Path, Path], Count],
+    *,
+    live: Iterable[EvidentLease] = (),
+    former: Iterable[EvidentLease] = (),
+) -> Path:
     """Set aside what is there, and put in its place what `make` makes; where the former ledger is kept.
 
-    `make` gets the path of the new ledger's file, and the one where the former ledger will be. Raises OSError, and what
-    `make` raises.
+    `make` gets the path of the new ledger's file, and the one where the former ledger will be. The lease evidence of
+    the new one says that these leases are live, or were in a former ledger. Raises OSError, and what `make` raises.
     """
     new, aside = _new(path), _next_name(path, kind)
     _remove_half_made(path)
     order = _Order(aside.name, make(new, aside))
+    with FAILPOINTS.around("ledger-file"):
+        evidence_of(new).write_bytes(encode_file(order.count, live, former)[0])
     _write_order(path, order)
     finish_replacing(path)
     return aside
@@ -64,6 +74,7 @@ def finish_replacing(path: Path) -> None:
             if _is_there(part):
                 with FAILPOINTS.around("ledger-aside"):
                     part.rename(aside.with_name(aside.name + ending))
+        _replace_evidence(path, new, aside)
         with FAILPOINTS.around("ledger-file"):
             new.rename(path)
         sync_folder(path.parent)
@@ -72,6 +83,17 @@ def finish_replacing(path: Path) -> None:
         _order_file(path).unlink()
     sync_folder(path.parent)
     _forget_most(path)
+
+
+def _replace_evidence(path: Path, new: Path, aside: Path) -> None:
+    fresh, part = evidence_of(new), evidence_of(path)
+    if not fresh.exists():
+        return  # it has taken its place already
+    if _is_there(part):
+        with FAILPOINTS.around("ledger-aside"):
+            part.rename(evidence_of(aside))
+    with FAILPOINTS.around("ledger-file"):
+        fresh.rename(part)
 
 
 def kept_aside(path: Path) -> dict[int, list[Path]]:
@@ -86,7 +108,9 @@ def kept_aside(path: Path) -> dict[int, list[Path]]:
 
 def is_any_there(path: Path) -> bool:
     """Return whether there is any file of a ledger at this path."""
-    return any(_is_there(path.with_name(path.name + ending)) for ending in FILES)
+    return any(
+        _is_there(each) for each in (*(path.with_name(path.name + ending) for ending in FILES), evidence_of(path))
+    )
 
 
 def _is_there(path: Path) -> bool:
@@ -114,8 +138,8 @@ def _forget_most(path: Path) -> None:
 
 
 def _remove_half_made(path: Path) -> None:
-    for ending in ("", "-wal", "-shm", "-journal"):
-        part = _new(path).with_name(_new(path).name + ending)
+    new = _new(path)
+    for part in (*(new.with_name(new.name + ending) for ending in ("", "-wal", "-shm", "-journal")), evidence_of(new)):
         if part.exists():
             with FAILPOINTS.around("ledger-file"):
                 part.unlink()

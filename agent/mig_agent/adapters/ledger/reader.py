@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mig_agent.adapters.ledger.digest import Head
+from mig_agent.adapters.ledger.lease_evidence import EvidentLease
 from mig_agent.adapters.ledger.schema import UNCONFIRMED
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
@@ -97,6 +98,8 @@ class Contents:
     """Leases, also some that have ended, whose clients had not confirmed them."""
     doubt: Doubt | None = None
     """None where the ledger accounts for everything."""
+    former: tuple[EvidentLease, ...] = ()
+    """With a doubt: leases of before, as the evidence beside the ledger tells. A token may bring one back."""
 
 
 def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:

@@ -297,6 +297,19 @@ class DropDoubt:
 
 
 @dataclass(frozen=True, slots=True)
+class VoidEvidence:
+    """A device that the ledger does not account for is gone: no lease of before comes back on it."""
+
+    uuid: str
+    why: str
+    """Completes "its device ..."."""
+
+    def statements(self) -> Iterator[Statement]:
+        """Nothing in the ledger itself: the lease evidence beside it follows."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True)
 class PutLastGeneration:
     """The highest generation given so far, also to instances that are not recorded."""
 
@@ -351,6 +364,7 @@ Change = (
     | DropPause
     | PutDoubt
     | DropDoubt
+    | VoidEvidence
     | PutLastGeneration
     | AddEvent
 )

@@ -11,6 +11,7 @@ the counter beside it tells of. It is opened whole, or it is set aside and an em
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import sqlite3
@@ -26,6 +27,8 @@ from mig_agent.adapters.ledger.commit_counter import counter_of, open_counter
 from mig_agent.adapters.ledger.creation import connect, make_copy
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read_head
+from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_evidence
+from mig_agent.adapters.ledger.lease_trail import LeaseTrail
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
 from mig_agent.adapters.ledger.records import AddEvent, Record
@@ -33,7 +36,7 @@ from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event
-from mig_agent.core.model import RequestKey
+from mig_agent.core.model import LeaseId, RequestKey
 
 LEDGER_FILE = "ledger.sqlite3"
 _MOST_IN_A_BATCH = 512
@@ -70,6 +73,7 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         self._digest: RunningDigest | None = None
         self._counter = open_counter(counter_of(path))
+        self._trail = LeaseTrail(evidence_of(path), contents)
         self._keep_events = keep_events
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._on_settled: OnSettled | None = None
@@ -104,12 +108,27 @@ class Ledger:
         ledger = cls(path, contents, head, keep_events)
         try:
             ledger._connect()
+            ledger._begin_trail()
         except READING_ERRORS as error:
             ledger.close()
             if is_damage(error, path):
                 raise DamagedError(str(error)) from error
             raise
         return ledger
+
+    def _begin_trail(self) -> None:
+        """Write the lease evidence anew, with what of an earlier ledger still counts. Raises sqlite3.Error."""
+        contents, evidence = self.contents, read_evidence(evidence_of(self.path))
+        if contents.doubt is not None and evidence is not None and evidence.fits(self._head.count):
+            former = tuple(each for each in evidence.former if not self._knows(each.lease.id))
+            self.contents = replace(contents, former=former)
+            self._trail = LeaseTrail(evidence_of(self.path), self.contents)
+            self.contents = replace(contents, former=self._trail.former)
+        self._trail.rewrite(self._head.count)
+
+    def _knows(self, lease: LeaseId) -> bool:
+        assert self._connection is not None  # noqa: S101 -- for the types alone
+        return bool(self._connection.execute("SELECT 1 FROM lease WHERE id = ?", (lease,)).fetchall())
 
     def start(self, on_settled: OnSettled) -> None:
         """Begins to write."""
@@ -210,6 +229,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             os.close(self._counter)
         self._counter = -1
+        self._trail.close()
 
     def _connect(self) -> None:
         """Opens the file to be written. Never made anew here: an empty one would forget every lease.
@@ -242,11 +262,18 @@ class Ledger:
             self._connect()  # where that is the ledger that was there before, nothing is missing
             self._is_missing = False
             return
-        replace_ledger(self.path, REPLACED, lambda new, _aside: make_copy(new, open_one))
+        replace_ledger(
+            self.path,
+            REPLACED,
+            lambda new, _aside: make_copy(new, open_one),
+            live=self._trail.live,
+            former=self._trail.former,
+        )
         self._drop_connection()
         os.close(self._counter)
         self._counter = open_counter(counter_of(self.path))
         self._connect()
+        self._trail.rewrite(self._head.count)
         self._is_missing = False
 
     def _write(self, batch: Sequence[Entry]) -> LedgerError | None:
@@ -296,6 +323,21 @@ class Ledger:
         # the disk here. One that cannot be written is behind until the next.
         with contextlib.suppress(OSError):
             os.pwrite(self._counter, head.count.encode(), 0)
+        self._follow(batch)
+
+    def _follow(self, batch: Sequence[Entry]) -> None:
+        """Append to the lease evidence what was committed; nobody waits for the disk here either."""
+        trail = self._trail
+        pieces = trail.follow((entry.record for entry in batch), self._head.count)
+        if trail.descriptor < 0:
+            trail.rewrite(self._head.count)
+            return
+        try:
+            for data, offset in pieces:
+                if os.pwrite(trail.descriptor, data, offset) != len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 -- as the rest of it would be
+        except OSError:
+            trail.give_up()  # one that lacks an end would bring back what has ended
 
     def _roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
@@ -331,6 +373,8 @@ class Ledger:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         with contextlib.suppress(OSError):
             os.fsync(self._counter)
+        if self._trail.is_due():
+            self._trail.rewrite(self._head.count)
 
 
 def _log_of(path: Path) -> Path:

@@ -11,6 +11,7 @@ from mig_agent.adapters.ledger.commit_counter import counter_of, read_counter
 from mig_agent.adapters.ledger.creation import connect, make_empty, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import Head, read_head
+from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
 from mig_agent.adapters.ledger.quarantine import DAMAGED, is_any_there, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, Doubt, read_contents
 from mig_agent.adapters.ledger.schema import (
@@ -39,6 +40,7 @@ def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> N
         lambda new, aside: make_empty(
             new, patches, Doubt(at=at, why=why, kept_as=str(aside) if there else "") if why else None
         ),
+        former=recoverable_leases(path),
     )
 
 

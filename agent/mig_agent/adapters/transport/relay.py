@@ -84,6 +84,20 @@ class Relay:
         """Accepts from now on."""
         self._loop.add_reader(self._listener, self._accept)
 
+    def listen_on(self, listener: socket.socket) -> None:
+        """Accept from another listening socket from now on, which is ours then. Connections that are open go on."""
+        if self._closing:
+            listener.close()
+            return
+        self._accept()  # who had connected before
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        if self._pause is not None:
+            self._pause.cancel()
+        self._listener = listener
+        self._listener.setblocking(False)
+        self.start()
+
     def stop_accepting(self) -> None:
         """Takes no new connections; those that are open go on. Harmless when done before."""
         if not self._closing:

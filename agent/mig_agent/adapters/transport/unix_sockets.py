@@ -13,7 +13,8 @@ from pathlib import Path
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import FileLock, LockedError
-from mig_agent.adapters.private_dir import refuse_if_replaceable
+from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable, user_words
+from mig_agent.adapters.transport.peer_credentials import peer_of
 from mig_agent.core.errors import ConfigError
 
 _LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin-listen"
@@ -21,6 +22,9 @@ _OTHER_ADDRESS = "give another address with --listen unix:///path"
 _NARROW_UMASK = 0o177
 """A socket is born readable and writable by its owner alone."""
 _FOLDER_MODE = 0o755
+_FRESH = "fresh"
+"""Name of a socket in the private folder, before it takes its place."""
+_KINDS = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
 _BACKLOG = 4096
 """Connections that the kernel keeps for us to accept; it may keep fewer."""
 
@@ -31,6 +35,8 @@ class OwnedSocket:
     def __init__(self, path: Path, lock: FileLock) -> None:
         self.path = path
         self._lock = lock
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the socket that was bound there."""
 
     @classmethod
     def own(cls, path: Path) -> OwnedSocket:
@@ -48,12 +54,7 @@ class OwnedSocket:
                 f"run as root, or {_OTHER_ADDRESS}",
             ) from error
         refuse_if_replaceable(path, "the socket", _OTHER_ADDRESS)
-        lock = FileLock.take(
-            path.with_name(f"{path.name}.private") / "socket.lock",
-            f"the socket {path}",
-            _LOCK_HINT,
-            former=path.with_name(f"{path.name}.lock"),
-        )
+        lock = _take_lock(path)
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
             _remove_stale(path)
@@ -91,11 +92,55 @@ class OwnedSocket:
             with self.being_bound(mode, group):
                 listener.bind(str(self.path))
             self.check(mode, group)
+            self._identity = _identity(self.path)
             # Only now: nobody was let in before the permissions were seen to be right.
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
             raise ConfigError(f"cannot listen on {self.path}: {error.strerror}", _OTHER_ADDRESS) from error
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+
+    def missing(self) -> str:
+        """Return what became of the socket at the path, in words; empty while it is the one that was bound."""
+        try:
+            if _identity(self.path) == self._identity:
+                return ""
+            return f"{self.path} was replaced by {_what_is_at(self.path)}"
+        except FileNotFoundError:
+            return f"{self.path} was removed"
+        except OSError as error:
+            return f"{self.path} cannot be reached: {error.strerror}"
+
+    def listen_again(self, mode: int, group: str = "") -> socket.socket:
+        """Bind the path once more, after what was there was removed; a socket that listens.
+
+        It is made in the private folder beside the path, where nobody else can open it, and put in its place when its
+        permissions are right: never over something that has come meanwhile. Raises LockedError where another agent has
+        taken the path, ConfigError and OSError.
+        """
+        with FAILPOINTS.around("socket-folder"):
+            self.path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        refuse_if_replaceable(self.path, "the socket", _OTHER_ADDRESS)
+        if not self._lock.is_in_place():
+            self._lock.release()  # its file was removed with the folder: what is locked there now counts
+            self._lock = _take_lock(self.path)
+        private = self._lock.path.parent
+        fresh = private / _FRESH
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.closing(PrivateDir.open(private)) as folder, FAILPOINTS.around("socket-again"):
+                fresh.unlink(missing_ok=True)
+                listener.bind(folder.path_of(_FRESH))  # that path is short enough, wherever the folder is
+                if group:
+                    os.chown(fresh, -1, _group_id(group), follow_symlinks=False)
+                fresh.chmod(mode)
+                listener.listen(_BACKLOG)
+                os.link(fresh, self.path, follow_symlinks=False)
+                self._identity = _identity(self.path)
+                fresh.unlink()
         except BaseException:
             listener.close()
             raise
@@ -114,8 +159,36 @@ class OwnedSocket:
     def close(self) -> None:
         """Removes the socket and lets others have the path."""
         with contextlib.suppress(OSError), FAILPOINTS.around("socket-removal"):
-            self.path.unlink(missing_ok=True)
+            if self._identity is None or _identity(self.path) == self._identity:
+                self.path.unlink(missing_ok=True)
         self._lock.release()
+
+
+def _take_lock(path: Path) -> FileLock:
+    return FileLock.take(
+        path.with_name(f"{path.name}.private") / "socket.lock",
+        f"the socket {path}",
+        _LOCK_HINT,
+        former=path.with_name(f"{path.name}.lock"),
+    )
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def _what_is_at(path: Path) -> str:
+    """Say what something is that is not ours, and whose. Raises OSError."""
+    there = path.lstat()
+    owner = user_words(there.st_uid)
+    if not stat.S_ISSOCK(there.st_mode):
+        return f"{_KINDS.get(stat.S_IFMT(there.st_mode), 'something')} of {owner}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        if probe.connect_ex(str(path)) == 0:
+            return f"another socket of {owner}, on which pid {peer_of(probe).pid} listens"
+    return f"another socket of {owner}"
 
 
 def _group_id(group: str) -> int:

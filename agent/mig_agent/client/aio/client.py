@@ -109,6 +109,10 @@ class AsyncClient:
         """As `Client.renew`."""
         return await self._ask(calls.renew(lease, token, ttl))
 
+    async def recover(self, lease: str, token: str) -> types.Recovered:
+        """As `Client.recover`."""
+        return await self._ask(calls.recover(lease, token))
+
     # ------------------------------------------------------------ looking
 
     async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:

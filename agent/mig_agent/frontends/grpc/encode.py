@@ -258,6 +258,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
             pb.MissingGpu(index=index, reason=visible(why)) for index, why in sorted(snapshot.missing.items())
         ],
         ledger_doubt=_doubt(snapshot),
+        socket_problems=map(visible, snapshot.socket_problems),
     )
 
 
@@ -266,7 +267,11 @@ def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
     if doubt is None:
         return None
     return pb.LedgerDoubt(
-        since=doubt.at, why=visible(doubt.why), kept_as=visible(doubt.kept_as), restored=doubt.restored
+        since=doubt.at,
+        why=visible(doubt.why),
+        kept_as=visible(doubt.kept_as),
+        restored=doubt.restored,
+        recoverable=snapshot.recoverable,
     )
 
 

@@ -156,6 +156,17 @@ class PartitionManagerServicer:
         lease = await self._manager.renew(LeaseId(message.lease), message.token, ttl, caller)
         return pb.RenewResponse(lease=encode.lease(lease, encode.leased_devices(lease, self._manager.view)))
 
+    async def recover(self, message: pb.RecoverRequest, context: Context) -> pb.RecoverResponse:
+        """Makes a lease of before again for who has its token."""
+        caller = self._caller(context)
+        recovered = await self._manager.recover(LeaseId(message.lease), message.token, caller)
+        lease = recovered.lease
+        return pb.RecoverResponse(
+            lease=encode.lease(lease, encode.leased_devices(lease, self._manager.view)),
+            recovered=recovered.anew,
+            notes=recovered.notes,
+        )
+
     async def plan(self, message: pb.PlanRequest, context: Context) -> pb.PlanResponse:
         """How each request would be served now."""
         if len(message.requests) > MOST_PLANS:

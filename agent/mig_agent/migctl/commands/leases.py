@@ -1,14 +1,23 @@
-"""`migctl release` and `migctl renew`."""
+"""`migctl release`, `migctl renew` and `migctl recover`."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import shown
+from mig_agent.core.quantities import counted, shown
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json, until
+
+if TYPE_CHECKING:
+    from mig_agent.client import Client, Refused
+    from mig_agent.client.to_json import Json
+    from mig_agent.client.types import Recovered
 
 _LONGEST_ID = 128
 
@@ -76,6 +85,68 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
     else:
         print(f"{lease} has no deadline" if info.expires_at is None else f"{lease} ends in {until(info.expires_at)}")
     return failures.DONE
+
+
+@verb()
+@click.argument("lease", metavar="[LEASE]", required=False)
+@click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
+def recover(common: Common, *, lease: str | None, token: str | None) -> int:
+    """Take a lease back whose agent has lost its ledger.
+
+    Who has the token gets the same devices again under the same lease, as long as nobody else has them. Without LEASE:
+    all leases of this agent that migctl remembers.
+    """
+    output = common.wants()
+    if lease is not None:
+        _check(lease)
+    elif token is not None:
+        raise UsageError("cannot use a token without its lease", "name the lease, or leave --token out")
+    from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
+
+    remembered = RememberedTokens.of_this_person()
+    with common.client() as client:
+        if lease is not None:
+            done = [client.recover(lease, token if token is not None else remembered.token(lease))]
+            refused: list[tuple[str, Refused]] = []
+        else:
+            tokens = {each: remembered.token(each) for each in remembered.leases(str(client.address))}
+            done, refused = _recover_each(client, tokens)
+    if output == "json":
+        told: list[Json] = [
+            {"lease": each, "reason": error.reason, "message": error.message} for each, error in refused
+        ]
+        print_json({"recovered": [to_json.recovered(each) for each in done], "refused": told})
+        return failures.DONE
+    for each in done:
+        print(_again(each))
+    for _, error in refused:
+        print(failures.one_line(error.message), file=sys.stderr)
+    if not done:
+        print("no lease comes back" if refused else "migctl remembers no lease of this agent")
+    return failures.DONE
+
+
+def _recover_each(client: Client, tokens: Mapping[str, str]) -> tuple[list[Recovered], list[tuple[str, Refused]]]:
+    """Recover what comes back; what does not, and why: most that are remembered had ended long ago."""
+    from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+    done, refused = [], []
+    for lease, token in tokens.items():
+        try:
+            done.append(client.recover(lease, token))
+        except Refused as error:
+            if error.retryable:
+                raise
+            refused.append((lease, error))
+    return done, refused
+
+
+def _again(recovered: Recovered) -> str:
+    lease = recovered.lease
+    devices = counted(sum(bool(each.uuid) for each in lease.devices), "device")
+    words = f"has its {devices} again" if recovered.anew else f"is there already, with its {devices}"
+    return "\n  ".join((f"lease {lease.id} {words}", *map(failures.one_line, recovered.notes)))
 
 
 def _check(lease: str) -> None:

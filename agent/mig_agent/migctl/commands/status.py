@@ -48,6 +48,7 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
         parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
     if node.ledger_doubt is not None:
         parts.append("\n".join(map(failures.one_line, _doubt(node.ledger_doubt))))
+    parts += [failures.one_line(f"the socket {each}") for each in node.socket_problems]
     if node.ledger_error:
         parts.append(failures.one_line(f"no new leases: {node.ledger_error}"))
     pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
@@ -135,5 +136,8 @@ def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
     if doubt.restored:
         yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"
     else:
-        yield "leases of before are not known: what the ledger does not account for is foreign, and left alone"
+        yield "leases of before do not count: what the ledger does not account for is foreign, and left alone"
+    if doubt.recoverable:
+        known = counted(doubt.recoverable, "lease")
+        yield f"{known} of before can come back: who has the token types `migctl recover` (or `migctl recover LEASE`)"
     yield "when nobody counts on it any more: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"

@@ -21,7 +21,7 @@ Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
   Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
-  own uid.
+  own uid. Recover takes the token from everybody.
 """
 
 import builtins
@@ -771,6 +771,54 @@ class RenewResponse(google.protobuf.message.Message):
 global___RenewResponse = RenewResponse
 
 @typing.final
+class RecoverRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    TOKEN_FIELD_NUMBER: builtins.int
+    lease: builtins.str
+    token: builtins.str
+    """Of the lease; always needed, since nothing else tells whose it was."""
+    def __init__(
+        self,
+        *,
+        lease: builtins.str = ...,
+        token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "token", b"token"]) -> None: ...
+
+global___RecoverRequest = RecoverRequest
+
+@typing.final
+class RecoverResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    RECOVERED_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    recovered: builtins.bool
+    """False where it was there already."""
+    @property
+    def lease(self) -> global___Lease:
+        """As it is now. A lease that was held by a stream is an ordinary one from then on."""
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """For a person: what is not as it was."""
+
+    def __init__(
+        self,
+        *,
+        lease: global___Lease | None = ...,
+        recovered: builtins.bool = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lease", b"lease", "notes", b"notes", "recovered", b"recovered"]) -> None: ...
+
+global___RecoverResponse = RecoverResponse
+
+@typing.final
 class PlanRequest(google.protobuf.message.Message):
     """---------------------------------------------------------------- dry runs"""
 
@@ -1193,6 +1241,7 @@ class StatusResponse(google.protobuf.message.Message):
     PAUSED_FIELD_NUMBER: builtins.int
     MISSING_GPUS_FIELD_NUMBER: builtins.int
     LEDGER_DOUBT_FIELD_NUMBER: builtins.int
+    SOCKET_PROBLEMS_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1229,6 +1278,10 @@ class StatusResponse(google.protobuf.message.Message):
     def ledger_doubt(self) -> global___LedgerDoubt:
         """Why the ledger does not account for everything that may be leased. Absent: it does."""
 
+    @property
+    def socket_problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Unix sockets of the agent that cannot be reached by their paths, since somebody removed or replaced them; in words."""
+
     def __init__(
         self,
         *,
@@ -1246,16 +1299,17 @@ class StatusResponse(google.protobuf.message.Message):
         paused: collections.abc.Iterable[builtins.str] | None = ...,
         missing_gpus: collections.abc.Iterable[global___MissingGpu] | None = ...,
         ledger_doubt: global___LedgerDoubt | None = ...,
+        socket_problems: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
 @typing.final
 class LedgerDoubt(google.protobuf.message.Message):
     """The ledger was damaged and an empty one took its place, or an administrator restored an older one. Instances that it
-    does not account for are foreign until an administrator adopts them; nothing is destroyed or given that may be leased.
+    does not account for are foreign until an administrator adopts them or a holder presents the token (Recover); nothing is destroyed or given that may be leased.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -1264,6 +1318,7 @@ class LedgerDoubt(google.protobuf.message.Message):
     WHY_FIELD_NUMBER: builtins.int
     KEPT_AS_FIELD_NUMBER: builtins.int
     RESTORED_FIELD_NUMBER: builtins.int
+    RECOVERABLE_FIELD_NUMBER: builtins.int
     since: builtins.float
     """When that happened."""
     why: builtins.str
@@ -1271,7 +1326,9 @@ class LedgerDoubt(google.protobuf.message.Message):
     kept_as: builtins.str
     """Where the former ledger is kept, on the agent's machine; empty where there was nothing to keep."""
     restored: builtins.bool
-    """An older one was restored, whose leases stand; else no lease of before is known."""
+    """An older one was restored, whose leases stand; else no lease of before counts."""
+    recoverable: builtins.int
+    """So many leases of before come back when their tokens are presented (Recover), as far as is known."""
     def __init__(
         self,
         *,
@@ -1279,8 +1336,9 @@ class LedgerDoubt(google.protobuf.message.Message):
         why: builtins.str = ...,
         kept_as: builtins.str = ...,
         restored: builtins.bool = ...,
+        recoverable: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kept_as", b"kept_as", "restored", b"restored", "since", b"since", "why", b"why"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept_as", b"kept_as", "recoverable", b"recoverable", "restored", b"restored", "since", b"since", "why", b"why"]) -> None: ...
 
 global___LedgerDoubt = LedgerDoubt
 

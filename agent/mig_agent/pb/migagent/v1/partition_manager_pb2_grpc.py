@@ -54,6 +54,11 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.RenewRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.RenewResponse.FromString,
                 _registered_method=True)
+        self.Recover = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Recover',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.RecoverRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.RecoverResponse.FromString,
+                _registered_method=True)
         self.Plan = channel.unary_unary(
                 '/migagent.v1.PartitionManager/Plan',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.PlanRequest.SerializeToString,
@@ -159,6 +164,16 @@ class PartitionManagerServicer(object):
 
     def Renew(self, request, context):
         """Gives a lease a new deadline, counted from now, or takes its deadline away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Recover(self, request, context):
+        """Makes a lease again that was live when the agent's ledger was lost (Status.ledger_doubt), for who has its token: with
+        the same id and token, on the same devices, with its deadline. Refused where it had ended, where one of its devices
+        is gone or was taken over since, where nothing readable tells what it had, and for another user of the machine.
+        Recovering what has come back is not an error and changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,6 +293,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Renew,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.RenewRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.RenewResponse.SerializeToString,
+            ),
+            'Recover': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recover,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.RecoverRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.RecoverResponse.SerializeToString,
             ),
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
@@ -448,6 +468,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Renew',
             migagent_dot_v1_dot_partition__manager__pb2.RenewRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.RenewResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recover(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Recover',
+            migagent_dot_v1_dot_partition__manager__pb2.RecoverRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.RecoverResponse.FromString,
             options,
             channel_credentials,
             insecure,

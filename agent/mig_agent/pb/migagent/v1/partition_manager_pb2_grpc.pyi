@@ -21,7 +21,7 @@ Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
   Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
-  own uid.
+  own uid. Recover takes the token from everybody.
 """
 
 import abc
@@ -83,6 +83,16 @@ class PartitionManagerStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.RenewResponse,
     ]
     """Gives a lease a new deadline, counted from now, or takes its deadline away."""
+
+    Recover: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverResponse,
+    ]
+    """Makes a lease again that was live when the agent's ledger was lost (Status.ledger_doubt), for who has its token: with
+    the same id and token, on the same devices, with its deadline. Refused where it had ended, where one of its devices
+    is gone or was taken over since, where nothing readable tells what it had, and for another user of the machine.
+    Recovering what has come back is not an error and changes nothing.
+    """
 
     Plan: grpc.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.PlanRequest,
@@ -212,6 +222,16 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.RenewResponse,
     ]
     """Gives a lease a new deadline, counted from now, or takes its deadline away."""
+
+    Recover: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverResponse,
+    ]
+    """Makes a lease again that was live when the agent's ledger was lost (Status.ledger_doubt), for who has its token: with
+    the same id and token, on the same devices, with its deadline. Refused where it had ended, where one of its devices
+    is gone or was taken over since, where nothing readable tells what it had, and for another user of the machine.
+    Recovering what has come back is not an error and changes nothing.
+    """
 
     Plan: grpc.aio.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.PlanRequest,
@@ -349,6 +369,18 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.RenewResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.RenewResponse]]:
         """Gives a lease a new deadline, counted from now, or takes its deadline away."""
+
+    @abc.abstractmethod
+    def Recover(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.RecoverResponse]]:
+        """Makes a lease again that was live when the agent's ledger was lost (Status.ledger_doubt), for who has its token: with
+        the same id and token, on the same devices, with its deadline. Refused where it had ended, where one of its devices
+        is gone or was taken over since, where nothing readable tells what it had, and for another user of the machine.
+        Recovering what has come back is not an error and changes nothing.
+        """
 
     @abc.abstractmethod
     def Plan(

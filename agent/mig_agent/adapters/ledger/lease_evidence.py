@@ -1,0 +1,289 @@
+"""The lease evidence: a text file beside the ledger that says which live lease has which devices.
+
+It makes no lease by itself. When the ledger is lost, it tells whether the lease of a token was live then, and on what:
+a token says nothing of that, and UUIDs are reused. It is written after a commit and never waited for: a kill loses
+nothing that the kernel has, and a power cut, which may, leaves no instance. So each entry names its boot.
+
+The first line says whose it is, of which commit, and how many lines there must be; then one line for each change, with
+its number and a CRC. Behind a line that cannot be read nothing of before counts, since it may have been an end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mig_agent.adapters.ledger.commit_counter import Count, counter_of, read_counter
+from mig_agent.adapters.ledger.damage import DamagedError
+from mig_agent.core.model import (
+    CallerId,
+    Generation,
+    GpuUuid,
+    Holder,
+    Instance,
+    KubeletDevice,
+    Lease,
+    LeaseId,
+    Placement,
+    Pod,
+    RequestId,
+)
+
+SUFFIX = "-leases"
+_HEAD = re.compile(rb"mig-agent-leases 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8})\n")
+HEAD_BYTES = 103
+_LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]+) ([+?~-]) (.*))")
+LIVE, FORMER, VOID, ENDED = "+", "?", "~", "-"
+"""What a line says of a lease: that it is live, or was when an earlier ledger was lost; why no token brings that one
+back any more; that it has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidentDevice:
+    """One device of a lease, as far as it takes to know it again."""
+
+    generation: Generation
+    gpu: GpuUuid
+    profile_id: int
+    placement: Placement
+    gpu_instance_id: int | None
+    uuid: str
+
+    @classmethod
+    def of(cls, instance: Instance) -> EvidentDevice:
+        """Describe an instance."""
+        slot = instance.slot
+        return cls(
+            generation=instance.generation,
+            gpu=slot.gpu,
+            profile_id=slot.profile.id,
+            placement=slot.placement,
+            gpu_instance_id=instance.gpu_instance_id,
+            uuid=instance.uuid,
+        )
+
+    def is_same_as(self, instance: Instance) -> bool:
+        """Return whether an instance is this device, whatever number it has now."""
+        return replace(self, generation=instance.generation) == EvidentDevice.of(instance)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidentLease:
+    """A lease as it was last known to be live."""
+
+    lease: Lease
+    digest: str
+    pid_started: int | None
+    boot_id: str
+    devices: tuple[EvidentDevice | None, ...]
+    """For each device of the lease; None for one that it has lost."""
+    void: str = ""
+    """Why its token does not bring it back, in words; empty while it does."""
+
+    @property
+    def uuids(self) -> frozenset[str]:
+        """Return the UUIDs of its devices."""
+        return frozenset(each.uuid for each in self.devices if each is not None)
+
+    def encode(self) -> str:
+        """Return it as one line of JSON."""
+        lease, holder = self.lease, self.lease.holder
+        kubelet = [(each.resource, each.id) for each in lease.kubelet_devices]
+        times = (lease.created_at, lease.expires_at, lease.pid, self.pid_started, lease.hold, lease.arrived)
+        return json.dumps(
+            [
+                (lease.id, lease.request_id, lease.asker, self.digest, self.boot_id, self.void),
+                times,
+                (holder.tenant, holder.name, holder.uid, holder.pid),
+                None if holder.pod is None else asdict(holder.pod),
+                (lease.instances, lease.reused, kubelet),
+                [None if each is None else _device_row(each) for each in self.devices],
+            ],
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def decode(cls, text: bytes) -> EvidentLease:
+        """Read what `encode` wrote. Raises ValueError, TypeError."""
+        names, times, who, pod, made_of, devices = json.loads(text)
+        id_, request, asker, digest, boot_id, void = names
+        created, expires, pid, pid_started, hold, arrived = times
+        tenant, name, uid, holder_pid = who
+        instances, reused, kubelet = made_of
+        lease = Lease(
+            id=LeaseId(id_),
+            request_id=RequestId(request),
+            holder=Holder(tenant=tenant, name=name, uid=uid, pid=holder_pid, pod=None if pod is None else Pod(**pod)),
+            instances=tuple(Generation(each) for each in instances),
+            created_at=created,
+            expires_at=expires,
+            pid=pid,
+            hold=hold,
+            reused=tuple(reused),
+            kubelet_devices=tuple(KubeletDevice(resource=resource, id=each) for resource, each in kubelet),
+            arrived=arrived,
+            asker=CallerId(asker),
+        )
+        return cls(
+            lease=lease,
+            digest=digest,
+            pid_started=pid_started,
+            boot_id=boot_id,
+            devices=tuple(None if each is None else _device(each) for each in devices),
+            void=void,
+        )
+
+
+def _device_row(device: EvidentDevice) -> tuple[int, str, int, int, int, int | None, str]:
+    place = device.placement
+    return (
+        *(device.generation, device.gpu, device.profile_id, place.start, place.size),
+        *(device.gpu_instance_id, device.uuid),
+    )
+
+
+def _device(row: Any) -> EvidentDevice:  # noqa: ANN401 -- of JSON
+    generation, gpu, profile_id, start, size, gpu_instance_id, uuid = row
+    return EvidentDevice(
+        generation=Generation(generation),
+        gpu=GpuUuid(gpu),
+        profile_id=profile_id,
+        placement=Placement(start, size),
+        gpu_instance_id=gpu_instance_id,
+        uuid=uuid,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a file says that can be trusted."""
+
+    count: Count
+    """Of the commit that it was last written after."""
+    live: tuple[EvidentLease, ...]
+    former: tuple[EvidentLease, ...]
+    """Of earlier ledgers."""
+
+    def fits(self, count: Count) -> bool:
+        """Return whether it has all commits of this ledger, but perhaps the last: a kill may come before it."""
+        return self.count.ledger == count.ledger and self.count.number >= count.number - 1
+
+    @property
+    def recoverable(self) -> tuple[EvidentLease, ...]:
+        """Return all leases whose tokens may bring them back when this ledger is lost."""
+        return (*self.live, *(each for each in self.former if each.lease.id not in {one.lease.id for one in self.live}))
+
+
+def evidence_of(ledger: Path) -> Path:
+    """Return the path of a ledger's lease evidence."""
+    return ledger.with_name(ledger.name + SUFFIX)
+
+
+def encode_head(count: Count, lines: int) -> bytes:
+    """Return the first line: always of one length."""
+    body = b"mig-agent-leases 1 %s %020d %020d" % (count.ledger.encode(), count.number, lines)
+    return b"%s %08x\n" % (body, zlib.crc32(body))
+
+
+def encode_line(number: int, mark: str, text: str) -> bytes:
+    """Return one line: the CRC of what follows, its number, what it says."""
+    body = f"{number} {mark} {text}".encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def encode_file(count: Count, live: Iterable[EvidentLease], former: Iterable[EvidentLease]) -> tuple[bytes, int]:
+    """Return a whole file, and how many lines follow its first."""
+    marked = (*((FORMER, each) for each in former), *((LIVE, each) for each in live))
+    lines = [encode_line(number, mark, each.encode()) for number, (mark, each) in enumerate(marked, 1)]
+    return b"".join((encode_head(count, len(lines)), *lines)), len(lines)
+
+
+def read_evidence(path: Path) -> Evidence | None:
+    """Read what can be trusted of a file; None where that is nothing. Raises no error."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    head = _HEAD.match(data)
+    if head is None or encode_head(count := Count(head[1].decode(), int(head[2])), int(head[3])) != head[0]:
+        return None
+    live: dict[LeaseId, EvidentLease] = {}
+    former: dict[LeaseId, EvidentLease] = {}
+    least, last = int(head[3]), 0
+    # What comes behind the last newline was being written.
+    for line in data[head.end() :].split(b"\n")[:-1]:
+        read = _read_line(line)
+        if read is None or read[0] != last + 1:
+            if last >= least:
+                break  # behind the last line that is known to have been written whole
+            live, former = {}, {}
+        if read is not None:
+            last, mark, lease, text = read
+            _follow(live, former, mark, lease, text)
+    if last < least:
+        return None
+    return Evidence(count=count, live=tuple(live.values()), former=tuple(former.values()))
+
+
+def recoverable_leases(ledger: Path) -> tuple[EvidentLease, ...]:
+    """Return the leases that may be brought back when this ledger is set aside, as far as that can be trusted."""
+    evidence = read_evidence(evidence_of(ledger))
+    if evidence is None:
+        return ()
+    try:
+        counted = read_counter(counter_of(ledger))
+    except (DamagedError, OSError):
+        return evidence.recoverable  # the counter is damaged as well; the file itself is whole
+    return evidence.recoverable if evidence.fits(counted) else ()
+
+
+def _read_line(line: bytes) -> tuple[int, str, EvidentLease | None, str] | None:
+    match = _LINE.fullmatch(line)
+    if match is None or match[1] != b"%08x" % zlib.crc32(match[2]):
+        return None
+    mark = match[4].decode()
+    try:
+        if mark in {LIVE, FORMER}:
+            return int(match[3]), mark, EvidentLease.decode(match[5]), ""
+        return int(match[3]), mark, None, match[5].decode()
+    except (ValueError, TypeError):
+        return None
+
+
+def _follow(
+    live: dict[LeaseId, EvidentLease],
+    former: dict[LeaseId, EvidentLease],
+    mark: str,
+    lease: EvidentLease | None,
+    text: str,
+) -> None:
+    if lease is not None:
+        if mark == FORMER:
+            former[lease.lease.id] = lease
+            return
+        # One device has one lease at a time: the later line is right.
+        for other in tuple(live.values()):
+            if other.lease.id != lease.lease.id and not other.uuids.isdisjoint(lease.uuids):
+                del live[other.lease.id]
+        live[lease.lease.id] = lease
+        former.pop(lease.lease.id, None)
+    elif mark == ENDED:
+        live.pop(LeaseId(text), None)
+        former.pop(LeaseId(text), None)
+    elif mark == VOID:
+        id_, _, why = text.partition(" ")
+        known = former.get(LeaseId(id_))
+        if known is not None:
+            former[known.lease.id] = replace(known, void=why)
+
+
+def voided(leases: Iterable[EvidentLease], uuid: str, why: str) -> Iterator[EvidentLease]:
+    """Give those of some former leases that have this device and end with it, as they are then."""
+    for each in leases:
+        if uuid and not each.void and uuid in each.uuids:
+            yield replace(each, void=why)

@@ -1,0 +1,71 @@
+"""Watching the agent's Unix sockets: one that is removed or replaced under the agent is reported, and made again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from mig_agent.adapters.filelock import LockedError
+from mig_agent.adapters.transport.relay import Relay
+from mig_agent.adapters.transport.unix_sockets import OwnedSocket
+from mig_agent.core.errors import ConfigError
+from mig_agent.engine.start import LEDGER_WATCH_SECONDS
+
+Report = Callable[[str, tuple[str, ...], bool], None]
+"""Hears what has happened, in words, all sockets that cannot be reached by their paths, and whether one is back."""
+
+
+class WatchedSocket:
+    """A socket of the agent, with what is needed to make it again."""
+
+    def __init__(self, owned: OwnedSocket, relay: Relay, mode: int, group: str) -> None:
+        self._owned = owned
+        self._relay = relay
+        self._mode = mode
+        self._group = group
+        self.problem = ""
+        """Why nobody can connect to it, in words; empty while they can."""
+
+    def missing(self) -> str:
+        """Return what became of it, in words; empty while it is in its place."""
+        return self._owned.missing()
+
+    def mend(self) -> str:
+        """Bind it again; why that is not possible, in words, empty when it was done."""
+        try:
+            self._relay.listen_on(self._owned.listen_again(self._mode, self._group))
+        except (ConfigError, LockedError) as error:
+            return error.message
+        except OSError as error:
+            return f"it cannot be bound again: {error.strerror}"
+        return ""
+
+
+async def watch_sockets(sockets: Sequence[WatchedSocket], report: Report) -> None:
+    """Check them now and then, as long as this is not cancelled. Each occurrence is reported once."""
+    while True:
+        await asyncio.sleep(LEDGER_WATCH_SECONDS)
+        for each in sockets:
+            _check(each, sockets, report)
+
+
+def _check(watched: WatchedSocket, sockets: Sequence[WatchedSocket], report: Report) -> None:
+    missing = watched.missing()
+    if not missing:
+        if watched.problem:
+            former, watched.problem = watched.problem, ""
+            report(f"it is in its place again; {former}", _problems(sockets), True)
+        return
+    why = "it is left alone" if "was replaced" in missing else watched.mend()
+    if why:
+        problem = f"{missing}: {why}"
+        if problem != watched.problem:
+            watched.problem = problem
+            report(problem, _problems(sockets), False)
+        return
+    watched.problem = ""
+    report(f"{missing}; it was bound again, and who was connected still is", _problems(sockets), True)
+
+
+def _problems(sockets: Sequence[WatchedSocket]) -> tuple[str, ...]:
+    return tuple(each.problem for each in sockets if each.problem)

@@ -1,0 +1,252 @@
+"""Bringing back a lease of before: its holder presents the token after the ledger was lost or restored.
+
+The token proves that its bearer was given the lease. That it was live, and on which devices, only the evidence beside
+the lost ledger tells; so without that nothing is brought back.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+
+from mig_agent.adapters.ledger.lease_evidence import EvidentDevice, EvidentLease
+from mig_agent.adapters.ledger.reader import RecordedLease
+from mig_agent.adapters.ledger.records import PutInstance, PutLease, VoidEvidence
+from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
+from mig_agent.core.events import EventKind
+from mig_agent.core.model import Generation, GpuUuid, Holder, Instance, InstanceState, Lease, LeaseId, RequestId
+from mig_agent.core.quantities import counted, shown
+from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import Context
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.journal import Transaction, ledger_refusal
+from mig_agent.engine.lifecycle import LeaseLifecycle
+from mig_agent.engine.reconciler import Reconciler
+from mig_agent.engine.results import Recovered
+
+_ASK_AN_ADMINISTRATOR = "ask an administrator: `migctl adopt` makes what nobody counts on idle"
+_NOT_LEASED = "its devices are not leased by it any more: stop what runs on them, and ask for a new lease"
+_REQUEST_ID = "recovered-"
+"""Before the lease's id: its former request may have led to another lease since."""
+_HELD = "it was held by a stream, which has ended: it stays until it is released, so release it or give it a deadline"
+
+
+class LeaseRecovery:
+    """Belongs to the event loop."""
+
+    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, observer: Reconciler) -> None:
+        self._context = context
+        self._memory = memory
+        self._lifetimes = lifetimes
+        self._observer = observer
+
+    async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
+        """As `Manager.recover`."""
+        context = self._context
+        if not context.tokens.matches(lease, token):
+            raise refuse(
+                Reason.WRONG_TOKEN,
+                f"cannot recover lease {shown(lease)}: the token is not its token",
+                "give the token that came with the lease: --token. Where the agent's token.key was lost with its "
+                "ledger, the tokens of before are void: ask an administrator",
+            )
+        await self._lifetimes.settled(lease)
+        there = self._there(lease, caller)
+        if there is not None:
+            return there
+        former = self._former(lease, caller)
+        context.gate.refuse_when_paused(f"recover lease {lease}")
+        gpus = sorted({each.gpu for each in former.devices if each is not None})
+        for gpu in gpus:
+            self._refuse_silent(lease, gpu)
+        with context.gate.inside():
+            async with AsyncExitStack() as locks:
+                for gpu in gpus:  # sorted: two who want the same ones do not wait for each other
+                    await locks.enter_async_context(context.lanes[gpu].lock)
+                return await self._recover_locked(lease, gpus, caller)
+
+    async def void_missing(self) -> None:
+        """Note which devices of leases of before are not there any more. One of the same UUID may come later."""
+        state, draft = self._context.state, Transaction(self._context.journal)
+        for device in {each for lease in state.former.values() if not lease.void for each in lease.devices if each}:
+            record = state.gpus.get(device.gpu)
+            if record is None or record.lost or record.unreadable or record.hung:
+                continue
+            if not any(device.is_same_as(each) for each in record.instances.values()):
+                draft.changes.append(VoidEvidence(device.uuid, "is gone"))
+                draft.applied.append(partial(state.void_former, device.uuid, "is gone"))
+        if draft:
+            await draft.write()
+
+    # Inside
+
+    async def _recover_locked(self, lease: LeaseId, gpus: list[GpuUuid], caller: Caller) -> Recovered:
+        context = self._context
+        for gpu in gpus:
+            await self._observer.check_locked(gpu)  # what is on it at this moment
+        # Meanwhile another call may have done it, or an administrator has adopted one of the instances.
+        there = self._there(lease, caller)
+        if there is not None:
+            return there
+        former = self._former(lease, caller)
+        leased = self._devices(former)
+        now = context.clock.now()
+        tenant = former.lease.holder.tenant
+        # Another number: what a restored ledger said of the former one is over.
+        instances = [
+            None
+            if each is None
+            else replace(
+                each,
+                generation=context.state.next_generation(),
+                state=InstanceState.LEASED,
+                lease=lease,
+                since=now,
+                last_tenant=tenant,
+            )
+            for each in leased
+        ]
+        made = replace(
+            former.lease,
+            request_id=RequestId(f"{_REQUEST_ID}{lease}"),
+            instances=tuple(
+                number if each is None else each.generation
+                for number, each in zip(former.lease.instances, instances, strict=True)
+            ),
+            hold=False,
+        )
+        before = [each.generation for each in leased if each is not None]
+        draft = self._draft(former, made, before, [each for each in instances if each is not None], caller)
+        try:
+            await draft.write()
+        except LedgerError as error:
+            raise ledger_refusal(error, f"recover lease {lease}") from error
+        return Recovered(lease=made, anew=True, notes=_notes(former))
+
+    def _there(self, lease: LeaseId, caller: Caller) -> Recovered | None:
+        there = self._context.state.leases.get(lease)
+        if there is None:
+            return None
+        _refuse_other_user(lease, there.holder, caller)
+        return Recovered(lease=there, anew=False)
+
+    def _former(self, lease: LeaseId, caller: Caller) -> EvidentLease:
+        """Return what is known of the lease. Raises RefusedError where it does not come back."""
+        context, what = self._context, f"cannot recover lease {lease}"
+        former = context.state.former.get(lease)
+        if former is None:
+            remembered = self._memory.of_lease(lease)
+            if remembered is not None or context.state.doubt is None:
+                raise refuse(Reason.LEASE_ENDED, f"{what}: it has ended", "ask for a new one")
+            raise refuse(
+                Reason.UNKNOWN_LEASE,
+                f"{what}: it had ended when the ledger was lost, or nothing readable tells what it had",
+                _ASK_AN_ADMINISTRATOR,
+            )
+        _refuse_other_user(lease, former.lease.holder, caller)
+        if former.void:
+            raise refuse(Reason.LEASE_ENDED, f"{what}: {former.void}", _NOT_LEASED)
+        if not former.boot_id or former.boot_id != self._observer.boot_id:
+            raise refuse(
+                Reason.LEASE_ENDED, f"{what}: the machine was rebooted since, and no lease outlives that", _NOT_LEASED
+            )
+        deadline = former.lease.expires_at
+        if deadline is not None and deadline <= context.clock.now():
+            raise refuse(Reason.LEASE_ENDED, f"{what}: its time is over", _NOT_LEASED)
+        taken = {each for other in context.state.leases.values() for each in other.kubelet_devices}
+        for device in former.lease.kubelet_devices:
+            if device in taken:
+                raise refuse(Reason.IN_USE, f"{what}: the kubelet has given {device} to another pod since", _NOT_LEASED)
+        return former
+
+    def _refuse_silent(self, lease: LeaseId, gpu: GpuUuid) -> None:
+        record = self._context.state.gpus.get(gpu)
+        why = "is not managed or does not answer" if record is None else record.lost or record.hung or record.unreadable
+        if why:
+            raise refuse(
+                Reason.GPU_UNAVAILABLE, f"cannot recover lease {lease}: GPU {gpu}: {why}", "try again when it answers"
+            )
+
+    def _devices(self, former: EvidentLease) -> list[Instance | None]:
+        """Return the instance of each of its devices; None for one that it had lost before. Raises RefusedError."""
+        found = [None if each is None else self._foreign(former.lease.id, each) for each in former.devices]
+        if not any(found):
+            raise refuse(
+                Reason.LEASE_ENDED, f"cannot recover lease {former.lease.id}: all its devices were lost", _NOT_LEASED
+            )
+        return found
+
+    def _foreign(self, lease: LeaseId, device: EvidentDevice) -> Instance:
+        context, what = self._context, f"cannot recover lease {lease}: its device {device.uuid}"
+        self._refuse_silent(lease, device.gpu)
+        record = context.state.gpus[device.gpu]
+        for each in record.instances.values():
+            if not device.is_same_as(each):
+                continue
+            if each.state is not InstanceState.FOREIGN:
+                other = None if each.lease is None else context.state.leases.get(each.lease)
+                by = f", by {other.holder}" if other is not None else ""
+                raise refuse(Reason.IN_USE, f"{what} is {each.state.value} meanwhile{by}", _NOT_LEASED)
+            if not each.slot.profile.is_whole_gpu and each.compute_instance_id is None:
+                raise refuse(Reason.LEASE_ENDED, f"{what} was taken apart", _NOT_LEASED)
+            return each
+        raise refuse(Reason.LEASE_ENDED, f"{what} is gone", _NOT_LEASED)
+
+    def _draft(
+        self, former: EvidentLease, lease: Lease, before: list[Generation], instances: list[Instance], caller: Caller
+    ) -> Transaction:
+        context = self._context
+        draft = Transaction(context.journal)
+        draft.changes += [PutInstance(each) for each in instances]
+        draft.changes.append(PutLease(lease, former.digest, former.pid_started))
+        places = ", ".join(map(context.place, instances))
+        draft.events.append(
+            context.journal.event(
+                EventKind.LEASE_RECOVERED,
+                f"{lease.holder} got lease {lease.id} again by its token: {places}",
+                gpu=instances[0].slot.gpu,
+                lease=lease.id,
+                holder=str(lease.holder),
+                tenant=lease.holder.tenant,
+                caller=caller,
+                pod=lease.holder.pod,
+            )
+        )
+        draft.applied.append(partial(self._apply, former, lease, before, instances))
+        return draft
+
+    def _apply(self, former: EvidentLease, lease: Lease, before: list[Generation], instances: list[Instance]) -> None:
+        state = self._context.state
+        state.former.pop(lease.id, None)
+        for number in before:
+            state.drop(number)
+        for each in instances:
+            state.put(each)
+        state.put_lease(lease)
+        recorded = RecordedLease(lease=lease, digest=former.digest, pid_started=former.pid_started)
+        self._memory.granted(recorded)
+        self._lifetimes.begin(lease, former.pid_started, delivered=True)
+
+
+def _notes(former: EvidentLease) -> tuple[str, ...]:
+    lost = sum(each is None for each in former.devices)
+    return (
+        *((_HELD,) if former.lease.hold else ()),
+        *((f"{counted(lost, 'device')} of it had been lost before",) if lost else ()),
+    )
+
+
+def _refuse_other_user(lease: LeaseId, holder: Holder, caller: Caller) -> None:
+    """Raise RefusedError for another user than the holder; a token alone counts where either is not known."""
+    if caller.admin or caller.uid is None or holder.uid is None or caller.uid == holder.uid:
+        return
+    raise _not_permitted(lease)
+
+
+def _not_permitted(lease: LeaseId) -> RefusedError:
+    return refuse(
+        Reason.NOT_PERMITTED,
+        f"cannot recover lease {lease}: it is another user's",
+        "the user who asked for it recovers it, or an administrator who has its token",
+    )
