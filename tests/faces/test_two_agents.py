@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from support.agent import GENEROUS_SECONDS, Agent
+from support.agent import GENEROUS_SECONDS, Agent, eventually
 
 
 def refused(second: Agent, *words: str) -> None:
@@ -78,3 +79,24 @@ def test_one_after_the_other_takes_over_what_a_killed_one_left(agent: Agent, els
     with second:
         assert [each["lease"] for each in second.ask("status")["leases"]] == [lease["lease"]]
         second.migctl("release", lease["lease"])
+
+
+def test_an_agent_whose_folder_was_taken_over_leaves_the_ledger_there_alone(folder: Path, elsewhere: Path) -> None:
+    """Its own folder is removed under it, with its lock, and another agent begins there, with GPUs of its own."""
+    with Agent(elsewhere, "h100-80gb:1") as first:
+        first.ask("request", "--gpu-memory", "4G")
+        assert first.process is not None
+        first.process.send_signal(signal.SIGSTOP)  # else it would notice, and lock the folder again
+        shutil.rmtree(first.state_dir / "locks")
+        for each in (*first.state_dir.glob("ledger*"), first.state_dir / "lock"):
+            each.unlink(missing_ok=True)
+        (folder / "c").mkdir()
+        flags = ["--state-dir", str(first.state_dir), "--simulate-dir", str(folder / "c")]
+        with Agent(folder / "c", "h100-80gb:1", flags=flags) as second:
+            first.process.send_signal(signal.SIGCONT)
+            leases = {second.ask("request", "--gpu-memory", "4G")["lease"] for _ in range(3)}
+            eventually(lambda: "no new leases until it is writable" in first.log(), "the first one has noticed")
+            assert first.migctl("request", "--gpu-memory", "4G", code=None).returncode != 0
+            second.kill()
+            second.start()
+            assert {each["lease"] for each in second.ask("status")["leases"]} == leases

@@ -44,8 +44,11 @@ class LockedError(MigAgentError):
 class FileLock:
     """A file that is locked as long as this object, or the process, lives."""
 
-    def __init__(self, path: Path, descriptors: Sequence[int]) -> None:
+    def __init__(self, path: Path, descriptors: Sequence[int], what: str = "", hint: str = "") -> None:
+        """`what` is locked, in words; the first descriptor is of `path`."""
         self.path = path
+        self._what = what
+        self._hint = hint
         self._descriptors = tuple(descriptors)
 
     @classmethod
@@ -61,7 +64,7 @@ class FileLock:
             undo.callback(os.close, descriptor)
             also = None if former is None else _take_former(former, what, hint)
             undo.pop_all()
-        return cls(path, [each for each in (descriptor, also) if each is not None])
+        return cls(path, [each for each in (descriptor, also) if each is not None], what, hint)
 
     def is_in_place(self) -> bool:
         """Return whether its path still names the file that is locked: another one is for anybody to lock."""
@@ -69,6 +72,19 @@ class FileLock:
             return bool(self._descriptors) and os.path.samestat(os.fstat(self._descriptors[0]), self.path.stat())
         except OSError:
             return False
+
+    def keep(self) -> None:
+        """Make sure that the file of this lock is still in its place, locked by this process.
+
+        A file that was removed locks nobody out; it is made and locked anew. Raises LockedError where another process
+        has locked what is there now.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            there, own = self.path.stat(follow_symlinks=False), os.fstat(self._descriptors[0])
+            if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino):
+                return
+        anew = _take(self.path, self._what, self._hint)
+        self._descriptors = (anew, *self._descriptors)
 
     def release(self) -> None:
         """Let others have it. The file stays: removing it could take the lock of whoever opened it meanwhile."""

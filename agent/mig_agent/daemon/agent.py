@@ -107,7 +107,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all in words for people.
     """
     _make_state_dir(settings)
-    stack.enter_context(lock_state_directory(settings.state_dir))
+    state_lock = stack.enter_context(lock_state_directory(settings.state_dir))
     servers = Servers(settings)
     stack.push_async_callback(servers.stop, 0.0)
     await servers.start()
@@ -116,7 +116,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     driver_thread = CallThread("driver")
     kubernetes = await _connect_to_kubernetes(settings)
     paused = () if kubernetes is None else kubernetes.paused
-    ledger = Ledger.open(settings.state_dir / LEDGER_FILE)
+    ledger = Ledger.open(settings.state_dir / LEDGER_FILE, keep_lock=state_lock.keep)
     stack.callback(ledger.close)
     starts_paused = bool(paused or ledger.contents.paused)
     hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)

@@ -85,7 +85,10 @@ def wire(context: Context, ledger: Ledger, lock: LockGpu) -> Parts:
     listening = DriverEvents(context.driver, observer.hint)
     observer.follow_up(admin.destroy_overdue)
     discovery = Discovery(context, contents, observer, lock)
-    inventory = DriverStartup(context, contents, lifetimes=lifetimes, reconciler=observer, discovery=discovery)
+    recovering = LeaseRecovery(context, memory, lifetimes, observer)
+    inventory = DriverStartup(
+        context, contents, lifetimes=lifetimes, reconciler=observer, discovery=discovery, recovery=recovering
+    )
     return Parts(
         context=context,
         ledger=ledger,
@@ -98,7 +101,7 @@ def wire(context: Context, ledger: Ledger, lock: LockGpu) -> Parts:
         acquisitions=Acquirer(context, memory, lifetimes, room),
         admin=admin,
         adopting=Adopting(context, observer),
-        recovering=LeaseRecovery(context, memory, lifetimes, observer),
+        recovering=recovering,
         started_at=context.clock.now(),
         listening=listening,
         inventory=inventory,

@@ -19,6 +19,7 @@ from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.context import Context
 from mig_agent.engine.discovery import Discovery, selected
 from mig_agent.engine.journal import Transaction
+from mig_agent.engine.lease_recovery import LeaseRecovery
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.state import GpuRecord
@@ -35,6 +36,7 @@ class DriverStartup:
         lifetimes: LeaseLifecycle,
         reconciler: Reconciler,
         discovery: Discovery,
+        recovery: LeaseRecovery,
     ) -> None:
         """`contents` is the ledger as it was opened."""
         self._context = context
@@ -42,6 +44,7 @@ class DriverStartup:
         self._lifetimes = lifetimes
         self._reconciler = reconciler
         self._discovery = discovery
+        self._recovery = recovery
         self._read = False
         self._remembered = dict(contents.gpus)
 
@@ -54,7 +57,7 @@ class DriverStartup:
         else:
             await self._take_up_first()
             self._read = True
-        await self._parts.recovering.void_missing()
+        await self._recovery.void_missing()
         await self.remember()
 
     async def without_driver(self) -> None:

@@ -34,7 +34,7 @@ from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_reque
 from mig_agent.adapters.ledger.records import AddEvent, Record
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
-from mig_agent.core.errors import LedgerError
+from mig_agent.core.errors import LedgerError, MigAgentError
 from mig_agent.core.events import Event
 from mig_agent.core.model import LeaseId, RequestKey
 
@@ -83,11 +83,22 @@ class Ledger:
         self._reader: sqlite3.Connection | None = None
         self._files: dict[Path, tuple[int, int]] = {}
         """Device and inode of the files that are written."""
+        self.keep_lock: Callable[[], None] = lambda: None
         self._is_missing = False
 
     @classmethod
-    def open(cls, path: Path, *, keep_events: int = 10_000, patches: tuple[Patch, ...] = PATCHES) -> Ledger:
+    def open(
+        cls,
+        path: Path,
+        *,
+        keep_events: int = 10_000,
+        patches: tuple[Patch, ...] = PATCHES,
+        keep_lock: Callable[[], None] = lambda: None,
+    ) -> Ledger:
         """Opens the ledger in this file, or makes one. A damaged one is set aside under another name and kept.
+
+        `keep_lock` is called before a ledger that was removed or replaced is written anew, and raises MigAgentError
+        where another agent has locked the folder meanwhile: what is there now may be its ledger.
 
         `contents.doubt` says that this has happened, from then on until it is settled. Raises LedgerError where the
         ledger cannot be read or written, or is of a newer version.
@@ -95,12 +106,14 @@ class Ledger:
         try:
             finish_replacing(path)
             try:
-                return cls._opened(path, patches, keep_events)
+                ledger = cls._opened(path, patches, keep_events)
             except DamagedError as damage:
                 make_ledger(path, f"was damaged: {damage}", patches)
-                return cls._opened(path, patches, keep_events)
+                ledger = cls._opened(path, patches, keep_events)
         except (sqlite3.Error, OSError, DamagedError) as error:
             raise LedgerError(f"cannot open the ledger {path}: {error}") from error
+        ledger.keep_lock = keep_lock
+        return ledger
 
     @classmethod
     def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int) -> Ledger:
@@ -262,6 +275,10 @@ class Ledger:
             self._connect()  # where that is the ledger that was there before, nothing is missing
             self._is_missing = False
             return
+        try:
+            self.keep_lock()
+        except MigAgentError as error:
+            raise OSError(str(error)) from error
         replace_ledger(
             self.path,
             REPLACED,
