@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import FileLock, LockedError
+from mig_agent.adapters.lock_holders import HolderSearch
 from mig_agent.adapters.private_dir import refuse_if_replaceable
 from mig_agent.core.errors import ConfigError
 
@@ -33,7 +34,7 @@ class OwnedSocket:
         self._lock = lock
 
     @classmethod
-    def own(cls, path: Path) -> OwnedSocket:
+    def own(cls, path: Path, search: HolderSearch | None = None) -> OwnedSocket:
         """Locks the path and removes the socket of an agent that died.
 
         Raises LockedError where another agent has it or something else listens there, and ConfigError where there is
@@ -53,6 +54,7 @@ class OwnedSocket:
             f"the socket {path}",
             _LOCK_HINT,
             former=path.with_name(f"{path.name}.lock"),
+            search=search,
         )
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
