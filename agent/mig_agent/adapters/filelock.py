@@ -154,7 +154,7 @@ def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int 
         try:
             _lock(descriptor)
         except BlockingIOError:
-            # Of root's processes and this user's alone: another user's can be no agent, and may have any number of files.
+            # Among root's and this user's processes: another user's can be no agent, and may have any number of files.
             for holder in search.trusted(descriptor):
                 if holder.writes:
                     raise LockedError(_used_by(what, holder.pid), hint) from None
