@@ -560,7 +560,10 @@ def test_what_is_no_file_in_the_place_of_one_keeps_no_agent_waiting(ending: str,
 )
 def test_a_pipe_in_the_place_of_a_helping_file_keeps_no_agent_waiting(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    script = "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger; Ledger.open(Path(sys.argv[1]))"
+    script = (
+        "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
+        " Ledger.open(Path(sys.argv[1]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / LEDGER_FILE)],
         capture_output=True,
