@@ -172,7 +172,7 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     try:
         with lock_state_directory(folder):
             leases, aside = put_back(folder / LEDGER_FILE, file)
-    except LockedError as error:
+    except (LockedError, ConfigError) as error:
         _tell(error.message, error.hint)
         sys.exit(1)
     except LedgerError as error:

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters import filelock
+from mig_agent.adapters import lock_holders as holders
 from mig_agent.adapters.filelock import FileLock, LockedError, lock_gpus, lock_state_directory
-from mig_agent.adapters.lock_holders import LockHolder, lock_holders
+from mig_agent.adapters.lock_holders import HolderSearch, LockHolder, lock_holders
 from mig_agent.core.model import GpuUuid
+from support.agent import short_folder
 
 GPUS = [(0, GpuUuid("GPU-a")), (1, GpuUuid("GPU-b"))]
 
@@ -150,6 +152,68 @@ def test_only_who_has_locked_a_file_holds_it(tmp_path: Path) -> None:
             LockHolder(writes=False, **mine),
         }
         assert lock_holders(reading.fileno()) == (LockHolder(writes=True, **mine),)
+
+
+def test_a_search_that_has_taken_its_time_finds_nobody_more(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as looking, path.open("r+b") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        assert len(HolderSearch().trusted(looking.fileno())) == 1
+        assert HolderSearch(seconds=0).trusted(looking.fileno()) == ()
+        search = HolderSearch(seconds=1e-9)
+        for _ in range(2):
+            assert search.everybody(looking.fileno()) == ()
+
+
+def test_a_lock_is_found_among_thousands_of_others_of_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with path.open("rb") as looking, path.open("r+b") as writing:
+        fcntl.flock(writing, fcntl.LOCK_EX)
+        for each in range(2000):
+            fcntl.lockf(writing, fcntl.LOCK_EX, 1, 2 * each)
+        assert [each.writes for each in HolderSearch().trusted(looking.fileno())] == [True]
+
+
+STRANGER = """
+import fcntl, os, sys
+os.setgroups([])
+os.setresgid(*3 * [61001])
+os.setresuid(*3 * [61001])
+descriptor = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user as well")
+def test_open_files_of_strangers_cost_a_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    real = holders._names
+
+    def names(folder: str) -> list[str]:
+        looked.append(folder)
+        return real(folder)
+
+    with short_folder() as folder:
+        folder.chmod(0o755)
+        path = folder / "lock"
+        path.touch(mode=0o644)
+        command = [sys.executable, "-I", "-S", "-c", STRANGER, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as stranger:
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "locked\n"
+            with path.open("rb") as looking:
+                assert [each.pid for each in lock_holders(looking.fileno())] == [stranger.pid]
+                monkeypatch.setattr(holders, "_names", names)
+                assert HolderSearch().trusted(looking.fileno()) == ()
+            assert f"/proc/{os.getpid()}/fdinfo" in looked
+            assert f"/proc/{stranger.pid}/fdinfo" not in looked
+            lock_state_directory(folder).release()
+            assert f"/proc/{stranger.pid}/fdinfo" not in looked
+            stranger.kill()
 
 
 def test_a_released_lock_is_released_once(tmp_path: Path) -> None:

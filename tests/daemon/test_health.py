@@ -114,3 +114,26 @@ def test_an_address_that_is_none(folder: Path) -> None:
     done = probe(folder, "nonsense")
     assert done.returncode == 2
     assert "cannot take" in done.stderr
+
+
+@pytest.mark.parametrize("left_by_one_that_died", [False, True])
+def test_one_that_does_not_listen_yet_is_waited_for(folder: Path, left_by_one_that_died: bool) -> None:
+    agent = Agent(folder)
+    if left_by_one_that_died:
+        with agent:
+            agent.kill()
+        assert agent.socket.is_socket()
+    waiting = subprocess.Popen(
+        command(agent.address, "--wait", "120"), env=environment(folder), stderr=subprocess.PIPE, text=True
+    )
+    with waiting:
+        with pytest.raises(subprocess.TimeoutExpired):
+            waiting.wait(3)  # one try takes far less
+        with agent:
+            assert waiting.wait(GENEROUS_SECONDS) == 0
+
+
+def test_one_that_never_comes_is_not_waited_for_longer(folder: Path) -> None:
+    done = probe(folder, f"unix://{folder}/agent.sock", "--wait", "1")
+    assert done.returncode == 1
+    assert "there is no such socket" in done.stderr

@@ -172,3 +172,44 @@ def test_killed_at_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch, nam
         shutil.rmtree(here)
     figure("crash points x kinds, each killed for real", 2 * len(REACHED[name]))
     figure("kills while a ledger is backed up or restored", len(reached))
+
+
+def test_who_has_no_right_to_the_ledger_is_told_so(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user as well")
+    folder.chmod(0o755)
+    state = folder / "state"
+    state.mkdir(mode=0o700)
+    Ledger.open(state / LEDGER_FILE).close()
+    assert mig_agent("backup", folder / "backup", "--state-dir", state).returncode == 0
+    (folder / "backup").chmod(0o644)
+    # It becomes the stranger by itself, when all is imported: Python may live where strangers cannot go.
+    script = """
+import os, sys
+import mig_agent.adapters.filelock, mig_agent.adapters.ledger.backup, mig_agent.adapters.ledger.store
+from mig_agent.program import program
+os.setgroups([])
+os.setresgid(*3 * [61001])
+os.setresuid(*3 * [61001])
+program()
+"""
+    for verb, file in (("backup", "other"), ("restore", "backup")):
+        done = subprocess.run(
+            [sys.executable, "-c", script, verb, str(folder / file), "--state-dir", str(state)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+        assert "Permission denied" in done.stderr
+        assert "root" in done.stderr
+
+
+def test_a_backup_that_is_not_there_cannot_be_restored(folder: Path) -> None:
+    state = folder / "state"
+    state.mkdir(mode=0o700)
+    Ledger.open(state / LEDGER_FILE).close()
+    done = mig_agent("restore", folder / "missing", "--state-dir", state)
+    assert done.returncode == 1
+    assert f"cannot restore {folder}/missing: there is no such file" in done.stderr

@@ -543,3 +543,56 @@ for number in range(1, 10):
     contents = opened(tmp_path / LEDGER_FILE)
     assert contents.doubt is None
     assert int(contents.boot_id) >= len(done.stdout.split()) + 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "link", "dangling link"])
+@pytest.mark.parametrize("ending", ["", "-wal", "-shm", "-journal", SUFFIX])
+def test_what_is_no_file_in_the_place_of_one_keeps_no_agent_waiting(ending: str, kind: str, tmp_path: Path) -> None:
+    """To open a pipe takes until somebody else does: in a process of its own, which can be seen to end."""
+    path = tmp_path / LEDGER_FILE
+    fill(path, 1, 5)
+    part = path.with_name(path.name + ending)
+    if part.exists():
+        part.rename(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "elsewhere").touch()
+    match kind:
+        case "pipe":
+            os.mkfifo(part)
+        case "folder":
+            part.mkdir()
+        case "link":
+            part.symlink_to(tmp_path / "elsewhere")
+        case _:
+            part.symlink_to(tmp_path / "nowhere")
+    script = (
+        "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
+        " doubt = Ledger.open(Path(sys.argv[1])).contents.doubt; print(doubt.why if doubt else '')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    if (ending, kind) == ("", "link"):  # to a whole ledger
+        return
+    assert done.stdout.startswith("was damaged: ")
+    assert kept_aside(path)
+
+
+@pytest.mark.parametrize(
+    "name", [f"{LEDGER_FILE}.replacing", f".{LEDGER_FILE}.replacing", f".{LEDGER_FILE}{SUFFIX}.new"]
+)
+def test_a_pipe_in_the_place_of_a_helping_file_keeps_no_agent_waiting(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    script = (
+        "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
+        " Ledger.open(Path(sys.argv[1]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / LEDGER_FILE)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr

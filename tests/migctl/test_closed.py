@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from support.agent import Agent, environment, short_folder
 
 MIGCTL = f"{sys.executable} -m mig_agent.migctl"
 
@@ -25,3 +28,54 @@ def test_it_ends_as_always_and_without_a_traceback(command: str, code: int) -> N
     done = subprocess.run(["sh", "-c", f"{MIGCTL} {command}"], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("output", ["text", "json", "env"])
+def test_a_lease_that_cannot_be_told_to_anybody_is_not_kept(output: str) -> None:
+    flag = "" if output == "text" else f"-o {output}"
+    with short_folder() as folder, Agent(folder) as agent:
+        for where, code in ((">&-", 2), (">/dev/full", 1)):
+            done = subprocess.run(
+                ["sh", "-c", f"{MIGCTL} --address {agent.address} request --gpu-memory 4G {flag} {where}"],
+                env=environment(folder),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=120,
+            )
+            assert done.returncode == code, done.stderr
+            assert "cannot" in done.stderr
+            assert agent.ask("status")["leases"] == []
+
+
+@pytest.mark.parametrize("output", ["text", "json", "env"])
+def test_a_lease_is_printed_in_one_piece(output: str) -> None:
+    """Whoever reads the first line of it has been given all, even where each line is written as it comes."""
+    flags = [] if output == "text" else ["-o", output]
+    with short_folder() as folder, Agent(folder) as agent:
+        reading, writing = os.pipe2(os.O_DIRECT)  # which keeps what was written at once apart from the rest
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "mig_agent.migctl",
+                "--address",
+                agent.address,
+                "request",
+                "--gpu-memory",
+                "4G",
+                *flags,
+            ],
+            env=environment(folder),
+            stdout=writing,
+            check=False,
+            timeout=120,
+        )
+        os.close(writing)
+        with os.fdopen(reading, "rb", buffering=0) as pieces:
+            whole, rest = pieces.read(65536), pieces.read(65536)
+        assert done.returncode == 0
+        assert whole is not None
+        assert whole.endswith(b"\n")
+        assert rest == b""

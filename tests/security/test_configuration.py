@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.private_dir import PrivateDir
+from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable
 from mig_agent.adapters.transport.peer_credentials import Peer
 from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.adapters.users import Users, uid_named
@@ -96,6 +96,55 @@ def test_what_is_no_folder_or_a_link_is_no_private_folder(folder: Path) -> None:
     (folder / "file").touch()
     with pytest.raises(ConfigError, match="cannot use the folder"):
         PrivateDir.open(folder / "file")
+
+
+def replaceable(path: Path) -> str:
+    """Why a path cannot be protected, and what to change; empty where it can."""
+    try:
+        refuse_if_replaceable(path, "the thing", "go elsewhere")
+    except ConfigError as error:
+        return f"{error.message}; {error.hint}"
+    return ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others")
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_whoever_may_rename_any_folder_above_could_replace_it(distance: int, folder: Path) -> None:
+    path = folder / "a/b/c/state"
+    path.mkdir(parents=True)
+    above = path.parents[distance - 1]
+    assert replaceable(path) == ""
+    for gid in (0, os.getegid()):
+        os.chown(above, 0, gid)
+        above.chmod(0o775)
+        assert replaceable(path) == ""
+    os.chown(above, 0, 61001)
+    assert replaceable(path) == (
+        f"cannot protect the thing {path}: the group gid 61001 may rename files in {above}; "
+        f"chmod g-w {above}, or go elsewhere"
+    )
+    above.chmod(0o1777)
+    assert replaceable(path) == ""
+    above.chmod(0o757)
+    assert f"everybody may rename files in {above}; chmod o-w {above}" in replaceable(path)
+    above.chmod(0o755)
+    assert replaceable(path) == ""
+    os.chown(above, 61001, 0)
+    assert f"{above} belongs to uid 61001, who may rename files in it; chown {above}" in replaceable(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders to others")
+def test_links_on_the_way_count_on_both_sides(folder: Path) -> None:
+    for name in ("here", "there"):
+        (folder / name).mkdir()
+    (folder / "there/state").mkdir()
+    (folder / "here/link").symlink_to(folder / "there")
+    path = folder / "here/link/state"
+    assert replaceable(path) == ""
+    for name in ("here", "there"):
+        os.chown(folder / name, 61001, 61001)
+        assert "belongs to uid 61001" in replaceable(path)
+        os.chown(folder / name, 0, 0)
 
 
 # The state directory

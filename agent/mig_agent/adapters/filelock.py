@@ -19,7 +19,7 @@ from typing import Self
 import structlog
 
 from mig_agent.adapters.failpoints import FAILPOINTS
-from mig_agent.adapters.lock_holders import lock_holders
+from mig_agent.adapters.lock_holders import HolderSearch, lock_holders
 from mig_agent.adapters.private_dir import PrivateDir, user_words
 from mig_agent.core.errors import ConfigError, MigAgentError
 from mig_agent.core.model import GpuUuid
@@ -52,17 +52,26 @@ class FileLock:
         self._descriptors = tuple(descriptors)
 
     @classmethod
-    def take(cls, path: Path, what: str, hint: str = "", *, former: Path | None = None) -> FileLock:
+    def take(
+        cls,
+        path: Path,
+        what: str,
+        hint: str = "",
+        *,
+        former: Path | None = None,
+        search: HolderSearch | None = None,
+    ) -> FileLock:
         """Lock a file, making it and its folder, which holds nothing but locks; `what` is being locked, in words.
 
         `former` is the file that versions before this one lock for the same, where everybody could open it: it is held
         as well, so that such an agent and this one exclude each other. Who holds it without the right to write to it is
-        no agent, and is ignored. Raises LockedError at once where another agent has either, naming its pid.
+        no agent, and is ignored. `search` bounds the time for finding who holds it. Raises LockedError where another
+        agent has either, naming its pid.
         """
         with ExitStack() as undo:
             descriptor = _take(path, what, hint)
             undo.callback(os.close, descriptor)
-            also = None if former is None else _take_former(former, what, hint)
+            also = None if former is None else _take_former(former, what, hint, search or HolderSearch())
             undo.pop_all()
         return cls(path, [each for each in (descriptor, also) if each is not None], what, hint)
 
@@ -79,10 +88,8 @@ class FileLock:
         A file that was removed locks nobody out; it is made and locked anew. Raises LockedError where another process
         has locked what is there now.
         """
-        with contextlib.suppress(FileNotFoundError):
-            there, own = self.path.stat(follow_symlinks=False), os.fstat(self._descriptors[0])
-            if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino):
-                return
+        if self.is_in_place():
+            return
         anew = _take(self.path, self._what, self._hint)
         self._descriptors = (anew, *self._descriptors)
 
@@ -101,18 +108,20 @@ class FileLock:
         self.release()
 
 
-def lock_state_directory(folder: Path) -> FileLock:
+def lock_state_directory(folder: Path, search: HolderSearch | None = None) -> FileLock:
     """Raises LockedError where another agent keeps its state there."""
     return FileLock.take(
         folder / "locks/state.lock",
         f"the state directory {folder}",
         "stop that agent, or give another --state-dir",
         former=folder / "lock",
+        search=search,
     )
 
 
-def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]]) -> ExitStack:
+def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]], search: HolderSearch | None = None) -> ExitStack:
     """Locks all of them (index, UUID), or raises LockedError and has none; closing the stack unlocks them."""
+    search = search or HolderSearch()
     with ExitStack() as taken:
         for index, uuid in gpus:
             name = f"{uuid}.lock"
@@ -121,6 +130,7 @@ def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]]) -> ExitStack:
                 f"GPU {index} ({uuid})",
                 "stop that agent, or leave the GPU to it with --gpus",
                 former=folder / name,
+                search=search,
             )
             taken.enter_context(lock)
         return taken.pop_all()
@@ -150,7 +160,7 @@ def _take(path: Path, what: str, hint: str) -> int:
     return descriptor
 
 
-def _take_former(path: Path, what: str, hint: str) -> int | None:
+def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int | None:
     """Lock the file of versions before this one; None where no agent could have it, or where no agent has it."""
     try:
         with FAILPOINTS.around("lock-file"):
@@ -165,15 +175,11 @@ def _take_former(path: Path, what: str, hint: str) -> int | None:
         try:
             _lock(descriptor)
         except BlockingIOError:
-            for holder in lock_holders(descriptor):
+            # Among root's and this user's processes: another user's can be no agent, and may have any number of files.
+            for holder in search.trusted(descriptor):
                 if holder.writes:
                     raise LockedError(_used_by(what, holder.pid), hint) from None
-                _log.warning(
-                    "somebody who is no agent holds a lock of former versions, and is ignored",
-                    path=str(path),
-                    pid=holder.pid,
-                    user=user_words(holder.uid),
-                )
+            _log.warning("somebody who is no agent holds a lock of former versions, and is ignored", path=str(path))
             return None
         except OSError:
             return None

@@ -1,17 +1,25 @@
 """Which processes hold a lock of flock(2) on a file, and whether they had the right to write to it.
 
 The lock itself tells nobody: its number in /proc/locks may be that of a process which has ended and left the open file
-to a child. What counts is who has it open.
+to a child. What counts is who has it open. The open files of a process cost time to look through, and any user can have
+many, with many locks: other users' processes are looked through on request alone, and the whole search has an end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+_ROOT: Final = 0
+_MOST_BYTES: Final = 4096
+"""Of what the kernel tells about an open file: its flags come first, then its locks of flock(2), then all others."""
+SEARCH_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,27 +32,76 @@ class LockHolder:
     """Whether it has opened the file for writing: only root and the file's owner could, whoever locks it."""
 
 
+class HolderSearch:
+    """Searches for holders of locks, all of them together within a bounded time."""
+
+    def __init__(self, seconds: float = SEARCH_SECONDS) -> None:
+        self._seconds = seconds
+        """What is left."""
+
+    def trusted(self, descriptor: int) -> tuple[LockHolder, ...]:
+        """Find who holds a lock on the file of a descriptor, of the processes of root and of this process's user.
+
+        An agent can be no other: they alone can write to the file.
+        """
+        return self._search(descriptor, strangers=False)
+
+    def everybody(self, descriptor: int) -> tuple[LockHolder, ...]:
+        """Find who holds a lock on the file of a descriptor; processes of other users come last."""
+        return self._search(descriptor, strangers=False) or self._search(descriptor, strangers=True)
+
+    def _search(self, descriptor: int, *, strangers: bool) -> tuple[LockHolder, ...]:
+        began = time.monotonic()
+        try:
+            return tuple(_holders(descriptor, began + self._seconds, strangers=strangers))
+        finally:
+            self._seconds = max(0.0, self._seconds - (time.monotonic() - began))
+
+
 def lock_holders(descriptor: int) -> tuple[LockHolder, ...]:
     """Find who holds a lock on the file of a descriptor, that descriptor itself left out.
 
-    Only processes of this PID namespace are found, and only those whose open files this one may see: as root all.
+    Only processes of this PID namespace are found, and only those whose open files this one may see: as root all. The
+    search ends after a second.
     """
+    return HolderSearch().everybody(descriptor)
+
+
+def _holders(descriptor: int, until: float, *, strangers: bool) -> Iterator[LockHolder]:
     there = os.fstat(descriptor)
-    found = []
+    trusted = {_ROOT, os.geteuid()}
     for pid in _pids():
+        if time.monotonic() >= until:
+            return
+        try:
+            users = _users(pid)
+        except (OSError, ValueError):
+            continue  # it has ended
+        # Of a program like su only some of them are root, and its open files may be those of whoever started it.
+        if (not trusted.issuperset(users)) != strangers:
+            continue
         for name in _names(f"/proc/{pid}/fdinfo"):
+            if time.monotonic() >= until:
+                return
             if (pid, name) == (os.getpid(), str(descriptor)):
                 continue
             with contextlib.suppress(OSError, ValueError, KeyError):  # it has ended, or closed the file
-                lines = Path(f"/proc/{pid}/fdinfo/{name}").read_text(encoding="ascii").splitlines()
+                lines = _beginning(f"/proc/{pid}/fdinfo/{name}").splitlines()
                 if not any(line.startswith("lock:") and "FLOCK" in line for line in lines):
                     continue
                 # Only now: asking for a file on a server that does not answer would take for ever.
                 file = Path(f"/proc/{pid}/fd/{name}").stat()
                 if (file.st_dev, file.st_ino) == (there.st_dev, there.st_ino):
-                    flags = int(dict(line.split(":", 1) for line in lines)["flags"], 8)
-                    found.append(LockHolder(pid=pid, uid=_uid(pid), writes=flags & _ACCESS != os.O_RDONLY))
-    return tuple(found)
+                    flags = int(dict(line.split(":", 1) for line in lines if ":" in line)["flags"], 8)
+                    yield LockHolder(pid=pid, uid=users[1], writes=flags & _ACCESS != os.O_RDONLY)
+
+
+def _beginning(path: str) -> str:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, _MOST_BYTES).decode("ascii")
+    finally:
+        os.close(descriptor)
 
 
 def _pids() -> list[int]:
@@ -58,9 +115,12 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def _uid(pid: int) -> int:
-    """Return the user that a process acts as. Not the owner of its folder: that is root where others may not look."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
+def _users(pid: int) -> tuple[int, ...]:
+    """Return a process's users: real, effective, saved, and for files.
+
+    Not the owner of its folder: that is root for every process that has made itself private, whoever runs it.
+    """
+    for line in _beginning(f"/proc/{pid}/status").splitlines():
         if line.startswith("Uid:"):
-            return int(line.split()[2])
+            return tuple(map(int, line.split()[1:5]))
     raise ValueError(f"no Uid of process {pid}")

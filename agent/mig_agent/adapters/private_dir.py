@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 import stat
@@ -39,7 +40,7 @@ class PrivateDir:
                 path.mkdir(mode=_MODE, parents=True, exist_ok=True)
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
-            if path.is_symlink():
+            if os.path.islink(path):  # noqa: PTH114 -- the other one raises where it may not look
                 raise ConfigError(
                     f"cannot {purpose} {path}: it is a link, and links are not followed",
                     f"name the folder itself: {path.resolve()}",
@@ -73,18 +74,30 @@ class PrivateDir:
 
 
 def refuse_if_replaceable(path: Path, thing: str, hint: str) -> None:
-    """Raise ConfigError where others than root and the agent may put something else in the place of the path."""
-    folder = path.parent
-    there = folder.stat()
-    if there.st_mode & stat.S_IWOTH and not there.st_mode & stat.S_ISVTX:
-        raise ConfigError(
-            f"cannot protect {thing} {path}: everybody may rename files in {folder}", f"chmod o-w {folder}, or {hint}"
-        )
+    """Raise ConfigError where others than root and the agent may put something else in the place of the path.
+
+    They may in any of the folders above it, up to the root: who renames one of them away takes along what is below. The
+    folders count by which the path is written, and those behind links.
+    """
+    written = path.absolute()
+    for folder in dict.fromkeys((*written.parents, *written.resolve().parents)):
+        _refuse_if_others_rename(folder, folder.stat(), f"cannot protect {thing} {path}:", hint)
+
+
+def _refuse_if_others_rename(folder: Path, there: os.stat_result, what: str, hint: str) -> None:
     if there.st_uid not in {_ROOT, os.geteuid()}:
         raise ConfigError(
-            f"cannot protect {thing} {path}: {folder} belongs to {user_words(there.st_uid)}, who may rename files in "
-            "it",
-            f"chown it to the agent's user, or {hint}",
+            f"{what} {folder} belongs to {user_words(there.st_uid)}, who may rename files in it",
+            f"chown {folder} to root or the agent's user, or {hint}",
+        )
+    if there.st_mode & stat.S_ISVTX:
+        return  # as in /tmp: nobody renames what is another's
+    if there.st_mode & stat.S_IWOTH:
+        raise ConfigError(f"{what} everybody may rename files in {folder}", f"chmod o-w {folder}, or {hint}")
+    if there.st_mode & stat.S_IWGRP and there.st_gid not in {_ROOT, os.getegid()}:
+        raise ConfigError(
+            f"{what} the group {_group_words(there.st_gid)} may rename files in {folder}",
+            f"chmod g-w {folder}, or {hint}",
         )
 
 
@@ -94,6 +107,13 @@ def user_words(uid: int) -> str:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
         return f"uid {uid}"
+
+
+def _group_words(gid: int) -> str:
+    try:
+        return f"{grp.getgrgid(gid).gr_name} (gid {gid})"
+    except KeyError:
+        return f"gid {gid}"
 
 
 def _close_to_others(descriptor: int, path: Path, purpose: str, known: Container[str] | None) -> None:

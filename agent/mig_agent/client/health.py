@@ -33,9 +33,27 @@ class Health(Enum):
 def health_of(address: Address, tls: Tls | None = None, *, seconds: float, patience: float = 0.0) -> Health:
     """How it is; `seconds` are for one answer. It is asked again until it is ready or the patience (seconds) has ended.
 
-    Raises NoAgent where nothing answers in time. An administrator is answered however many users are connected.
+    The patience is also for one that has not yet begun to listen, or that is started again. Raises NoAgent where
+    nothing answers in time. An administrator is answered however many users are connected.
     """
     until = time.monotonic() + patience
+    while True:
+        try:
+            found = _ask(address, tls, seconds)
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE or time.monotonic() >= until:
+                why = diagnose(address) or NoAgent(
+                    f"cannot hear from the agent at {address} within {seconds:g} s", "look at its log; it may hang"
+                )
+                raise why from error
+        else:
+            if found is Health.READY or time.monotonic() >= until:
+                return found
+        time.sleep(_LOOK_SECONDS)
+
+
+def _ask(address: Address, tls: Tls | None, seconds: float) -> Health:
+    """Ask once, over a connection of its own: one that failed would be tried again only after a while."""
     with open_channel(address.for_admin, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 
@@ -43,14 +61,6 @@ def health_of(address: Address, tls: Tls | None = None, *, seconds: float, patie
             request = health_pb2.HealthCheckRequest(service=name)
             return bool(stub.Check(request, timeout=seconds).status == _SERVING)
 
-        try:
-            while not is_serving(_ALL):
-                if time.monotonic() >= until:
-                    return Health.SERVES if is_serving(_SERVICE) else Health.WAITS
-                time.sleep(_LOOK_SECONDS)
-        except grpc.RpcError as error:
-            why = diagnose(address) or NoAgent(
-                f"cannot hear from the agent at {address} within {seconds:g} s", "look at its log; it may hang"
-            )
-            raise why from error
-    return Health.READY
+        if is_serving(_ALL):
+            return Health.READY
+        return Health.SERVES if is_serving(_SERVICE) else Health.WAITS

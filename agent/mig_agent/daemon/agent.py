@@ -17,6 +17,7 @@ from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
+from mig_agent.adapters.lock_holders import HolderSearch
 from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE
@@ -107,8 +108,9 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all in words for people.
     """
     _make_state_dir(settings)
-    state_lock = stack.enter_context(lock_state_directory(settings.state_dir))
-    servers = Servers(settings)
+    search = HolderSearch()  # one for all locks, so that all of them together delay no start for long
+    state_lock = stack.enter_context(lock_state_directory(settings.state_dir, search))
+    servers = Servers(settings, search)
     stack.push_async_callback(servers.stop, 0.0)
     await servers.start()
 
@@ -123,7 +125,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     if hardware.absent:
         paused, starts_paused = (*paused, hardware.absent), True
     # Held as long as the process lives, whatever becomes of the rest.
-    stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items())))
+    stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items()), search))
 
     def claim(index: int, uuid: GpuUuid) -> None:
         """Of a GPU that answers only now."""

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection
 
+from mig_agent.adapters.lock_holders import HolderSearch
 from mig_agent.adapters.private_dir import PrivateDir
 from mig_agent.adapters.subordinates import Subordinates
 from mig_agent.adapters.transport import tcp
@@ -251,9 +252,13 @@ class Servers:
     They listen from the start, so that probes see NOT_SERVING instead of nothing, and serve when `open` is called.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Takes the addresses. Raises LockedError where another has one, ConfigError where one cannot be used."""
+    def __init__(self, settings: Settings, search: HolderSearch | None = None) -> None:
+        """Takes the addresses; `search` is for holders of their locks.
+
+        Raises LockedError where another has an address, ConfigError where one cannot be used.
+        """
         self._sockets = ExitStack()
+        self._search = search or HolderSearch()
         self.user_names = Users()
         """Those of the users who have connected to a Unix socket."""
         self.addresses: list[str] = []
@@ -316,7 +321,7 @@ class Servers:
         self._sockets.close()
 
     def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
-        owned = OwnedSocket.own(address.path)
+        owned = OwnedSocket.own(address.path, self._search)
         self._sockets.callback(owned.close)
         relay = server.relay_from(address, owned, mode, group)
         self.sockets.append(WatchedSocket(owned, relay, mode, group))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import format_duration
 from mig_agent.migctl.failures import one_line
 
@@ -25,7 +26,24 @@ def print_json(value: Json) -> None:
     """One document on stdout, indented for a terminal."""
     from mig_agent.client.to_json import shown  # noqa: PLC0415 -- who prints JSON has imported it
 
-    print(json.dumps(shown(value), indent=2 if sys.stdout.isatty() else None, ensure_ascii=False), flush=True)
+    print_whole(json.dumps(shown(value), indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+
+
+def print_whole(text: str) -> None:
+    """Print lines at once: a reader that goes away after the first one, such as `head -1`, has been given all of them.
+
+    Printed in several pieces, the later ones may fail for who has read enough.
+    """
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def check_stdout() -> None:
+    """Raise UsageError where this program was started without stdout, and nobody could read what it prints."""
+    if sys.__stdout__ is None:  # though sys.stdout may be another file by now, which leads nowhere
+        raise UsageError(
+            "cannot tell anybody of the lease: stdout is closed", "send it to a file, or to /dev/null where you must"
+        )
 
 
 def table(

@@ -17,6 +17,8 @@ from mig_agent.adapters.ledger.reader import Doubt, read_contents
 from mig_agent.adapters.ledger.schema import check_version, is_of_another_program
 from mig_agent.core.errors import ConfigError, LedgerError
 
+_AS_WHOM = "run it as root, or as the agent's user"
+
 
 def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
     """Copy a ledger that may be in use; how many leases stand in the copy, every row of which was checked.
@@ -24,9 +26,9 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
     The copy is one file for its owner alone, on the disk when this returns. Raises ConfigError where there is a file of
     that name, unless `force`, and LedgerError.
     """
-    if target.exists() and not force:
+    if _is_there(target, f"cannot write {target}") and not force:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
-    if not ledger.is_file():
+    if not _is_there(ledger, f"cannot back up {ledger}"):
         raise LedgerError(f"cannot back up {ledger}: there is no ledger")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
@@ -46,6 +48,17 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
     except (DamagedError, OSError, *READING_ERRORS) as error:
         raise LedgerError(f"cannot back up {ledger} to {target}: {error}") from error
     return standing
+
+
+def _is_there(path: Path, what: str) -> bool:
+    """Return whether there is such a file. Raises ConfigError where this user may not look, or not read it."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror}", _AS_WHOM) from error
+    return True
 
 
 def _copy(ledger: Path, target: Path) -> int:
@@ -69,8 +82,10 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
     """Put a backup in the place of the ledger; how many leases stand in it, and where the former ledger is kept.
 
     No agent may run on it. Its leases stand. Instances that it does not account for are nobody's to give or destroy.
-    Raises LedgerError, and then everything is as it was.
+    Raises LedgerError and ConfigError, and then everything is as it was.
     """
+    if not _is_there(backup, f"cannot restore {backup}"):
+        raise LedgerError(f"cannot restore {backup}: there is no such file")
     try:
         finish_replacing(ledger)
         with closing(connect(backup, "ro")) as source:

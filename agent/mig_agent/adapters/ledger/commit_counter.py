@@ -7,6 +7,7 @@ counter says, after a kill as after a power cut; one that does was cut, lost its
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import zlib
 from dataclasses import dataclass
@@ -44,11 +45,9 @@ def counter_of(ledger: Path) -> Path:
 def read_counter(path: Path) -> Count:
     """Read a commit counter. Raises DamagedError where it is missing or not as it was written, OSError."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, _BYTES + 1)
     except FileNotFoundError:
         raise DamagedError(f"its commit counter {path.name} is missing") from None
-    except IsADirectoryError:
-        data = b""
     if len(data) == _BYTES and data[-_CHECKSUM.size :] == _CHECKSUM.pack(zlib.crc32(data[: _LAYOUT.size])):
         magic, ledger, number = _LAYOUT.unpack(data[: _LAYOUT.size])
         if magic == _MAGIC:
@@ -56,11 +55,22 @@ def read_counter(path: Path) -> Count:
     raise DamagedError(f"its commit counter {path.name} cannot be read")
 
 
+def read_regular(path: Path, most: int) -> bytes:
+    """Return the beginning of a file; nothing for what is no regular file, be it a link to one. Raises OSError."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return b""
+    # Should it be another thing by now: a pipe must not keep the agent waiting.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+
+
 def write_counter(path: Path, count: Count) -> None:
     """Make a commit counter anew, on the disk when this returns. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     with FAILPOINTS.around("ledger-counter"):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        temporary.unlink(missing_ok=True)  # whatever it is: to open a pipe would take for ever
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, count.encode())
             os.fsync(descriptor)
@@ -73,7 +83,7 @@ def write_counter(path: Path, count: Count) -> None:
 def open_counter(path: Path) -> int:
     """Open a commit counter to be written in place; the descriptor. Raises OSError."""
     with FAILPOINTS.around("ledger-counter"):
-        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:

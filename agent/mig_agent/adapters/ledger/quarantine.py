@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters.failpoints import FAILPOINTS
-from mig_agent.adapters.ledger.commit_counter import SUFFIX, Count, counter_of, sync_folder, write_counter
+from mig_agent.adapters.ledger.commit_counter import SUFFIX, Count, counter_of, read_regular, sync_folder, write_counter
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease, encode_file, evidence_of
 
 DAMAGED = "damaged"
@@ -24,6 +24,7 @@ MOST_KEPT = 10
 """Ledgers that are kept aside. Beyond that the first stays, which held what mattered, and the latest."""
 FILES = ("-wal", "-shm", "-journal", SUFFIX, "")
 """What belongs to a ledger, by what its name ends in."""
+_MOST_ORDER_BYTES = 4096
 _NUMBER = re.compile(rf"\.(?:{DAMAGED}|{REPLACED})-(\d+)(?:-\w+)?$")
 
 
@@ -149,7 +150,8 @@ def _write_order(path: Path, order: _Order) -> None:
     text = json.dumps({"aside": order.aside, "ledger": order.count.ledger, "number": order.count.number})
     temporary = path.with_name(f".{path.name}.replacing")
     with FAILPOINTS.around("ledger-order"):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        temporary.unlink(missing_ok=True)  # whatever it is: to open a pipe would take for ever
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, text.encode())
             os.fsync(descriptor)
@@ -162,7 +164,7 @@ def _write_order(path: Path, order: _Order) -> None:
 def _read_order(path: Path) -> _Order | None:
     """What was begun; None where nothing was, or the order cannot be read: then what is there is judged as it is."""
     try:
-        known = json.loads(_order_file(path).read_bytes())
+        known = json.loads(read_regular(_order_file(path), _MOST_ORDER_BYTES))
         order = _Order(str(known["aside"]), Count(str(known["ledger"]), int(known["number"])))
         order.count.encode()
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from mig_agent.adapters.ledger.creation import connect, make_empty, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import Head, read_head
 from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
-from mig_agent.adapters.ledger.quarantine import DAMAGED, is_any_there, replace_ledger
+from mig_agent.adapters.ledger.quarantine import DAMAGED, FILES, is_any_there, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, Doubt, read_contents
 from mig_agent.adapters.ledger.schema import (
     PATCHES,
@@ -76,6 +77,10 @@ def _check_files(path: Path) -> None:
         raise DamagedError("its file is gone")
     if not path.is_file() or not path.stat().st_size:
         raise DamagedError("its file is empty" if path.is_file() else "it is no file")
+    for ending in FILES:
+        part = path.with_name(path.name + ending)
+        if ending and (part.exists() or part.is_symlink()) and not stat.S_ISREG(part.lstat().st_mode):
+            raise DamagedError(f"its {part.name} is no file")
 
 
 def _verify(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, ...]) -> Head:

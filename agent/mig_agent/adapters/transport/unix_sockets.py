@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import FileLock, LockedError
+from mig_agent.adapters.lock_holders import HolderSearch
 from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable, user_words
 from mig_agent.adapters.transport.peer_credentials import peer_of
 from mig_agent.core.errors import ConfigError
@@ -39,7 +40,7 @@ class OwnedSocket:
         """Device and inode of the socket that was bound there."""
 
     @classmethod
-    def own(cls, path: Path) -> OwnedSocket:
+    def own(cls, path: Path, search: HolderSearch | None = None) -> OwnedSocket:
         """Locks the path and removes the socket of an agent that died.
 
         Raises LockedError where another agent has it or something else listens there, and ConfigError where there is
@@ -54,7 +55,7 @@ class OwnedSocket:
                 f"run as root, or {_OTHER_ADDRESS}",
             ) from error
         refuse_if_replaceable(path, "the socket", _OTHER_ADDRESS)
-        lock = _take_lock(path)
+        lock = _take_lock(path, search)
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
             _remove_stale(path)
@@ -164,12 +165,13 @@ class OwnedSocket:
         self._lock.release()
 
 
-def _take_lock(path: Path) -> FileLock:
+def _take_lock(path: Path, search: HolderSearch | None = None) -> FileLock:
     return FileLock.take(
         path.with_name(f"{path.name}.private") / "socket.lock",
         f"the socket {path}",
         _LOCK_HINT,
         former=path.with_name(f"{path.name}.lock"),
+        search=search,
     )
 
 

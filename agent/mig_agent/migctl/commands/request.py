@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
-from mig_agent.migctl.printing import memory, place, print_json, until
+from mig_agent.migctl.printing import check_stdout, memory, place, print_json, print_whole, until
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
     with common.client() as client:
         if dry_run:
             return print_plan(client, asking, output, explain=explain)
+        check_stdout()
         progress = Progress()
         try:
             lease = client.acquire(on_queued=progress, confirm=False, **asking)
@@ -74,17 +75,14 @@ def _print(grant: Grant, output: str) -> None:
     if output == "env":
         from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- only where it is needed
 
-        print(
-            "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment_of(grant).items()),
-            flush=True,
-        )
+        print_whole("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment_of(grant).items()))
         return
     lines = [f"lease {grant.id}" + (f", for {until(grant.expires_at)}" if grant.expires_at is not None else "")]
     lines += [f"  {_device(each)}" for each in grant.devices]
     lines += [f"note: {each}" for each in grant.notes]
     lines += [f"  {name}={shlex.quote(value)}" for name, value in grant.env.items()]
     lines.append(f"give it back with: migctl release {grant.id}")
-    print("\n".join(lines), flush=True)
+    print_whole("\n".join(lines))
 
 
 def _device(each: Device) -> str:
