@@ -56,7 +56,7 @@ class _Job:
 
 
 class Acquirer:
-    """Belongs to the event loop."""
+    """Serves requests for leases. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, room: RequestQueue) -> None:
         self._context = context

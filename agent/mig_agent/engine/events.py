@@ -81,7 +81,10 @@ class Subscription:
 
 
 class Events:
-    """Belongs to the event loop."""
+    """Emits events to observers and subscribers, and remembers recent ones.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self) -> None:
         self.observers: list[Callable[[Event], None]] = []

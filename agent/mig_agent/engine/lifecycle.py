@@ -160,7 +160,7 @@ class _Watches:
 
 
 class LeaseLifecycle:
-    """Belongs to the event loop."""
+    """Confirms, ends and degrades leases, and runs their deadlines. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog) -> None:
         self._context = context

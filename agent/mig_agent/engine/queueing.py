@@ -47,7 +47,7 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """Belongs to the event loop."""
+    """Holds the requests that wait, and their timers. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, executor: Executor) -> None:
         self._context = context
