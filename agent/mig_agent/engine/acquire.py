@@ -1,4 +1,4 @@
-"""From a request to a granted lease: served once, however often it is sent, tried a few times, and told why not."""
+"""Serving of requests: from a request to a granted lease, once however often it is sent, or to a refusal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What administrators do: cordon a GPU, destroy idle instances, switch MIG mode."""
+"""Calls of administrators: cordon a GPU, destroy idle instances, switch MIG mode."""
 
 from __future__ import annotations
 

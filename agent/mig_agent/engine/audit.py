@@ -1,4 +1,4 @@
-"""Calls that were refused for who made them: told and recorded, but not so often that they drown everything else."""
+"""Audit of calls that were denied to their caller, recorded at a bounded rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, told to whoever listens: observers at once, subscribers as they read, and a ring of recent ones."""
+"""Distribution of events: to observers at once, subscribers as they read, and a ring of recent ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to leases that stand: released, renewed, given to the pod that they were taken for, ended with it."""
+"""Operations on active leases: release, renewal, binding to the pod that they were taken for, and their end with it."""
 
 from __future__ import annotations
 

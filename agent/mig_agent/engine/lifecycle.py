@@ -1,4 +1,4 @@
-"""When an instance of a lease is lost: a pod's lease goes on with what is left of it, any other ends.
+"""Lifecycle of leases. When an instance is lost, a pod's lease goes on with what is left of it, any other ends.
 
 A pod's container has the device nodes of all its instances until it ends. Were its lease to end with the first that is
 lost, the others would be idle, and another pod would be given what that container has open.

@@ -1,4 +1,4 @@
-"""Requests that wait for their turn: the queue of `core.queue` with its timers, and telling people their place."""
+"""The queue of waiting requests: that of `core.queue` with its timers, and reports of the place in it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ _GRAVE = (EndLease, FinishDestroy, ForgetInstance)
 
 
 class Reconciler:
-    """Compares ledger and hardware again and again, and starts the repairs. Not thread-safe; use from the event loop."""
+    """Compares ledger and hardware repeatedly, and starts repairs. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class AsyncFleet:
     ...     reservation = await fleet.acquire(best, pod, gpu_memory="4G", if_revision=plans[best].revision)
     ...     await reservation.commit()
 
-    It remembers nothing that `update` does not find again, so who uses it may be killed at any moment. Whatever its calls
+    It remembers nothing that `update` does not find again, so its user may be killed at any moment. Whatever its calls
     raise is a ClientError (NoAgent, too, where an answer did not come in time), or UsageError for a wrong argument.
     """
 
