@@ -45,7 +45,7 @@ class GangScheduler(Scheduler):
             for pod in gang:
                 promises.append(await self.take(pod))  # noqa: PERF401 -- what was taken before a failure is given back
             for promise in promises:
-                await promise.confirm()
+                await promise.commit()
         except (NoRoom, *FAILED) as why:
             await asyncio.gather(*(promise.give_back() for promise in promises), return_exceptions=True)
             reason = "Unschedulable" if isinstance(why, NoRoom) else "SchedulerError"

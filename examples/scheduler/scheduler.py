@@ -48,7 +48,7 @@ class Scheduler:
     async def look(self) -> set[str]:
         """At all pods that wait for a node, and places what can be placed. Returns what is wrong, in words."""
         try:
-            silent = await self.fleet.meet(await self.cluster.agents())
+            silent = await self.fleet.update(await self.cluster.agents())
             pods = await self.cluster.waiting()
             self.fleet.forget_all_but(pods)
             await self.place_all(pods)
@@ -65,7 +65,7 @@ class Scheduler:
         async with self.turns:
             try:
                 promise = await self.take(pod)
-                await promise.confirm()  # from here on the lease waits for the pod, however long the binding takes
+                await promise.commit()  # from here on the lease waits for the pod, however long the binding takes
                 await self.bind(pod, promise)
             except NoRoom as why:
                 await self.cluster.tell(pod, "Unschedulable", str(why))
@@ -82,7 +82,7 @@ class Scheduler:
             words = {node: why for node in self.fleet.agents if (why := self.cluster.objection(node, pod))}
             plans, refusals = await self.fleet.plan(but=words, devices=pod.devices)
             if not plans:
-                for node in set(self.fleet.lapsing(pod)) - words.keys():  # its own lease may be in its way there
+                for node in set(self.fleet.expiring(pod)) - words.keys():  # its own lease may be in its way there
                     with contextlib.suppress(Refused):
                         return await self.fleet.acquire(node, pod, devices=pod.devices)
                 words |= refusals
@@ -101,9 +101,9 @@ class Scheduler:
         try:
             await self.cluster.bind(pod, promise.node, promise.uuids)
         except Rejected as rejected:  # a second scheduler, with the same lease, may be binding it just now
-            await (promise.give_back() if rejected.for_good else promise.lapse())
+            await (promise.give_back() if rejected.for_good else promise.expire())
             raise
-        await promise.kept()
+        await promise.committed()
         log.info("%s is on %s with %s", pod, promise.node, ",".join(promise.uuids))
 
 

@@ -53,7 +53,7 @@ def where(agents: dict[str, Agent]) -> dict[str, str]:
 @pytest.fixture
 async def fleet(where: dict[str, str]) -> AsyncIterator[AsyncFleet]:
     async with AsyncFleet(answer=30) as opened:  # a busy machine leaves no node out
-        assert await opened.meet(where) == {}
+        assert await opened.update(where) == {}
         yield opened
 
 
@@ -81,7 +81,7 @@ async def test_a_promise_is_the_same_however_often_and_by_whom_it_is_asked_for(
     assert fleet.promised(pod) is None
     first, again = await asyncio.gather(*(fleet.acquire("one", pod, gpu_memory="4G") for _ in range(2)))
     async with AsyncFleet(answer=30) as other:  # the scheduler after this one, which was killed
-        await other.meet(where)
+        await other.update(where)
         assert other.promised(pod) == fleet.promised(pod) == "one"
         third = await other.acquire("one", pod, gpu_memory="4G")
     assert {first.lease.id, again.lease.id, third.lease.id} == {first.lease.id}
@@ -95,9 +95,9 @@ async def test_a_promise_has_a_deadline_until_it_is_confirmed_and_when_it_lapses
 ) -> None:
     promise = await fleet.acquire("one", pod, gpu_memory="4G")
     assert leases(agents["one"])[0].expires_at is not None
-    await promise.confirm()
+    await promise.commit()
     assert leases(agents["one"])[0].expires_at is None
-    await promise.lapse()
+    await promise.expire()
     assert leases(agents["one"])[0].expires_at is not None
     assert fleet.promised(pod) is None
     again = await fleet.acquire("one", pod, gpu_memory="4G")
@@ -108,22 +108,22 @@ async def test_what_lapses_ends_when_the_pod_is_bound_elsewhere(
     fleet: AsyncFleet, agents: dict[str, Agent], pod: Pod
 ) -> None:
     first = await fleet.acquire("one", pod, gpu_memory="4G")
-    await first.lapse()
+    await first.expire()
     second = await fleet.acquire("two", pod, gpu_memory="4G")
-    await second.confirm()
+    await second.commit()
     assert leases(agents["one"]), "it may still be bound there"
-    assert fleet.lapsing(pod) == ["one"]
-    await second.kept()
+    assert fleet.expiring(pod) == ["one"]
+    await second.committed()
     assert not leases(agents["one"])
     assert [each.id for each in leases(agents["two"])] == [second.lease.id]
-    assert fleet.lapsing(pod) == []
+    assert fleet.expiring(pod) == []
 
 
 async def test_what_lapsed_and_was_bound_after_all_stays(fleet: AsyncFleet, agents: dict[str, Agent], pod: Pod) -> None:
-    await (await fleet.acquire("one", pod, gpu_memory="4G")).lapse()
+    await (await fleet.acquire("one", pod, gpu_memory="4G")).expire()
     again = await fleet.acquire("one", pod, gpu_memory="4G")
-    await again.confirm()
-    await again.kept()
+    await again.commit()
+    await again.committed()
     assert [each.id for each in leases(agents["one"])] == [again.lease.id]
 
 
@@ -137,7 +137,7 @@ async def test_what_was_given_back_is_taken_by_the_next_id(
         await promise.give_back()
         assert not leases(agents["one"])
         with pytest.raises(Refused):
-            await promise.confirm()
+            await promise.commit()
     assert len(ids) == 3
 
 
@@ -174,15 +174,15 @@ async def test_what_cannot_be_meant_is_refused_here(fleet: AsyncFleet, pod: Pod)
 
 async def test_agents_come_go_and_move(where: dict[str, str], agents: dict[str, Agent], pod: Pod) -> None:
     async with AsyncFleet(answer=30) as fleet:
-        silent = await fleet.meet({"one": where["one"], "two": "unix:///there/is/none.sock"})
+        silent = await fleet.update({"one": where["one"], "two": "unix:///there/is/none.sock"})
         assert set(fleet.agents) == {"one"}
         assert silent["two"].startswith("cannot ask the agent of two: cannot reach the agent at unix:///there/is/none")
-        assert await fleet.meet(where) == {}
+        assert await fleet.update(where) == {}
         before = fleet.agents["one"]
         promise = await fleet.acquire("two", pod, gpu_memory="4G")
-        assert await fleet.meet({"one": where["one"]}) == {}
+        assert await fleet.update({"one": where["one"]}) == {}
         assert fleet.promised(pod) is None, "its agent is not there"
-        assert await fleet.meet({"one": where["two"]}) == {}, "another address is another agent"
+        assert await fleet.update({"one": where["two"]}) == {}, "another address is another agent"
         assert fleet.agents["one"] is not before
         assert fleet.promised(pod) == "one"
         again = await fleet.acquire("one", pod, gpu_memory="4G")
@@ -198,25 +198,25 @@ async def test_who_does_not_answer_holds_nobody_up(where: dict[str, str]) -> Non
             listener.bind(f"{folder}/deaf.sock")
             listener.listen()
             async with AsyncFleet(answer=1) as fleet:
-                words = await fleet.meet({"deaf": silent, "unsafe": f"127.0.0.1:{deaf.getsockname()[1]}"})
+                words = await fleet.update({"deaf": silent, "unsafe": f"127.0.0.1:{deaf.getsockname()[1]}"})
                 assert set(words) == {"deaf", "unsafe"}
                 assert "no answer in 1 s" in words["deaf"]
                 assert "without TLS" in words["unsafe"]
                 assert not fleet.agents
         async with AsyncFleet(answer=30) as fleet:
-            assert await fleet.meet(where) == {}
+            assert await fleet.update(where) == {}
 
 
 async def test_a_lapsed_lease_whose_place_is_taken_is_forgotten(fleet: AsyncFleet, pod: Pod) -> None:
     promise = await fleet.acquire("one", pod, mig_profile="7g.40gb")
-    await promise.lapse()
+    await promise.expire()
     await promise.lease.release()  # as at its deadline
     await fleet.agents["one"].acquire(mig_profile="7g.40gb")
-    assert fleet.lapsing(pod) == ["one"]
+    assert fleet.expiring(pod) == ["one"]
     with pytest.raises(Refused) as refused:
         await fleet.acquire("one", pod, mig_profile="7g.40gb")
     assert refused.value.reason == "no-capacity"
-    assert fleet.lapsing(pod) == []
+    assert fleet.expiring(pod) == []
 
 
 @pytest.mark.parametrize("reason", ["shutting-down", "queue-full"])
@@ -229,7 +229,7 @@ async def test_what_is_refused_before_the_agent_looked_forgets_no_promise(
         raise Refused(reason=reason, message="cannot serve now", retryable=True)
 
     first = await fleet.acquire("one", pod, mig_profile="7g.40gb")
-    await first.confirm()
+    await first.commit()
     with monkeypatch.context() as patched:
         patched.setattr(AsyncClient, "acquire", refuse)
         with pytest.raises(Refused):
@@ -257,7 +257,7 @@ async def test_what_may_not_have_been_given_back_is_asked_for_again(
         raise NoAgent("cannot reach it")
 
     promise = await fleet.acquire("one", pod, mig_profile="7g.40gb")
-    await promise.confirm()
+    await promise.commit()
     with monkeypatch.context() as patched:
         patched.setattr(AsyncClient, "release", unheard)
         with pytest.raises(NoAgent):

@@ -61,7 +61,7 @@ class CdiFolder:
     """The agent's files in the folder where the container runtime looks; those of others are not touched.
 
     Thread-safe. Every call blocks: `write` for a disk's flush, and the first one after the driver changed for as long
-    as `nvidia-ctk` takes, at most `driverlibraries.MOST_SECONDS`; so call them in a thread.
+    as `nvidia-ctk` takes, at most `driver_libraries.MOST_SECONDS`; so call them in a thread.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from mig_agent.client.channels import Tls
 from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.leases import Lease
-from mig_agent.client.types import Device, Grant, Plan, Pod, Status
+from mig_agent.client.types import Device, Grant, NoPlan, Plan, Pod, Status
 from mig_agent.core.errors import UsageError
 from mig_agent.core.pod_resources import devices_of, pod_resources
 
@@ -34,6 +34,7 @@ __all__ = [
     "Grant",
     "Lease",
     "NoAgent",
+    "NoPlan",
     "Plan",
     "Pod",
     "Refused",

@@ -30,7 +30,7 @@ class Client:
     >>> with Client() as client, client.lease(gpu_memory="4G") as lease:   # doctest: +SKIP
     ...     print(lease.devices[0].uuid)
 
-    Nothing is connected before the first call. Every call raises UsageError for what cannot be meant, Refused when the
+    Nothing is connected before the first call. Every call raises UsageError for a wrong argument, Refused when the
     agent says no, and NoAgent when none answers.
     """
 
@@ -55,7 +55,7 @@ class Client:
         return self._connections.users.address
 
     def close(self) -> None:
-        """Closes the connections. Leases that were taken with `lease` end."""
+        """Closes the connections. Leases that were taken with `lease` end 5 s later."""
         for holding in tuple(self._holdings):
             holding.close()
         for connection in self._connections.opened():

@@ -1,4 +1,4 @@
-"""From the wire to the values of `answers`. Nothing is decided here."""
+"""Decodes messages of the API into the values of `types`. Nothing is decided here."""
 
 from __future__ import annotations
 

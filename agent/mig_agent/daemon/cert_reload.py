@@ -20,7 +20,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Renewing:
-    """Belongs to the event loop."""
+    """Loads certificates again when their files change. Not thread-safe; use from the event loop."""
 
     def __init__(self, certificates: Certificates, on_revoked: Callable[[], None]) -> None:
         """`on_revoked`: an authority is gone; called before any connection is made under the new ones."""

@@ -1,4 +1,4 @@
-"""From a request to a granted lease: served once, however often it is sent, tried a few times, and told why not."""
+"""Serving of requests: from a request to a granted lease, once however often it is sent, or to a refusal."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Job:
 
 
 class Acquirer:
-    """Belongs to the event loop."""
+    """Serves requests for leases. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, room: RequestQueue) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""What administrators do: cordon a GPU, destroy idle instances, switch MIG mode."""
+"""Calls of administrators: cordon a GPU, destroy idle instances, switch MIG mode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mig_agent.engine.state import GpuRecord
 
 
 class Admin:
-    """Belongs to the event loop."""
+    """Carries out calls of administrators. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, remover: InstanceDestroyer, observer: Reconciler) -> None:
         self._context = context

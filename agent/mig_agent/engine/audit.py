@@ -1,4 +1,4 @@
-"""Calls that were refused for who made them: told and recorded, but not so often that they drown everything else."""
+"""Audit of calls that were denied to their caller, recorded at a bounded rate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIKE_A_TOKEN = re.compile(r"[0-9a-f]{64}", re.IGNORECASE)
 
 
 class DenialAudit:
-    """Belongs to the event loop."""
+    """Records calls that were denied, at a bounded rate. Not thread-safe; use from the event loop."""
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
         self._journal = journal

@@ -64,7 +64,10 @@ class EngineSettings:
 
 
 class DriverUse:
-    """Belongs to the event loop. Whatever uses the driver does so inside; a part of it may go inside again."""
+    """Counts the current users of the driver.
+
+    Not thread-safe; use from the event loop. Whatever uses the driver does so inside; a part of it may go inside again.
+    """
 
     def __init__(self) -> None:
         self.paused: tuple[str, ...] = ()
@@ -133,7 +136,7 @@ class NoTelemetry:
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """Belongs to the event loop."""
+    """Holds what the parts of the engine share. Not thread-safe; use from the event loop."""
 
     driver: Driver
     host: Host

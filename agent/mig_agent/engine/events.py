@@ -1,4 +1,4 @@
-"""What happened, told to whoever listens: observers at once, subscribers as they read, and a ring of recent ones."""
+"""Distribution of events: to observers at once, subscribers as they read, and a ring of recent ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,10 @@ class Subscription:
 
 
 class Events:
-    """Belongs to the event loop."""
+    """Emits events to observers and subscribers, and remembers recent ones.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self) -> None:
         self.observers: list[Callable[[Event], None]] = []

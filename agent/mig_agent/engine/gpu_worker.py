@@ -26,7 +26,7 @@ _Answer = TypeVar("_Answer")
 
 
 class StepTimer:
-    """Belongs to the event loop."""
+    """Measures how long the steps of a plan take. Not thread-safe; use from the event loop."""
 
     def __init__(self) -> None:
         self._created: deque[float] = deque(maxlen=MEASURED)

@@ -24,7 +24,10 @@ LONGEST_SECONDS = 60.0
 
 
 class Quarantine:
-    """Belongs to the event loop."""
+    """Keeps instances that are in use though nobody leases them, and tries them again.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -120,7 +123,10 @@ class Quarantine:
 
 
 class Preflight:
-    """Belongs to the event loop. Each look raises StepFailedError when the step must not be taken."""
+    """Checks instances before a plan touches them.
+
+    Not thread-safe; use from the event loop. Each look raises StepFailedError when the step must not be taken.
+    """
 
     def __init__(self, context: Context, blocks: Quarantine) -> None:
         self._context = context
@@ -209,7 +215,10 @@ class StepFailedError(MigAgentError):
 
 
 class InstanceDestroyer:
-    """Belongs to the event loop. Its methods are called under the lock of the GPU's lane."""
+    """Destroys instances and records it.
+
+    Not thread-safe; use from the event loop. Its methods are called under the lock of the GPU's lane.
+    """
 
     def __init__(self, context: Context, blocks: Quarantine) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""Commits: a record goes to the ledger, and only when it is on the disk does it become true and is told.
+"""Commits: a record goes to the ledger, and only when it is on the disk is it applied and published.
 
 Records are committed in the order in which they are written, several at once where several wait. What a record changes
 in memory is applied on the event loop when its commit has succeeded, with nothing in between; whoever waits for it then

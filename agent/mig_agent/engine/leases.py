@@ -1,4 +1,4 @@
-"""What is done to leases that stand: released, renewed, given to the pod that they were taken for, ended with it."""
+"""Operations on active leases: release, renewal, binding to the pod that they were taken for, and their end with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without
 
 
 class Leases:
-    """Belongs to the event loop."""
+    """Releases and renews active leases, and binds them to pods. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""When an instance of a lease is lost: a pod's lease goes on with what is left of it, any other ends.
+"""Lifecycle of leases. When an instance is lost, a pod's lease goes on with what is left of it, any other ends.
 
 A pod's container has the device nodes of all its instances until it ends. Were its lease to end with the first that is
 lost, the others would be idle, and another pod would be given what that container has open.
@@ -160,7 +160,7 @@ class _Watches:
 
 
 class LeaseLifecycle:
-    """Belongs to the event loop."""
+    """Confirms, ends and degrades leases, and runs their deadlines. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog) -> None:
         self._context = context

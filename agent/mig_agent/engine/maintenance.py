@@ -1,8 +1,8 @@
-"""Maintenance: nothing is granted, and the driver is let go, so that it can be replaced under leases that stand.
+"""Maintenance: nothing is granted, and the driver is released, so that it can be replaced while leases stay active.
 
 Several may want it at once, each for a reason of its own; the agent goes on when the last of them is done. One task
 brings the driver to where it is wanted, however often that changes meanwhile. What an administrator asked for is
-recorded, and outlives the agent; the other reasons are told anew by those who have them.
+recorded, and outlives the agent; the other reasons are given again by their callers.
 """
 
 from __future__ import annotations

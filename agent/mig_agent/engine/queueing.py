@@ -1,4 +1,4 @@
-"""Requests that wait for their turn: the queue of `core.queue` with its timers, and telling people their place."""
+"""The queue of waiting requests: that of `core.queue` with its timers, and reports of the place in it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class QueuedRequest:
 
 
 class RequestQueue:
-    """Belongs to the event loop."""
+    """Holds the requests that wait, and their timers. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, executor: Executor) -> None:
         self._context = context

@@ -1,4 +1,8 @@
-"""What is used on each instance, read from the driver beside everything else."""
+"""Reconciliation of the ledger with the hardware while the agent serves, and readings of what each instance uses.
+
+The reconciler reads each GPU on a timer, after errors and on the driver's events, and has the repairs carried out
+that `core.recovery` returns.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ _GRAVE = (EndLease, FinishDestroy, ForgetInstance)
 
 
 class Reconciler:
-    """Belongs to the event loop."""
+    """Compares ledger and hardware repeatedly, and starts repairs. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

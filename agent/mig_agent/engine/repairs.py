@@ -37,7 +37,10 @@ from mig_agent.engine.state import GpuRecord
 
 
 class Repairs:
-    """Belongs to the event loop. Its methods are called under the lock of the GPU's lane."""
+    """Carries out the repairs that recovery returned.
+
+    Not thread-safe; use from the event loop. Its methods are called under the lock of the GPU's lane.
+    """
 
     def __init__(
         self, context: Context, lifetimes: LeaseLifecycle, blocks: Quarantine, remover: InstanceDestroyer

@@ -67,14 +67,14 @@ class Extender:
             pod = await self.cluster.pod(asked["PodNamespace"], asked["PodName"])
             if pod is None or pod.uid != asked["PodUID"]:
                 return {"Error": "the pod is gone"}
-            await self.fleet.meet(await self.cluster.agents())
+            await self.fleet.update(await self.cluster.agents())
             await self.take_and_bind(pod, asked["Node"])
         return {"Error": ""}
 
     async def take_and_bind(self, pod: Waiting, node: str) -> None:
         """Raises Rejected, or one of FAILED."""
         promise = await self.fleet.acquire(node, pod, devices=pod.devices)
-        await promise.confirm()
+        await promise.commit()
         try:
             # What is not answered may have happened: then the lease stays, and who asks again is given the same one.
             await self.cluster.bind(pod, node, promise.uuids)
@@ -94,7 +94,7 @@ class Extender:
     async def look(self, asked: Json) -> tuple[dict[str, float], dict[str, str]]:
         """Of the nodes that kube-scheduler names: the scores of those that can (low is good), and why others cannot."""
         pod, names = read(asked["Pod"]), asked["NodeNames"]
-        silent = await self.fleet.meet(await self.cluster.agents())
+        silent = await self.fleet.update(await self.cluster.agents())
         promised = self.fleet.promised(pod)
         if promised in names:
             return {promised: 0.0}, {}  # an earlier binding was not answered: no second lease elsewhere

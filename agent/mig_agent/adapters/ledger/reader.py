@@ -91,7 +91,7 @@ class Contents:
     last_generation: int = 0
     last_revision: int = 0
     gpus: Mapping[GpuUuid, str] = field(default_factory=dict)
-    """The GPUs as they were last known, as `ledger_gpus` has them."""
+    """The GPUs as they were last known, as `gpu_cache` has them."""
     paused: str = ""
     """Why an administrator paused the agent; empty when nobody did."""
     unconfirmed: frozenset[LeaseId] = frozenset()

@@ -245,7 +245,7 @@ class PutBootId:
 
 @dataclass(frozen=True, slots=True)
 class PutGpus:
-    """All GPUs that are managed, as they are now: texts of `ledger_gpus` by UUID."""
+    """All GPUs that are managed, as they are now: texts of `gpu_cache` by UUID."""
 
     gpus: Mapping[GpuUuid, str]
 

@@ -39,7 +39,7 @@ PATCHES = (
         number=1,
         least_reader=1,
         statements=(
-            # Of the ledger itself, in one row; see `ledger_digest`.
+            # Of the ledger itself, in one row; see `ledger.digest`.
             """CREATE TABLE head (
                 id INTEGER PRIMARY KEY CHECK (id = 1),
                 ledger TEXT NOT NULL,

@@ -167,7 +167,7 @@ CHANGING = frozenset(
         "nvmlDeviceSetMigMode",
     }
 )
-"""The calls that change the hardware: before and after each the process can be made to crash (`crashpoints`)."""
+"""The calls that change the hardware: before and after each the process can be made to crash (`failpoints`)."""
 
 _LEAST_ROOM = 16
 """Entries in a buffer whose length the driver is not told; no GPU has more instances."""

@@ -36,27 +36,27 @@ class AsyncFleet:
     """The agents of a cluster's nodes, each known by its node. It belongs to one event loop.
 
     >>> async with AsyncFleet(tls=tls) as fleet:                                         # doctest: +SKIP
-    ...     silent = await fleet.meet({"n1": "10.88.0.3:7400", "n2": "10.88.0.4:7400"})
+    ...     silent = await fleet.update({"n1": "10.88.0.3:7400", "n2": "10.88.0.4:7400"})
     ...     plans, refusals = await fleet.plan(gpu_memory="4G")
     ...     best = min(plans, key=lambda node: plans[node].score)
-    ...     promise = await fleet.acquire(best, pod, gpu_memory="4G", if_revision=plans[best].revision)
-    ...     await promise.confirm()
+    ...     reservation = await fleet.acquire(best, pod, gpu_memory="4G", if_revision=plans[best].revision)
+    ...     await reservation.commit()
 
-    It remembers nothing that `meet` does not find again, so who uses it may be killed at any moment. Whatever its calls
-    raise is a ClientError (NoAgent, too, where an answer did not come in time), or UsageError for what cannot be meant.
+    It remembers nothing that `update` does not find again, so its user may be killed at any moment. Whatever its calls
+    raise is a ClientError (NoAgent, too, where an answer did not come in time), or UsageError for a wrong argument.
     """
 
     def __init__(self, *, tls: Tls | None = None, ttl: float = TTL_SECONDS, answer: float = ANSWER_SECONDS) -> None:
-        """`ttl`: seconds after which a lease ends that is not confirmed. `answer`: those for a call without work."""
+        """`ttl`: seconds after which a lease ends that is not committed. `answer`: those for a call without work."""
         self.ttl, self.answer = ttl, answer
         self._tls = tls
-        self._meeting = asyncio.Lock()
+        self._updating = asyncio.Lock()
         self._agents: dict[str, AsyncClient] = {}
         self._promised: dict[str, str] = {}
         """By a pod's UID: the node that may have a lease for it already."""
         self._spent: Counter[tuple[str, str]] = Counter()
         """By a pod's UID and a node: the request ids that have given their lease, which has ended."""
-        self._lapsing: dict[str, dict[str, Reservation]] = {}
+        self._expiring: dict[str, dict[str, Reservation]] = {}
         """By a pod's UID and by node."""
 
     @property
@@ -78,19 +78,19 @@ class AsyncFleet:
 
     # ------------------------------------------------------------ who is there
 
-    async def meet(self, addresses: Mapping[str, str]) -> dict[str, str]:
+    async def update(self, addresses: Mapping[str, str]) -> dict[str, str]:
         """From now on these are the agents, by node: `host:port`. Returns those that cannot be asked, and why.
 
         To be called again whenever that may have changed, and while some cannot be asked. An agent that is new here
         tells for which pods it has leases: they may have been taken by a scheduler before this one, or beside it.
         """
-        async with self._meeting:
+        async with self._updating:
             await self._leave(node for node, agent in self._agents.items() if addresses.get(node) != str(agent.address))
             new = [node for node in addresses if node not in self._agents]
-            words = await asyncio.gather(*(self._meet(node, addresses[node]) for node in new))
+            words = await asyncio.gather(*(self._connect(node, addresses[node]) for node in new))
         return {node: each for node, each in zip(new, words, strict=True) if each}
 
-    async def _meet(self, node: str, address: str) -> str:
+    async def _connect(self, node: str, address: str) -> str:
         try:
             agent = AsyncClient(address, tls=self._tls, patience=self.answer)
             try:
@@ -115,7 +115,7 @@ class AsyncFleet:
     ) -> tuple[dict[str, Plan], dict[str, str]]:
         """How each node would serve a request, all asked at once: plans by node, and of the others why not.
 
-        `but`: nodes that are not asked. Raises UsageError for what cannot be meant, whatever the node.
+        `but`: nodes that are not asked. Raises UsageError for a wrong argument, whatever the node.
         """
 
         async def ask(node: str, agent: AsyncClient) -> Plan | str:
@@ -138,9 +138,9 @@ class AsyncFleet:
         node = self._promised.get(pod.uid)
         return node if node in self._agents else None
 
-    def lapsing(self, pod: Pod) -> list[str]:
-        """The nodes where a lease for the pod lapses: it is in the way of plans there, and may be asked for again."""
-        return [node for node in self._lapsing.get(pod.uid, ()) if node in self._agents]
+    def expiring(self, pod: Pod) -> list[str]:
+        """The nodes where a lease for the pod expires: it is in the way of plans there, and may be asked for again."""
+        return [node for node in self._expiring.get(pod.uid, ()) if node in self._agents]
 
     async def acquire(self, node: str, pod: Pod, /, **asking: Unpack[Asking]) -> Reservation:
         """Takes a lease for a pod on a node, with a deadline: the same one however often, and by whom, it is asked for.
@@ -154,7 +154,7 @@ class AsyncFleet:
         agent = self._agents.get(node)
         if agent is None:
             raise NoAgent(f"cannot ask the agent of {node}: none has been met there", "look whether its pod is ready")
-        may_stand = self._promised.get(pod.uid) == node or node in self.lapsing(pod)
+        may_stand = self._promised.get(pod.uid) == node or node in self.expiring(pod)
         self._promised[pod.uid] = node
         asking["pod"] = pod
         asking.setdefault("ttl", self.ttl)
@@ -169,7 +169,7 @@ class AsyncFleet:
                     raise
                 if refused.reason not in _SPENT:
                     self.forget(pod)
-                    self._lapsing.get(pod.uid, {}).pop(node, None)
+                    self._expiring.get(pod.uid, {}).pop(node, None)
                     raise
                 self._spent[pod.uid, node] = number
 
@@ -177,14 +177,16 @@ class AsyncFleet:
         """What is known of leases for the pod: the next one is taken wherever it is best."""
         self._promised.pop(pod.uid, None)
 
-    def lapses(self, promise: Reservation) -> None:
-        """As `Reservation.lapse` has done it."""
-        self.forget(promise.pod)
-        self._lapsing.setdefault(promise.pod.uid, {})[promise.node] = promise
+    def expires(self, reservation: Reservation) -> None:
+        """As `Reservation.expire` has done it."""
+        self.forget(reservation.pod)
+        self._expiring.setdefault(reservation.pod.uid, {})[reservation.node] = reservation
 
-    async def kept(self, promise: Reservation) -> None:
-        """As `Reservation.kept`."""
-        others = [each for node, each in self._lapsing.pop(promise.pod.uid, {}).items() if node != promise.node]
+    async def committed(self, reservation: Reservation) -> None:
+        """As `Reservation.committed`."""
+        others = [
+            each for node, each in self._expiring.pop(reservation.pod.uid, {}).items() if node != reservation.node
+        ]
         # Where it is not answered the deadline does it.
         await asyncio.gather(*(each.give_back() for each in others), return_exceptions=True)
 
@@ -193,12 +195,12 @@ class AsyncFleet:
         kept = {pod.uid for pod in pods}
         self._promised = {uid: node for uid, node in self._promised.items() if uid in kept}
         self._spent = Counter({key: count for key, count in self._spent.items() if key[0] in kept})
-        self._lapsing = {uid: promises for uid, promises in self._lapsing.items() if uid in kept}
+        self._expiring = {uid: reservations for uid, reservations in self._expiring.items() if uid in kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A lease that was taken for a pod which has not come yet. While it is not confirmed it ends at its deadline."""
+    """A lease that was taken for a pod which has not come yet. While it is not committed it ends at its deadline."""
 
     node: str
     pod: Pod
@@ -210,24 +212,24 @@ class Reservation:
         """Of its devices."""
         return [device.uuid for device in self.lease.devices]
 
-    async def confirm(self) -> None:
+    async def commit(self) -> None:
         """It has no deadline any more: it stays until the pod has come, or its agent learns that it will not.
 
         Raises Refused where it has ended meanwhile.
         """
         await self._renew(None)
 
-    async def lapse(self) -> None:
+    async def expire(self) -> None:
         """It has a deadline again, and ends then if the pod has not come.
 
         For a pod that was not bound and may still be, by another scheduler that was given the same lease.
         """
-        self.fleet.lapses(self)
+        self.fleet.expires(self)
         await self._renew(self.fleet.ttl)
 
-    async def kept(self) -> None:
-        """The pod is bound to the node: what lapses for it on others ends at once. Raises nothing of the agents'."""
-        await self.fleet.kept(self)
+    async def committed(self) -> None:
+        """The pod is bound to the node: what expires for it on others ends at once. Raises nothing of the agents'."""
+        await self.fleet.committed(self)
 
     async def give_back(self) -> None:
         """It ends at once: only where nobody will bind the pod to this node, who was given the same lease."""

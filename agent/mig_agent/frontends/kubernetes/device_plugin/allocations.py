@@ -33,7 +33,7 @@ class Acquisition:
 
 @dataclass(slots=True)
 class AllocationTable:
-    """Belongs to the event loop."""
+    """Holds the allocations of the kubelet. Not thread-safe; use from the event loop."""
 
     on_way: dict[KubeletDevice, float] = field(default_factory=dict)
     """Allocated, and not seen on a pod yet, with the moment of the allocation."""

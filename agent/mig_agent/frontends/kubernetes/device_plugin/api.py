@@ -1,4 +1,4 @@
-"""What the device plugin asks of the API server; `adapters.kubeapi.KubeApi` does it."""
+"""The part of the API server that the device plugin uses; `adapters.kubeapi.KubeClient` implements it."""
 
 from __future__ import annotations
 

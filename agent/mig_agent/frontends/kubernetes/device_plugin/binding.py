@@ -25,7 +25,7 @@ _LOG = structlog.get_logger(__name__)
 
 
 class Binder:
-    """Belongs to the event loop."""
+    """Binds leases that were taken for pods to the devices of the kubelet. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

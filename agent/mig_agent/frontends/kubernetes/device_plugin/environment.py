@@ -32,7 +32,7 @@ NOBODY_KNOWN: Final = Pod(namespace="", name="not known")
 
 
 class EnvironmentAllocating:
-    """Belongs to the event loop."""
+    """Gives devices by environment variables while a pod is admitted. Not thread-safe; use from the event loop."""
 
     def __init__(
         self, manager: Manager, book: AllocationTable, resources: Mapping[str, Resource], changed: Callable[[], None]

@@ -56,7 +56,7 @@ class PodLister(Protocol):
 
 
 class KubeletPods:
-    """Belongs to the event loop."""
+    """Follows the pods of the kubelet and ends leases of removed ones. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Mismatch:
 
 
 class NodeStatus:
-    """Belongs to the event loop."""
+    """Corrects the device counts in the node object. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

@@ -62,7 +62,7 @@ class Injector(Protocol):
 
 
 class PreStart:
-    """Belongs to the event loop."""
+    """Leases the devices of a pod before its container starts. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ class Neighbours(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Registration:
-    """Belongs to the event loop."""
+    """Registers the resources with the kubelet, again after it restarts. Not thread-safe; use from the event loop."""
 
     paths: KubeletPaths
     kubelet: Neighbours
@@ -231,7 +231,7 @@ CONFIRM_SECONDS: Final = 10.0
 
 
 class Readiness:
-    """Belongs to the event loop."""
+    """Finds out whether the kubelet knows all offered resources. Not thread-safe; use from the event loop."""
 
     def __init__(self, registering: Registration, tell: Callable[[bool], Awaitable[None]]) -> None:
         """`tell` hears whenever it is another than before, and at the first look."""

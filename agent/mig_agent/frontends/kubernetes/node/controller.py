@@ -81,7 +81,7 @@ async def write(api: KubeClient, facts: NodeFacts, wanted: Shown | None) -> None
 
 
 class NodeFrontend:
-    """Belongs to the event loop."""
+    """Keeps labels, condition and Events of the node object current. Not thread-safe; use from the event loop."""
 
     def __init__(self, manager: Manager, api: KubeClient, settings: NodeSettings, paused: tuple[str, ...] = ()) -> None:
         """`paused` are the reasons of `first_pauses`, for which the manager was started paused."""

@@ -1,4 +1,4 @@
-"""What following asks of the API server; `adapters.kubeapi.KubeApi` does it."""
+"""The part of the API server that the pod tracker uses; `adapters.kubeapi.KubeClient` implements it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whose the leases are that name no pod: those of an agent before that gave devices by environment variables. Pure.
+"""Evidence from the API server on pods that have leases: whether they are bound, have ended, or must be asked for.
+
+Pure. It also finds the pods of leases that name none: those of an earlier agent that gave devices by environment.
 
 The kubelet did not say for whom it asked, and where no device plugin runs any more it is not asked either. Its record
 of devices tells the pod's UID; that the pod has gone the API server has to say.
