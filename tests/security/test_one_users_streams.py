@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import granted
 from support.agent import Agent, eventually
 from support.people import ALICE, BOB, needs_root, person
-from support.service import TIMEOUT, ask
+from support.service import TIMEOUT
 
 MOST = 4
 
@@ -24,6 +25,10 @@ def agent(folder: Path) -> Iterator[Agent]:
     with Agent(folder, "a30", flags=["--socket-mode", "0666", "--max-calls", str(MOST)]) as running:
         folder.chmod(0o755)
         yield running
+
+
+def wanted() -> pb.Request:
+    return pb.Request(wants=[pb.Want(memory_bytes=4 << 30)], request_id=uuid.uuid4().hex)
 
 
 @needs_root
@@ -39,8 +44,8 @@ def test_streams_without_a_request_take_nothing_from_others(agent: Agent) -> Non
         try:
             # Answered after them on the same connection, so they have been seen.
             assert alice.Status(pb.StatusRequest(), timeout=TIMEOUT).gpus
-            assert granted(bob, ask(memory="4G"), TIMEOUT).lease.id
-            assert granted(alice, ask(memory="4G"), TIMEOUT).lease.id
+            assert granted(bob, wanted(), TIMEOUT).lease.id
+            assert granted(alice, wanted(), TIMEOUT).lease.id
             assert not any(each.done() for each in silent)
         finally:
             over.set()
@@ -55,14 +60,14 @@ def test_one_user_has_half_of_the_streams(agent: Agent) -> None:
         for each in watching:
             next(iter(each))
         with pytest.raises(grpc.RpcError) as refused:
-            granted(alice, ask(memory="4G"), TIMEOUT)
+            granted(alice, wanted(), TIMEOUT)
         assert "2 requests and watches of one user are open" in str(refused.value.details())
-        assert granted(bob, ask(memory="4G"), TIMEOUT).lease.id
+        assert granted(bob, wanted(), TIMEOUT).lease.id
         watching[0].cancel()
 
         def again() -> bool:
             try:
-                return bool(granted(alice, ask(memory="4G"), TIMEOUT).lease.id)
+                return bool(granted(alice, wanted(), TIMEOUT).lease.id)
             except grpc.RpcError:
                 return False
 
