@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -40,7 +41,7 @@ def test_streams_without_a_request_take_nothing_from_others(agent: Agent) -> Non
         yield from ()
 
     with person(ALICE, agent.socket, agent.folder) as alice, person(BOB, agent.socket, agent.folder) as bob:
-        silent = [alice.Acquire(nothing(), timeout=TIMEOUT) for _ in range(2 * MOST)]
+        silent: list[Any] = [alice.Acquire(nothing(), timeout=TIMEOUT) for _ in range(2 * MOST)]
         try:
             # Answered after them on the same connection, so they have been seen.
             assert alice.Status(pb.StatusRequest(), timeout=TIMEOUT).gpus
