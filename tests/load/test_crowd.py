@@ -263,8 +263,10 @@ async def test_a_burst_is_refused_in_words_and_each_release_gets_through(
             answers = await asyncio.gather(*burst, *releases, *rest)
         released = answers[len(burst) : len(burst) + len(releases)]
         assert set(released) == {"OK"}, Counter(released)
-        # The last are those who waited as long as they had said.
-        assert set(answers) <= {"OK", "RESOURCE_EXHAUSTED in words", "DEADLINE_EXCEEDED in words"}, Counter(answers)
+        # Those past their deadline waited as long as they had said.
+        usual = {"OK", "RESOURCE_EXHAUSTED in words", "DEADLINE_EXCEEDED in words"}
+        assert set(answers) <= usual | {UNHEARD}, Counter(answers)
+        figure("calls of bursts for which grpc.aio made up INTERNAL", answers.count(UNHEARD))
         figure("calls of bursts that were refused in words", len(answers) - answers.count("OK"))
         assert not agent.log().count("Traceback")
 
@@ -288,7 +290,14 @@ async def test_a_thousand_calls_wait_on_one_connection_and_a_release_gets_throug
             assert len((await status(stub)).queue) == CLIENTS - 1  # the first of them has it
 
 
+UNHEARD = "a refusal that grpc.aio hid"
+"""Where a stream ends before its client writes, grpc.aio makes up a status (docs/api.md, grpc/grpc issue 36066)."""
+
+
 def outcome(error: grpc.aio.AioRpcError) -> str:
+    made_up = error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
+    if made_up and "SendMessageOperation" in (error.debug_error_string() or ""):
+        return UNHEARD
     words = (error.details() or "").startswith("cannot ")
     return f"{error.code().name} {'in words' if words else error.details()}"
 

@@ -34,7 +34,7 @@ from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.daemon.cert_reload import Renewing
 from mig_agent.daemon.socket_watch import WatchedSocket
-from mig_agent.frontends.grpc.handlers import SERVICE
+from mig_agent.frontends.grpc.handlers import SERVICE, most_open
 from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600
@@ -138,7 +138,7 @@ class _Server:
         """Those of them that stand before certificates."""
         self.renewing: Renewing | None = None
         """Where there are any."""
-        stay_open = 2 * most_calls + _MOST_PROBES
+        stay_open = most_open(most_calls) + _MOST_PROBES
         self._usages = Usages(
             Limits(calls=stay_open + _MOST_AT_ONCE, unseen_calls=_MOST_AT_ONCE, request_bytes=_MOST_REQUEST_BYTES),
             self._caught_up,

@@ -7,12 +7,12 @@ that cannot even be read is answered in words like any other mistake. Nothing es
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn
+from functools import partial
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -20,41 +20,45 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpc_errors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
-from mig_agent.adapters.transport.peer_credentials import peer_from
+from mig_agent.adapters.transport.peer_credentials import own_uid, peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.texts import visible
+from mig_agent.frontends.grpc.opening_streams import SPARE, OpeningStreams
 from mig_agent.frontends.grpc.text_checks import check_texts
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
+_ROOT: Final = 0
 _ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
 
 class CallLimit:
     """CallLimit for so many calls of one kind. Belongs to the event loop."""
 
-    def __init__(self, most: float, what: str, *, most_of_one: float = math.inf) -> None:
-        """`what` names them in messages: "requests and watches"; `most_of_one` is how many one user may have."""
+    def __init__(
+        self, most: float, what: str, *, most_of_one: float = math.inf, unbounded: Collection[int] = ()
+    ) -> None:
+        """`what` names them in messages: "requests and watches"; `most_of_one` is how many one user may have.
+
+        `unbounded` are users to whom only the total applies.
+        """
         self._most = most
         self._most_of_one = most_of_one
+        self._unbounded = frozenset(unbounded)
         self._what = what
         self._of_one: Counter[int | str | None] = Counter()
         self.taken = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more call would be refused."""
-        return self.taken >= self._most
-
-    def refusal(self) -> RefusedError:
-        """Why one more call is not taken."""
-        return _refusal(f"{self.taken} {self._what}")
+    def left_to(self, who: int | str | None) -> float:
+        """How many more calls this user might have if it were alone."""
+        share = self._most if who in self._unbounded else min(self._most, self._most_of_one)
+        return share - self._of_one[who]
 
     @contextmanager
     def place(self, who: int | str | None = None) -> Iterator[None]:
         """A place for one call as long as the block lasts. Raises RefusedError (QUEUE_FULL) where there is none."""
-        if self.is_full:
-            raise self.refusal()
-        if self._of_one[who] >= self._most_of_one:
+        if self.taken >= self._most:
+            raise _refusal(f"{self.taken} {self._what}")
+        if self.left_to(who) <= 0:
             raise _refusal(f"{self._of_one[who]} {self._what} of one user")
         self.taken += 1
         self._of_one[who] += 1
@@ -120,8 +124,10 @@ class CallLimits:
     """The room of one socket, for so many calls of each kind."""
 
     def __init__(self, most: int) -> None:
-        self._streams = CallLimit(most, "requests and watches")
-        self._others = CallLimit(most, "other calls", most_of_one=(most + 1) // 2)
+        half = (most + 1) // 2
+        # Root and the agent's own user could stop it anyway.
+        self._streams = CallLimit(most, "requests and watches", most_of_one=half, unbounded=(_ROOT, own_uid()))
+        self._others = CallLimit(most, "other calls", most_of_one=half)
         self._always = CallLimit(math.inf, "calls that end or renew a lease")
 
     def of(self, method: str, *, streams: bool) -> CallLimit:
@@ -131,18 +137,22 @@ class CallLimits:
         return self._streams if streams else self._others
 
 
+def most_open(most: int) -> int:
+    """How many calls one user may leave open where `CallLimits` takes so many of each kind."""
+    return most + SPARE + (most + 1) // 2
+
+
 Context = grpc.aio.ServicerContext[Any, Any]
 """The types of messages differ by method; each handler knows its own."""
 Handler = Callable[[Any, Context], Awaitable[Message | None]]
 """A unary method returns its answer; a streaming one writes them to the context and returns None.
 
-A method whose client streams, too, reads its messages with `next_message` and ignores its first argument.
+A method whose client streams, too, gets the first message, None for no message, and reads more with `next_message`.
 """
 
 OnRefused = Callable[[str, object, Context, Refusal], None]
 """Hears of each refused call, with its method and message."""
 
-_ASKED_SECONDS: Final = 2.0
 _DEFINITION: Final = "proto/migagent/v1/partition_manager.proto"
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
 
@@ -179,7 +189,8 @@ def method_handlers(
     for method in SERVICE.methods:
         room = rooms.of(method.name, streams=method.server_streaming)
         answer = getattr(servicer, _snake_case(method.name))
-        call = _guarded(answer, method.name, room, answers, on_refused, reads=method.client_streaming)
+        opening = OpeningStreams(partial(_most_streams, room)) if method.client_streaming else None
+        call = _guarded(answer, method.name, room, answers, on_refused, opening=opening)
         make = _MAKERS[method.client_streaming, method.server_streaming]
         handlers[method.name] = make(
             call,
@@ -209,15 +220,27 @@ async def abort(context: Context, refusal: Refusal) -> None:
     )
 
 
+def _most_streams(room: CallLimit, who: int | str | None) -> float:
+    """How many streams on which no request has come a user may have now."""
+    return room.left_to(who) + SPARE
+
+
 def _guarded(
-    call: Handler, name: str, room: CallLimit, answers: Answers, on_refused: OnRefused, *, reads: bool
+    call: Handler,
+    name: str,
+    room: CallLimit,
+    answers: Answers,
+    on_refused: OnRefused,
+    *,
+    opening: OpeningStreams | None,
 ) -> Handler:
-    """Answers refusals as statuses; `reads` says that the client streams."""
+    """Answers refusals as statuses; with `opening` the client streams, too."""
 
     async def guarded(message: object, context: Context) -> Message | None:
         try:
-            if reads and room.is_full:
-                await _refuse_once_asked(context, room)
+            if opening is not None:
+                async with opening.waiting(_who(context)):
+                    message = await next_message(context, name)
             if not isinstance(message, Unreadable):
                 with room.place(_who(context)):
                     answer = await call(message, context)
@@ -245,19 +268,6 @@ def _guarded(
     return guarded
 
 
-async def _refuse_once_asked(context: Context, room: CallLimit) -> NoReturn:
-    """Refuse a stream, for which there is no room, when its client has sent its first message.
-
-    The client of grpc.aio, when its stream ends before it writes, makes up INTERNAL in place of the status (seen with
-    grpcio 1.85.1). In a burst the message may be behind a thousand others, so it is not waited for at any length.
-    """
-    refusal = room.refusal()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_ASKED_SECONDS):
-            await context.read()
-    raise refusal
-
-
 def _hold(answer: Message, answers: Answers, context: Context) -> None:
     """Counts an answer until the call has ended. Raises RefusedError where the caller does not take its answers."""
     taken = answers.hold(_who(context), answer.ByteSize())
@@ -266,7 +276,7 @@ def _hold(answer: Message, answers: Answers, context: Context) -> None:
 
 
 def _who(context: Context) -> int | str | None:
-    """Whose answers share one bound: those of one user on Unix sockets, and of one connection over TCP."""
+    """Whose calls and answers share one bound: those of one user on Unix sockets, and of one connection over TCP."""
     peer = peer_from(context.peer())
     return context.peer() if peer is None else peer.uid
 

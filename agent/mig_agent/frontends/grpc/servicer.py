@@ -25,7 +25,7 @@ from mig_agent.frontends.grpc import encode
 from mig_agent.frontends.grpc.decode import held_request_from, request_from
 from mig_agent.frontends.grpc.handlers import Context, abort
 from mig_agent.frontends.grpc.identity import Roles, caller_named, caller_of, require_admin
-from mig_agent.frontends.grpc.streams import Confirmation, QueueReports, first_request
+from mig_agent.frontends.grpc.streams import Confirmation, QueueReports, request_in
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
@@ -86,10 +86,10 @@ class PartitionManagerServicer:
         for end in tuple(self._on_stop):
             end()
 
-    async def acquire(self, _messages: object, context: Context) -> None:
+    async def acquire(self, message: pb.AcquireRequest | None, context: Context) -> None:
         """Take devices: stream the place in the queue and then the lease, and hear from the client that it has it."""
         caller = self._caller(context)
-        request = request_from(await first_request(context), caller)
+        request = request_from(request_in(message), caller)
         confirmation = Confirmation(context)
         reports = QueueReports(context, lambda queued: pb.AcquireResponse(queued=queued))
         try:

@@ -16,8 +16,6 @@ from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.frontends.grpc.handlers import Context, next_message
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
-FIRST_MESSAGE_SECONDS = 60.0
-"""How long a client may leave a stream open before it sends its request; in a burst it may be behind many others."""
 _METHOD = "Acquire"
 
 
@@ -55,16 +53,8 @@ class QueueReports:
             return  # the client has gone away, which ends the call
 
 
-async def first_request(context: Context) -> pb.Request:
-    """Read the request that opens an Acquire stream. Raises UsageError, RefusedError for bytes that are no message."""
-    try:
-        async with asyncio.timeout(FIRST_MESSAGE_SECONDS):
-            message = await next_message(context, _METHOD)
-    except TimeoutError:
-        raise UsageError(
-            f"cannot wait longer for a request: none came in {FIRST_MESSAGE_SECONDS:g} s",
-            "send `request` as the first message of the stream",
-        ) from None
+def request_in(message: pb.AcquireRequest | None) -> pb.Request:
+    """Return the request that opens an Acquire stream. Raises UsageError where the first message is anything else."""
     if message is None:
         raise UsageError("cannot serve a stream without a request", "send `request` as its first message")
     if message.HasField("received"):
