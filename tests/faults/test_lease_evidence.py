@@ -219,7 +219,7 @@ def test_one_that_cannot_be_written_is_removed_rather_than_left_behind(
         patch.setattr(os, "pwrite", full)
         write(ledger, EndLease(LeaseId("lease-0"), 1.0, "released"))
         assert not evidence_of(path).exists()
-        patch.setattr(LeaseTrail, "rewrite", lambda self, _count: self.give_up())
+        patch.setattr(LeaseTrail, "rewrite", lambda self, _count, **_: self.give_up())
         write(ledger, PutLease(lease(1, 0), "digest"))
     assert not evidence_of(path).exists()
     write(ledger, RenewLease(LeaseId("lease-1"), 1.0))

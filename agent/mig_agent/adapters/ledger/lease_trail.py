@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -117,29 +118,32 @@ class LeaseTrail:
         except OSError:
             return True
 
-    def rewrite(self, count: Count) -> None:
-        """Make the file anew, as short as it can be. Where that fails there is none."""
+    def rewrite(self, count: Count, *, keep: bool = False) -> None:
+        """Make the file anew, as short as it can be. Where that fails there is none, or with `keep` the one before.
+
+        That one may be kept until something is committed that it lacks.
+        """
         data, lines = encode_file(count, self._live.values(), self._former.values())
         temporary = self._path.with_name(f".{self._path.name}.new")
         try:
             with FAILPOINTS.around("lease-evidence"):
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
                 try:
-                    written = os.write(descriptor, data)
-                    if written == len(data):
-                        temporary.rename(self._path)
+                    if os.write(descriptor, data) != len(data):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 -- as the rest would be
+                    temporary.rename(self._path)
                 except BaseException:
                     os.close(descriptor)
                     raise
         except OSError:
-            self.give_up()
+            with contextlib.suppress(OSError), FAILPOINTS.around("lease-evidence"):
+                temporary.unlink(missing_ok=True)
+            if not keep:
+                self.give_up()
             return
-        former, self.descriptor = self.descriptor, descriptor
+        self.close()
+        self.descriptor = descriptor
         self._lines, self._size, self._made_with = lines, len(data), len(data)
-        if former >= 0:
-            os.close(former)
-        if written != len(data):
-            self.give_up()
 
     def give_up(self) -> None:
         """Have no file rather than one that lacks something."""

@@ -137,7 +137,7 @@ class Ledger:
             self.contents = replace(contents, former=former)
             self._trail = LeaseTrail(evidence_of(self.path), self.contents)
             self.contents = replace(contents, former=self._trail.former)
-        self._trail.rewrite(self._head.count)
+        self._trail.rewrite(self._head.count, keep=True)
 
     def _knows(self, lease: LeaseId) -> bool:
         assert self._connection is not None  # noqa: S101 -- for the types alone
