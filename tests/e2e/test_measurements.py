@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pods
+
 from support.cluster.space import Space
 from support.figures import Table
 
