@@ -219,5 +219,6 @@ def test_by_hand(folder: Path) -> None:
         assert cluster_sh(*dir_of, "--node", "n2", "exec", "hostname").stdout == "n2\n"
     finally:
         cluster_sh(*dir_of, "down")
-    assert not left(folder)
+    # On a busy machine the command ends a moment before the last process that it has told to end.
+    eventually(lambda: not left(folder), "what was started has ended")
     assert cluster_sh(*dir_of, "status").stderr.startswith(f"cannot find a cluster in {folder}")
