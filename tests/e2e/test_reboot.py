@@ -5,6 +5,8 @@ So nothing that a container was told before may be true for ever.
 
 from __future__ import annotations
 
+import shutil
+
 from mig_agent.client import NoAgent
 from mig_agent.simulator import STATE_FILE, Simulator
 from support.agent import eventually
@@ -33,7 +35,10 @@ def reboot(space: Space) -> None:
     for path in (run / "cdi").glob("*"):
         path.unlink()
     for path in (run / "mig-agent").glob("*.sock*"):
-        path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path)  # the folder of a socket's lock
+        else:
+            path.unlink()
     Simulator(cluster.layout.private("/var/lib") / "mig-agent" / STATE_FILE).reboot()
     node.start("containerd")
     eventually(lambda: answers(space), "containerd answers", seconds=PATIENCE_SECONDS)
