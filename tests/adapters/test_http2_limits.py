@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mig_agent.adapters.transport.http2_limits import _MOST_EARLY_BYTES, ConnectionLimits, LimitError, Limits, Usages
+from mig_agent.adapters.transport.http2_limits import _MOST_EARLY_BYTES, Http2Limits, LimitError, Limits, Usages
 from support.http2 import (
     ACK,
     CONTINUATION,
@@ -39,7 +39,7 @@ class Counted:
         )
         self.broken: list[str] = []
 
-    def connect(self, user: int = 1, *, start: bool = True) -> ConnectionLimits:
+    def connect(self, user: int = 1, *, start: bool = True) -> Http2Limits:
         limits = self.usages.connect(user, self.broken.append)
         if start:
             assert limits.from_client(START) == len(START)

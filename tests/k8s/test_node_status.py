@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from mig_agent.adapters.kubelet import KubeletError
 from mig_agent.core.model import KubeletDevice
-from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatus
+from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatusPatcher
 from support.plugged import MIDDLE, SMALL, Words, devices
 
 
@@ -56,9 +56,9 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def running(node: Node, kubelet: Kubelet) -> AsyncIterator[tuple[NodeStatus, Words]]:
+async def running(node: Node, kubelet: Kubelet) -> AsyncIterator[tuple[NodeStatusPatcher, Words]]:
     words = Words()
-    numbers = NodeStatus(api=words, kubelet=kubelet, wrong=node.wrong, changed=lambda: None)
+    numbers = NodeStatusPatcher(api=words, kubelet=kubelet, wrong=node.wrong, changed=lambda: None)
     task = asyncio.create_task(numbers.run())
     try:
         yield numbers, words

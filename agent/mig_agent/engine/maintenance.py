@@ -29,7 +29,7 @@ _ADMINISTRATOR = ""
 """Stands for the one reason that is recorded; others stand for themselves."""
 
 
-class Inventory(Protocol):
+class GpuInventory(Protocol):
     """The GPUs as the driver shows them, and as the ledger remembers them."""
 
     async def take_up(self) -> None:
@@ -43,7 +43,7 @@ class Maintenance:
     """Pauses the agent, which releases the driver so that it can be replaced, and resumes it."""
 
     def __init__(
-        self, context: Context, listening: DriverEvents, inventory: Inventory, look_soon: Callable[[], None]
+        self, context: Context, listening: DriverEvents, inventory: GpuInventory, look_soon: Callable[[], None]
     ) -> None:
         self._context = context
         self._listening = listening

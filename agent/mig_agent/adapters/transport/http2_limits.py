@@ -138,14 +138,14 @@ class Usages:
         self._by_user: dict[int | str | None, Usage] = {}
         self._catching_up: asyncio.Task[None] | None = None
 
-    def connect(self, user: int | str | None, on_broken: Callable[[str], None]) -> ConnectionLimits:
+    def connect(self, user: int | str | None, on_broken: Callable[[str], None]) -> Http2Limits:
         """Limits one more connection of this user. `on_broken` hears why a connection is closed that broke a limit."""
         usage = self._by_user.get(user)
         if usage is None:
             usage = Usage(self._limits, self._catch_up, partial(self._by_user.pop, user, None))
             self._by_user[user] = usage
         usage.connections += 1
-        return ConnectionLimits(usage, on_broken)
+        return Http2Limits(usage, on_broken)
 
     def __len__(self) -> int:
         """Users who are remembered."""
@@ -178,7 +178,7 @@ class Usages:
             self._catch_up()
 
 
-class ConnectionLimits:
+class Http2Limits:
     """Counts the frames of one connection. Belongs to the event loop."""
 
     __slots__ = ("_acknowledged", "_client", "_early_bytes", "_last", "_open", "_server", "on_broken", "usage")

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from enum import Enum
 
-from mig_agent.adapters.transport.http2_limits import ConnectionLimits, LimitError
+from mig_agent.adapters.transport.http2_limits import Http2Limits, LimitError
 from mig_agent.adapters.transport.peer_credentials import is_ours
 
 PIECE = 64 * 1024
@@ -94,7 +94,7 @@ class ProxyConnection:
         server: socket.socket,
         buffer: memoryview,
         on_close: Callable[[ProxyConnection], None],
-        limits: ConnectionLimits | None = None,
+        limits: Http2Limits | None = None,
     ) -> None:
         """`buffer` has PIECE bytes and may be shared by all links. `limits` are for bytes that are HTTP/2."""
         self._client = client
@@ -259,7 +259,7 @@ class _Requests(_Direction):
         sink: socket.socket,
         buffer: memoryview,
         link: ProxyConnection,
-        limits: ConnectionLimits | None,
+        limits: Http2Limits | None,
     ) -> None:
         self._limits = limits
         self._waiting = b""
@@ -316,7 +316,7 @@ class _Responses(_Direction):
         sink: socket.socket,
         buffer: memoryview,
         link: ProxyConnection,
-        limits: ConnectionLimits | None,
+        limits: Http2Limits | None,
     ) -> None:
         self._limits = limits
         super().__init__(source, sink, buffer, link)

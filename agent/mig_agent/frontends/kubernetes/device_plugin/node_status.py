@@ -49,7 +49,7 @@ class Mismatch:
     """How many of the resource the kubelet has ever been told of."""
 
 
-class NodeStatus:
+class NodeStatusPatcher:
     """Corrects the device counts in the node object. Not thread-safe; use from the event loop."""
 
     def __init__(

@@ -30,7 +30,7 @@ from mig_agent.frontends.kubernetes.device_plugin.cdi_injection import CdiInject
 from mig_agent.frontends.kubernetes.device_plugin.device_list import DeviceList
 from mig_agent.frontends.kubernetes.device_plugin.environment import EnvironmentAllocating, EnvironmentStarting
 from mig_agent.frontends.kubernetes.device_plugin.kubelet_pods import KubeletPods
-from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatus
+from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatusPatcher
 from mig_agent.frontends.kubernetes.device_plugin.prestart import PreStart
 from mig_agent.frontends.kubernetes.device_plugin.registration import Registration
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
@@ -173,7 +173,7 @@ class Plugin:
         self._numbers = (
             None
             if api is None
-            else NodeStatus(api=api, kubelet=self._kubelet, wrong=self._wrong_on_node, changed=self.refresh)
+            else NodeStatusPatcher(api=api, kubelet=self._kubelet, wrong=self._wrong_on_node, changed=self.refresh)
         )
         self._due: asyncio.TimerHandle | None = None
         self._soon = False
