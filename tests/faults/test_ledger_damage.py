@@ -151,7 +151,7 @@ def files(path: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ledger in the file and in its log, an older copy of it, and another ledger."""
+    """A ledger in the file and in its log, with another one and older copies: folded in, and while its log grew."""
     folder = tmp_path_factory.mktemp("made")
     ledger = folder / "ledger" / LEDGER_FILE
     for each in ("ledger", "older", "another"):
@@ -159,7 +159,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill(ledger, 0, 40)
     Ledger.open(ledger).close()  # folds the log in
     shutil.copytree(folder / "ledger", folder / "older", dirs_exist_ok=True)
-    fill(ledger, 40, 60)
+    fill(ledger, 40, 50)
+    shutil.copytree(folder / "ledger", folder / "earlier")
+    fill(ledger, 50, 60)
+    assert ledger.read_bytes() == (folder / "earlier" / LEDGER_FILE).read_bytes()  # the log was not folded in since
     fill(folder / "another" / LEDGER_FILE, 0, 50)
     assert {each.name for each in files(ledger)} == {LEDGER_FILE + ending for ending in ENDINGS}
     return folder
@@ -304,6 +307,7 @@ DAMAGES: dict[str, Damage] = {
     "another ledger": put_back("another", "", "-wal"),
     "another ledger's counter": put_back("another", SUFFIX),
     "another ledger's log": put_back("another", "-wal"),
+    "an older log with its counter": put_back("earlier", "-wal", SUFFIX),
     "the counter is gone": gone(SUFFIX),
     "the counter is empty": cut(SUFFIX, lambda _: 0),
     "the counter is cut": cut(SUFFIX, lambda size: size - 1),

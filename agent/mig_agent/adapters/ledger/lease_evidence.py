@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mig_agent.adapters.ledger.commit_counter import Count, counter_of, read_counter
+from mig_agent.adapters.ledger.commit_counter import Count, counter_of, read_counter, read_regular
 from mig_agent.adapters.ledger.damage import DamagedError
 from mig_agent.core.model import (
     CallerId,
@@ -209,8 +209,8 @@ def read_evidence(path: Path) -> Evidence | None:
         data = path.read_bytes()
     except OSError:
         return None
-    head = _HEAD.match(data)
-    if head is None or encode_head(count := Count(head[1].decode(), int(head[2])), int(head[3])) != head[0]:
+    head, count = _HEAD.match(data), _count_in(data)
+    if head is None or count is None:
         return None
     live: dict[LeaseId, EvidentLease] = {}
     former: dict[LeaseId, EvidentLease] = {}
@@ -228,6 +228,21 @@ def read_evidence(path: Path) -> Evidence | None:
     if last < least:
         return None
     return Evidence(count=count, live=tuple(live.values()), former=tuple(former.values()))
+
+
+def read_count(path: Path) -> Count | None:
+    """Read which commit of which ledger a file was last written after; None where it does not tell. Raises OSError."""
+    try:
+        return _count_in(read_regular(path, HEAD_BYTES))
+    except FileNotFoundError:
+        return None
+
+
+def _count_in(data: bytes) -> Count | None:
+    head = _HEAD.match(data)
+    if head is None or encode_head(count := Count(head[1].decode(), int(head[2])), int(head[3])) != head[0]:
+        return None
+    return count
 
 
 def recoverable_leases(ledger: Path) -> tuple[EvidentLease, ...]:

@@ -12,7 +12,7 @@ from mig_agent.adapters.ledger.commit_counter import counter_of, read_counter
 from mig_agent.adapters.ledger.creation import connect, make_empty, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import Head, read_head
-from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
+from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_count, recoverable_leases
 from mig_agent.adapters.ledger.quarantine import DAMAGED, FILES, is_any_there, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, Doubt, read_contents
 from mig_agent.adapters.ledger.schema import (
@@ -106,7 +106,11 @@ def _compared(connection: sqlite3.Connection, path: Path, patches: tuple[Patch, 
     counted = read_counter(counter)
     if counted.ledger != head.ledger:
         raise DamagedError(f"its commit counter {counter.name} is another ledger's")
-    if head.number < counted.number:
-        raise DamagedError(f"its last {counted.number - head.number} commits are missing")
+    # Both are written after the commit, so neither may be ahead: an older log that was put back together with its
+    # counter is noticed, too.
+    witnessed = read_count(evidence_of(path))
+    last = max(each.number for each in (counted, witnessed) if each is not None and each.ledger == head.ledger)
+    if head.number < last:
+        raise DamagedError(f"its last {last - head.number} commits are missing")
     check_version(connection, str(path), patches)
     return head
