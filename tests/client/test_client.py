@@ -199,7 +199,7 @@ def test_watching(client: Client) -> None:
         events = client.watch(after_revision=revision)
         granted = next(each for each in events if each.kind == "lease-granted")
         assert granted.lease == lease.id
-        assert granted.words
+        assert granted.message
 
 
 def test_a_lease_is_taken_for_a_pod_by_who_may(agent: Agent, client: Client) -> None:
@@ -239,8 +239,8 @@ def test_administration_finds_its_own_socket(client: Client) -> None:
 def test_pausing_and_resuming(client: Client) -> None:
     lease = client.acquire(gpu_memory="4G")
     paused = client.pause("a new driver")
-    assert paused.let_go
-    assert paused.words == ""
+    assert paused.driver_released
+    assert paused.message == ""
     assert [each.partition(": ")[2] for each in paused.paused] == ["a new driver"]
     assert client.status().paused == paused.paused
     with pytest.raises(Refused) as refused:
@@ -249,7 +249,7 @@ def test_pausing_and_resuming(client: Client) -> None:
     client.release(lease.id)
     assert client.pause() == paused
     resumed = client.resume()
-    assert (resumed.paused, resumed.let_go, resumed.words) == ((), False, "")
+    assert (resumed.paused, resumed.driver_released, resumed.message) == ((), False, "")
     assert client.acquire(gpu_memory="4G").devices
     assert client.resume() == resumed
 

@@ -100,7 +100,7 @@ class World:
     async def ended(self, lease: Lease) -> str:
         """Why it ended."""
         await self.node.until(lambda: lease.id not in self.node.leases)
-        return next(each.words for each in self.node.told(EventKind.LEASE_ENDED) if each.lease == lease.id)
+        return next(each.message for each in self.node.told(EventKind.LEASE_ENDED) if each.lease == lease.id)
 
     async def watched(self) -> None:
         await self.node.until(lambda: self.server.watches)

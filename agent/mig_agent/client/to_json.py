@@ -248,7 +248,7 @@ def plan(each: types.Plan) -> Json:
                 "profile": one.profile,
                 "placement": placement(one.placement),
                 "uuid": one.uuid or None,
-                "words": one.words,
+                "message": one.message,
             }
             for one in each.steps
         ],
@@ -269,7 +269,7 @@ def event(each: types.Event) -> Json:
         "kind": each.kind,
         "at": moment(each.at),
         "revision": each.revision,
-        "words": each.words,
+        "message": each.message,
         "gpu": each.gpu or None,
         "gpu_index": each.gpu_index,
         "lease": each.lease or None,
@@ -314,12 +314,12 @@ def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
 
 def mode_change(each: types.ModeChange) -> Json:
     """How a switch of MIG mode went."""
-    return {"gpu": each.gpu, "mig": mig_mode(each.mig), "needs": each.needs or None, "words": each.words}
+    return {"gpu": each.gpu, "mig": mig_mode(each.mig), "needs": each.needs or None, "message": each.message}
 
 
 def paused(each: types.Paused) -> Json:
     """How pausing or resuming went."""
-    return {"paused": list(each.paused), "let_go": each.let_go, "words": each.words}
+    return {"paused": list(each.paused), "driver_released": each.driver_released, "message": each.message}
 
 
 def failure(

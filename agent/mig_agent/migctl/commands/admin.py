@@ -72,7 +72,7 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     if output == "json":
         print_json(to_json.mode_change(change))
     else:
-        print(change.words)
+        print(change.message)
     return failures.DONE
 
 

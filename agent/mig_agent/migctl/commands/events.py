@@ -57,4 +57,4 @@ def _print(event: Event, output: str) -> None:
 
         print(json.dumps(to_json.shown(to_json.event(event)), ensure_ascii=False), flush=True)
     else:
-        print(f"{local_time(event.at)}  {failures.one_line(event.words)}", flush=True)
+        print(f"{local_time(event.at)}  {failures.one_line(event.message)}", flush=True)
