@@ -130,7 +130,7 @@ def test_a_plan_says_what_its_score_is_made_of(client: Client) -> None:
     assert isinstance(create, Plan)
     assert isinstance(reuse, Plan)
     for plan in (create, reuse):
-        told = to_json.plan(plan)
+        told = to_json.encode(plan)
         assert isinstance(told, dict)
         parts = (plan.wasted_mib, plan.capacity_lost, plan.creation_cost, plan.expected_seconds)
         assert None not in parts
@@ -212,7 +212,7 @@ def test_a_lease_is_taken_for_a_pod_by_who_may(agent: Agent, client: Client) -> 
     (there,) = client.status().leases
     assert (there.pod, there.arrived, there.promised) == (train, False, True)
     assert (there.holder, there.tenant) == ("pod team-a/train-7f2c", "namespace team-a")
-    shown = to_json.lease_info(there)
+    shown = to_json.encode(there)
     assert isinstance(shown, dict)
     assert (shown["pod"], shown["arrived"]) == (
         {"namespace": "team-a", "name": "train-7f2c", "uid": "6b8f"},

@@ -44,7 +44,7 @@ def _show(after: Paused, output: str, done: str) -> int:
     if output == "json":
         from mig_agent.client import to_json  # noqa: PLC0415 -- people who read words need none of it
 
-        print_json(to_json.paused(after))
+        print_json(to_json.encode(after))
         return failures.DONE
     told = dict.fromkeys((*after.paused, after.message))
     why = "; ".join(each for each in told if each)

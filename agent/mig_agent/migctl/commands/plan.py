@@ -57,7 +57,7 @@ def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) ->
             changed=outcome.changed,
         )
     if output == "json":
-        print_json(to_json.plan(outcome))
+        print_json(to_json.encode(outcome))
         return failures.DONE
     lines = [f"GPU {each.gpu_index}: {each.message}" for each in outcome.steps]
     lines += [
