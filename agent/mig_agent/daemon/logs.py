@@ -79,7 +79,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
-        logger_factory=lambda *_: _Lines(write),
+        logger_factory=lambda *_: _LineLogger(write),
         cache_logger_on_first_use=True,
     )
     # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
@@ -137,7 +137,7 @@ class _StandardErrorLines(io.TextIOBase):
         return len(text)
 
 
-class _Lines:
+class _LineLogger:
     """What structlog calls with each finished line."""
 
     def __init__(self, write: Callable[[str], object]) -> None:

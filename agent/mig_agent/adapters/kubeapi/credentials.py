@@ -1,7 +1,7 @@
 """How to get in to the API server: by the service account of the agent's pod, or by a kubeconfig.
 
 Service accounts are read here: `kubernetes` costs a quarter of a second and 20 MiB, which every agent of a cluster
-would pay. That library serves kubeconfigs, which may ask for certificates, proxies and programs. It is imported here alone.
+would pay. That library serves kubeconfigs, which may ask for certificates, proxies and programs. Only this imports it.
 """
 
 from __future__ import annotations
