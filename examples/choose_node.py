@@ -28,7 +28,7 @@ def score_of(address: str, memory: str) -> float | None:
     if outcome.HasField("refusal"):
         print(f"{address}: {outcome.refusal.message}", file=sys.stderr)
         return None
-    steps = ", ".join(step.words for step in outcome.plan.steps)
+    steps = ", ".join(step.message for step in outcome.plan.steps)
     print(f"{address}: {steps} (score {outcome.plan.score:.3g})", file=sys.stderr)
     return float(outcome.plan.score)
 

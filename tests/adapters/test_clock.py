@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from mig_agent.adapters.clock import SystemClock, VirtualClock
+from mig_agent.adapters.clock import SystemClock
+from support.clock import VirtualClock
 
 
 async def test_timers_go_off_in_order_and_at_their_moment() -> None:

@@ -265,14 +265,14 @@ def test_outside_of_a_pod_a_kubeconfig_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert "--kubeconfig" in caught.value.hint
 
 
-def test_without_the_library_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(ConfigError, match="cannot reach the API server") as caught:
-        KubeClient.connect(None, "n1")
+        KubeClient.connect(tmp_path / "kubeconfig.yaml", "n1")
     assert "mig-agent[kubernetes]" in caught.value.hint
 
 
-def test_the_library_is_imported_by_those_alone_who_connect() -> None:
+def test_importing_the_agent_does_not_import_the_library() -> None:
     """It costs every other agent memory and time."""
     parts = "daemon.serve, mig_agent.adapters.kubeapi, mig_agent.frontends.kubernetes.node.uninstall"
     program = f"import sys, mig_agent.{parts}; sys.exit('kubernetes' in sys.modules)"

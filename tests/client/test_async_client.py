@@ -190,7 +190,7 @@ async def test_administration_finds_its_own_socket(speaking: AsyncClient) -> Non
     assert (await speaking.cordon(0, "a fan is broken")).state == "cordoned"
     assert (await speaking.uncordon("0")).state == "ready"
     assert not (await speaking.set_mig_mode(1, enable=False)).mig.current
-    assert (await speaking.pause("a new driver")).let_go
+    assert (await speaking.pause("a new driver")).driver_released
     assert (await speaking.resume()).paused == ()
 
 

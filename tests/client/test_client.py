@@ -130,7 +130,7 @@ def test_a_plan_says_what_its_score_is_made_of(client: Client) -> None:
     assert isinstance(create, Plan)
     assert isinstance(reuse, Plan)
     for plan in (create, reuse):
-        told = to_json.plan(plan)
+        told = to_json.encode(plan)
         assert isinstance(told, dict)
         parts = (plan.wasted_mib, plan.capacity_lost, plan.creation_cost, plan.expected_seconds)
         assert None not in parts
@@ -199,7 +199,7 @@ def test_watching(client: Client) -> None:
         events = client.watch(after_revision=revision)
         granted = next(each for each in events if each.kind == "lease-granted")
         assert granted.lease == lease.id
-        assert granted.words
+        assert granted.message
 
 
 def test_a_lease_is_taken_for_a_pod_by_who_may(agent: Agent, client: Client) -> None:
@@ -212,7 +212,7 @@ def test_a_lease_is_taken_for_a_pod_by_who_may(agent: Agent, client: Client) -> 
     (there,) = client.status().leases
     assert (there.pod, there.arrived, there.promised) == (train, False, True)
     assert (there.holder, there.tenant) == ("pod team-a/train-7f2c", "namespace team-a")
-    shown = to_json.lease_info(there)
+    shown = to_json.encode(there)
     assert isinstance(shown, dict)
     assert (shown["pod"], shown["arrived"]) == (
         {"namespace": "team-a", "name": "train-7f2c", "uid": "6b8f"},
@@ -239,8 +239,8 @@ def test_administration_finds_its_own_socket(client: Client) -> None:
 def test_pausing_and_resuming(client: Client) -> None:
     lease = client.acquire(gpu_memory="4G")
     paused = client.pause("a new driver")
-    assert paused.let_go
-    assert paused.words == ""
+    assert paused.driver_released
+    assert paused.message == ""
     assert [each.partition(": ")[2] for each in paused.paused] == ["a new driver"]
     assert client.status().paused == paused.paused
     with pytest.raises(Refused) as refused:
@@ -249,7 +249,7 @@ def test_pausing_and_resuming(client: Client) -> None:
     client.release(lease.id)
     assert client.pause() == paused
     resumed = client.resume()
-    assert (resumed.paused, resumed.let_go, resumed.words) == ((), False, "")
+    assert (resumed.paused, resumed.driver_released, resumed.message) == ((), False, "")
     assert client.acquire(gpu_memory="4G").devices
     assert client.resume() == resumed
 

@@ -14,7 +14,7 @@ from mig_agent.core.model import CallerId, GpuState, NodeView, Request, RequestI
 from mig_agent.core.planning.feasibility import fewest_gpus, fits_when_empty
 from mig_agent.core.planning.plan import Plan, Policy
 from mig_agent.core.planning.planner import plan
-from mig_agent.core.queue import NONE_SEEN, PausedSearch, Queue, next_to_start, search
+from mig_agent.core.queue import NONE_SEEN, PausedSearch, Queue, search
 from support.nodes import (
     A30,
     A100_40,
@@ -30,6 +30,7 @@ from support.nodes import (
     wants_for,
     whole,
 )
+from support.queueing import next_to_start
 
 POLICY = Policy()
 

@@ -26,7 +26,7 @@ from mig_agent.core.recovery import (
     NEVER_MADE,
     REBOOT,
     AdoptForeign,
-    EndLease,
+    EndLostLease,
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
@@ -128,14 +128,14 @@ REMOVE = FinishDestroy(GPU, 7, 19, Placement(0, 1), ONE)
         (ours("idle"), None, [ForgetInstance(ONE, GPU_RESET)]),
         (ours("blocked"), None, [ForgetInstance(ONE, GPU_RESET)]),
         (ours("foreign"), None, [ForgetForeign(ONE)]),
-        (ours("leased", lease=LEASE), None, [EndLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET)]),
+        (ours("leased", lease=LEASE), None, [EndLostLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET)]),
         (ours("destroying"), None, [ForgetInstance(ONE, DESTROYED)]),
         (ours("creating", None), None, [ForgetInstance(ONE, NEVER_MADE)]),
-        (ours("creating", None, lease=LEASE), None, [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
-        (ours("creating", 7, lease=LEASE), None, [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
+        (ours("creating", None, lease=LEASE), None, [EndLostLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
+        (ours("creating", 7, lease=LEASE), None, [EndLostLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE)]),
         # What was being made
-        (ours("creating", None, lease=LEASE), found(), [EndLease(LEASE, NEVER_MADE), REMOVE]),
-        (ours("creating", 7, lease=LEASE), found(), [EndLease(LEASE, NEVER_MADE), REMOVE]),
+        (ours("creating", None, lease=LEASE), found(), [EndLostLease(LEASE, NEVER_MADE), REMOVE]),
+        (ours("creating", 7, lease=LEASE), found(), [EndLostLease(LEASE, NEVER_MADE), REMOVE]),
         (ours("creating", None), found(complete=False), [REMOVE]),
         (
             ours("creating", None, lease=LEASE, answered=True),
@@ -145,12 +145,12 @@ REMOVE = FinishDestroy(GPU, 7, 19, Placement(0, 1), ONE)
         (
             ours("creating", None, lease=LEASE, answered=True),
             found(complete=False),
-            [EndLease(LEASE, INSTANCE_LOST), REMOVE],
+            [EndLostLease(LEASE, INSTANCE_LOST), REMOVE],
         ),
         (
             ours("creating", None, lease=LEASE),
             found(pids=[4711]),
-            [EndLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE), AdoptForeign(GPU, found(pids=[4711]))],
+            [EndLostLease(LEASE, NEVER_MADE), ForgetInstance(ONE, NEVER_MADE), AdoptForeign(GPU, found(pids=[4711]))],
         ),
         # What was being destroyed
         (ours("destroying"), found(), [MarkIdle(ONE)]),
@@ -158,22 +158,26 @@ REMOVE = FinishDestroy(GPU, 7, 19, Placement(0, 1), ONE)
         # What was taken apart
         (ours("idle"), found(complete=False), [REMOVE]),
         (ours("blocked"), found(complete=False), [REMOVE]),
-        (ours("leased", lease=LEASE), found(complete=False), [EndLease(LEASE, INSTANCE_LOST), REMOVE]),
+        (ours("leased", lease=LEASE), found(complete=False), [EndLostLease(LEASE, INSTANCE_LOST), REMOVE]),
         (ours("foreign"), found(complete=False), [UpdateIds(ONE, 7, None, "")]),
         # Leases that were never answered, or are missing
-        (ours("leased", lease=LEASE, answered=False), found(), [EndLease(LEASE, NEVER_MADE)]),
+        (ours("leased", lease=LEASE, answered=False), found(), [EndLostLease(LEASE, NEVER_MADE)]),
         (ours("leased"), found(), [MarkIdle(ONE)]),
         # What stands in its place is another
         (ours("idle"), found(gi=8), [ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(gi=8))]),
         (
             ours("leased", lease=LEASE),
             found(start=1),
-            [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(start=1))],
+            [EndLostLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(start=1))],
         ),
         (
             ours("leased", lease=LEASE),
             found(profile=20),
-            [EndLease(LEASE, INSTANCE_LOST), ForgetInstance(ONE, INSTANCE_LOST), AdoptForeign(GPU, found(profile=20))],
+            [
+                EndLostLease(LEASE, INSTANCE_LOST),
+                ForgetInstance(ONE, INSTANCE_LOST),
+                AdoptForeign(GPU, found(profile=20)),
+            ],
         ),
         (ours("foreign"), found(gi=8), [ForgetForeign(ONE), AdoptForeign(GPU, found(gi=8))]),
         (ours("creating", None), found(start=1), [ForgetInstance(ONE, NEVER_MADE), AdoptForeign(GPU, found(start=1))]),
@@ -219,7 +223,7 @@ def test_a_gpu_that_was_not_read_keeps_its_records() -> None:
 def test_one_lost_instance_ends_the_whole_lease_once() -> None:
     records = [ours("leased", 7, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
     assert repairs(records, gpu(found(gi=8, start=1))) == (
-        EndLease(LEASE, INSTANCE_LOST),
+        EndLostLease(LEASE, INSTANCE_LOST),
         ForgetInstance(ONE, INSTANCE_LOST),
     )
 
@@ -236,21 +240,21 @@ def test_a_pods_lease_goes_on_with_the_instances_that_are_on_other_gpus() -> Non
     records = [ours("leased", 7, 1, lease=LEASE)]
     lost = (LoseDevice(LEASE, ONE, GPU_RESET), ForgetInstance(ONE, GPU_RESET))
     assert repairs(records, gpu(), of_pods=[LEASE], beside=[LEASE]) == lost
-    ended = (EndLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET))
+    ended = (EndLostLease(LEASE, GPU_RESET), ForgetInstance(ONE, GPU_RESET))
     assert repairs(records, gpu(), of_pods=[LEASE]) == ended, "nothing is left of it"
     assert repairs(records, gpu(), beside=[LEASE]) == ended, "it is no pod's"
 
 
 def test_a_pods_lease_ends_with_the_boot_and_where_it_was_never_granted() -> None:
     records = [ours("leased", 7, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
-    assert EndLease(LEASE, REBOOT) in repairs(records, gpu(found()), boot="boot-2", of_pods=[LEASE])
+    assert EndLostLease(LEASE, REBOOT) in repairs(records, gpu(found()), boot="boot-2", of_pods=[LEASE])
     records = [ours("creating", None, 1, lease=LEASE), ours("leased", 8, 2, start=1, lease=LEASE)]
-    assert EndLease(LEASE, NEVER_MADE) in repairs(records, gpu(found(gi=8, start=1)), of_pods=[LEASE])
+    assert EndLostLease(LEASE, NEVER_MADE) in repairs(records, gpu(found(gi=8, start=1)), of_pods=[LEASE])
 
 
 def test_a_lease_with_no_instance_left_ends() -> None:
     recorded = Recorded(boot_id=BOOT, instances=(), leases=(LEASE,))
-    assert reconcile(recorded, (gpu(),), BOOT) == (EndLease(LEASE, INSTANCE_LOST),)
+    assert reconcile(recorded, (gpu(),), BOOT) == (EndLostLease(LEASE, INSTANCE_LOST),)
 
 
 def test_a_new_boot_ends_everything() -> None:
@@ -263,8 +267,8 @@ def test_a_new_boot_ends_everything() -> None:
     ]
     # One stands exactly where ours stood: somebody else made it since.
     assert repairs(records, gpu(found()), boot="boot-2") == (
-        EndLease(LEASE, REBOOT),
-        EndLease(LeaseId("lease-2"), REBOOT),
+        EndLostLease(LEASE, REBOOT),
+        EndLostLease(LeaseId("lease-2"), REBOOT),
         ForgetInstance(Generation(1), REBOOT),
         ForgetInstance(Generation(2), REBOOT),
         ForgetInstance(Generation(3), REBOOT),
@@ -294,17 +298,17 @@ def whole(state: str, lease: LeaseId | None = None, *, answered: bool | None = N
 def test_a_whole_gpu_is_there_until_mig_mode_is() -> None:
     assert repairs([whole("leased", LEASE)], gpu(on=False)) == ()
     assert repairs([whole("idle")], gpu(on=False)) == ()
-    assert repairs([whole("leased", LEASE, answered=False)], gpu(on=False)) == (EndLease(LEASE, NEVER_MADE),)
+    assert repairs([whole("leased", LEASE, answered=False)], gpu(on=False)) == (EndLostLease(LEASE, NEVER_MADE),)
     assert repairs([whole("idle")], gpu(on=True)) == (ForgetInstance(ONE, INSTANCE_LOST),)
     assert repairs([whole("leased", LEASE)], gpu(on=True)) == (
-        EndLease(LEASE, INSTANCE_LOST),
+        EndLostLease(LEASE, INSTANCE_LOST),
         ForgetInstance(ONE, INSTANCE_LOST),
     )
 
 
 def test_mig_mode_switched_off_by_somebody_ends_the_leases() -> None:
     assert repairs([ours("leased", lease=LEASE)], gpu(on=False)) == (
-        EndLease(LEASE, INSTANCE_LOST),
+        EndLostLease(LEASE, INSTANCE_LOST),
         ForgetInstance(ONE, INSTANCE_LOST),
     )
 
@@ -355,7 +359,7 @@ def carried_out(  # noqa: C901, PLR0912 -- one case for each repair
     number = 1000
     for repair in done:
         match repair:
-            case EndLease(lease, _):
+            case EndLostLease(lease, _):
                 for each in list(kept.values()):
                     if each.lease == lease:
                         leased = each.state is InstanceState.LEASED
@@ -428,7 +432,7 @@ def test_nothing_that_may_be_in_use_is_removed(records: list[RecordedInstance], 
 def test_an_answered_lease_whose_instances_stand_is_kept(
     records: list[RecordedInstance], observed: ObservedGpu
 ) -> None:
-    ended = {repair.lease for repair in repairs(records, observed) if isinstance(repair, EndLease)}
+    ended = {repair.lease for repair in repairs(records, observed) if isinstance(repair, EndLostLease)}
     for lease in {each.lease for each in records if each.lease is not None}:
         mine = [each for each in records if each.lease == lease]
         stands = all(
@@ -450,7 +454,7 @@ def test_a_lease_goes_on_without_a_device_only_where_it_is_a_pods_and_something_
     records: list[RecordedInstance], observed: ObservedGpu, of_pods: list[LeaseId], beside: list[LeaseId]
 ) -> None:
     done = repairs(records, observed, of_pods=of_pods, beside=beside)
-    ended = {each.lease for each in done if isinstance(each, EndLease)}
+    ended = {each.lease for each in done if isinstance(each, EndLostLease)}
     lost = [each for each in done if isinstance(each, LoseDevice)]
     gone = {each.generation for each in lost}
     for lease in {each.lease for each in lost}:

@@ -13,8 +13,9 @@ from mig_agent.core.model import Gpu, Holder, InstanceState, NodeView, Request, 
 from mig_agent.core.planning.explain import explanations
 from mig_agent.core.planning.plan import CreateInstance, DestroyInstance, Plan, Policy, Reuse, ReuseInstance
 from mig_agent.core.planning.planner import plan
-from mig_agent.core.queue import Queue, next_to_start
+from mig_agent.core.queue import Queue
 from support.nodes import A100_40, H100, WHOLE, Has, Machine, node, nodes, profile, request, wants_for, whole
+from support.queueing import next_to_start
 
 TENANTS = (None, "", "alice", "bob")
 

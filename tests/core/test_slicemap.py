@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mig_agent.core.model import InstanceState
 from mig_agent.core.slicemap import STYLES, SliceMapBlock, SliceMapGpu, filled, render_legend, render_text
-from mig_agent.core.slicemap_svg import render_svg
+from slicemap_svg import render_svg
 
 GPU = SliceMapGpu(
     title="GPU 1  NVIDIA H100 80GB HBM3",

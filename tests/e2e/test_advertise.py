@@ -122,7 +122,7 @@ def leases(space: Space) -> set[str]:
 def until_ended(space: Space, lease: Lease, words: str) -> None:
     space.until(lambda _: lease.id not in leases(space), f"lease {lease.id} has ended")
     (event,) = [each for each in space.agent.events() if each.kind == "lease-ended" and each.lease == lease.id]
-    assert words in event.words
+    assert words in event.message
 
 
 def until_arrived(space: Space, lease: Lease) -> None:

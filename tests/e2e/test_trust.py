@@ -140,8 +140,8 @@ def test_certificates_are_renewed_under_a_running_agent(cluster: Cluster, trust:
 def test_a_renewal_that_does_not_fit_together_is_told_and_left(cluster: Cluster, trust: Trust) -> None:
     one, two = (trusted.server_certificate(trust.authority, file) for file in ("one", "two"))
     trusted.publish(cluster, Pem(one.cert, two.key), trust.authority.ca.read_text())
-    until(cluster, lambda: told_of_node(cluster, "CertificatesKept"), "the node tells of it")
-    (told, *_) = told_of_node(cluster, "CertificatesKept")
+    until(cluster, lambda: told_of_node(cluster, "CertificateReloadFailed"), "the node tells of it")
+    (told, *_) = told_of_node(cluster, "CertificateReloadFailed")
     assert told["type"] == "Warning"
     assert "they do not belong together; the former certificates stay in use" in told["message"]
     assert answer(cluster, "status", *trust.flags(cluster))["node"] == NODE

@@ -146,7 +146,7 @@ async def test_an_ampere_needs_a_reset(tmp_path: Path) -> None:
         assert answer.needs == "reset"
         assert not answer.mode.current
         assert answer.mode.pending
-        assert "reset" in answer.words
+        assert "reset" in answer.message
         assert node.gpu().state is GpuState.WHOLE
         assert "next reset" in node.gpu().reason
         node.simulator.reset_gpu(0)
@@ -158,7 +158,7 @@ async def test_what_is_as_wanted_is_left_alone(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb") as node:
         granted = await node.acquire("1g.10gb")
         answer = await node.manager.set_mig_mode("0", True, ADMIN)
-        assert "already" in answer.words
+        assert "already" in answer.message
         assert granted.lease.id in node.leases
 
 

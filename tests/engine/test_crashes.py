@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.clock import VirtualClock
 from mig_agent.adapters.nvml.calls import CHANGING
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import InstanceState
 from mig_agent.simulator import STATE_FILE, Simulator
+from support.clock import VirtualClock
 from support.crashing import ANSWERS, GPUS, CrashServer, crash_server
 from support.engine import ANYBODY, Node, engine
 from support.simulated import machine

@@ -125,7 +125,7 @@ async def test_a_gpu_that_another_agent_has_is_taken_up_when_that_one_is_gone(tm
         for _ in range(3):
             await node.look()
         await node.quiet()
-        told = [event.words for event in node.happened if "uses it already" in event.words]
+        told = [event.message for event in node.happened if "uses it already" in event.message]
         assert len(told) == 1
         elsewhere[0] = False
         await node.look()

@@ -77,7 +77,7 @@ async def test_a_watcher_that_is_too_slow_is_told_so(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         events = node.manager.subscribe(None)
         hub = node.manager._context.events
-        example = Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, words="example")
+        example = Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, message="example")
         for _ in range(MOST_UNREAD + 1):
             hub.emit(example)
         with pytest.raises(RefusedError) as refused:
@@ -94,7 +94,7 @@ async def test_a_watcher_that_resumes_far_back_is_not_too_slow_at_once(tmp_path:
         revision = node.manager.snapshot.view.revision
         await node.acquire("4G")
         hub = node.manager._context.events
-        example = Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, words="example")
+        example = Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, message="example")
         for _ in range(2 * MOST_UNREAD):
             hub.emit(example)
         events = node.manager.subscribe(revision)

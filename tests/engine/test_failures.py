@@ -32,8 +32,8 @@ async def test_a_failed_creation_is_undone_and_tried_elsewhere(tmp_path: Path, c
         assert made(node) == [(placement.start, 1)]
         assert [each.state for each in node.instances()] == [InstanceState.LEASED]
         (told,) = node.told(EventKind.STEP_FAILED)
-        assert told.words.startswith("cannot create ")
-        assert told.words.count("cannot create") == 1
+        assert told.message.startswith("cannot create ")
+        assert told.message.count("cannot create") == 1
 
 
 async def test_tries_are_bounded_and_the_answer_says_what_failed(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ class History:
         task = self.node.start(self.node.manager.acquire(request, ANYBODY))
         for _ in range(after):
             await asyncio.sleep(0 if after % 2 else 0.0005)
-        assert (await self.node.manager.pause("", ADMIN, lasting=True)).let_go
+        assert (await self.node.manager.pause("", ADMIN, lasting=True)).driver_released
         await (self.create_foreign, self.destroy_foreign, self.occupy, self.release)[number % 4](number // 4, 0)
         assert not (await self.node.manager.resume("", ADMIN, lasting=True)).paused
         (answer,) = await asyncio.gather(task, return_exceptions=True)

@@ -57,9 +57,9 @@ async def test_nothing_that_was_leased_idle_or_being_made_is_given_or_destroyed(
         assert {each.state for each in after.instances()} == {InstanceState.FOREIGN}
         assert after.simulator.machine()["gpus"] == there
         assert after.simulator.calls(DESTROY) == 0
-        (told,) = [each for each in await after.manager.events(0.0, None, 100) if each.kind == "ledger-set-aside"]
-        assert f"{LEDGER_FILE}.damaged-1" in told.words
-        assert "its file is empty" in told.words
+        (told,) = [each for each in await after.manager.events(0.0, None, 100) if each.kind == "ledger-quarantined"]
+        assert f"{LEDGER_FILE}.damaged-1" in told.message
+        assert "its file is empty" in told.message
 
 
 async def test_a_whole_gpu_that_may_be_leased_is_not_given_to_another(tmp_path: Path) -> None:

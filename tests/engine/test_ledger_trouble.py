@@ -154,7 +154,7 @@ async def test_a_ledger_that_is_removed_under_the_agent_is_written_anew(tmp_path
     node.clock.advance(2)
     await node.until(lambda: node.told(EventKind.LEDGER_FAILED))
     (told,) = node.told(EventKind.LEDGER_FAILED)
-    assert "was replaced" in told.words if what == "replaced" else "was removed" in told.words
+    assert "was replaced" in told.message if what == "replaced" else "was removed" in told.message
     after = await node.acquire("1g.5gb")
     assert node.manager.snapshot.ledger_error == ""
     node.clock.advance(2)
@@ -203,4 +203,4 @@ async def test_a_failed_commit_is_not_taken_for_a_ledger_that_was_removed(tmp_pa
                 await node.quiet()
         await node.acquire("1g.5gb")
         await node.quiet()
-        assert not any("removed" in each.words for each in node.told(EventKind.LEDGER_FAILED))
+        assert not any("removed" in each.message for each in node.told(EventKind.LEDGER_FAILED))

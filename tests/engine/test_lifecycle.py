@@ -243,7 +243,7 @@ async def test_an_administrator_needs_no_token(tmp_path: Path) -> None:
         granted = await node.acquire("4G")
         await node.manager.release(granted.lease.id, "", ADMIN)
         assert not node.leases
-        assert "released by root" in node.told(EventKind.LEASE_ENDED)[0].words
+        assert "released by root" in node.told(EventKind.LEASE_ENDED)[0].message
 
 
 async def test_a_person_the_kernel_knows_releases_what_is_theirs(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ async def refused(node: Node, *wants: str, **fields: float) -> Refusal:
 async def test_nothing_is_granted_and_the_reason_is_told(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         answer = await node.manager.pause("driver 590", ADMIN, lasting=True)
-        assert answer.let_go
+        assert answer.driver_released
         assert answer.paused == node.manager.snapshot.paused == ("by root: driver 590",)
         refusal = await refused(node, "1g.5gb")
         assert refusal.reason is Reason.PAUSED
@@ -147,7 +147,7 @@ async def test_steps_under_way_come_to_their_end_before_the_driver_is_let_go(tmp
         heard = listen(node)
         node.simulator.clear()
         granted = await asked
-        assert (await pausing).let_go
+        assert (await pausing).driver_released
         assert heard.count(SHUTDOWN) == 1
         assert heard[-1] == SHUTDOWN
         assert set(node.leases) == {granted.lease.id}
@@ -163,7 +163,7 @@ async def test_several_reasons_hold_at_once(tmp_path: Path) -> None:
         assert (await node.manager.resume("something else", NODE_SIDE)).paused == (OPERATOR,)
         assert not heard
         answer = await node.manager.resume(OPERATOR, NODE_SIDE)
-        assert (answer.paused, answer.let_go) == ((), False)
+        assert (answer.paused, answer.driver_released) == ((), False)
         await node.acquire("1g.5gb")
 
 
@@ -187,14 +187,14 @@ async def test_a_driver_that_does_not_answer_yet_is_tried_again(tmp_path: Path, 
         await node.manager.pause("", ADMIN, lasting=True)
         node.simulator.fail(call, DRIVER_NOT_LOADED, times=None)
         answer = await node.manager.resume("", ADMIN, lasting=True)
-        assert answer.words.startswith("cannot take up again: ")
-        assert answer.paused == (answer.words,)
-        assert answer.let_go
+        assert answer.message.startswith("cannot take up again: ")
+        assert answer.paused == (answer.message,)
+        assert answer.driver_released
         assert (await refused(node, "1g.5gb")).reason is Reason.PAUSED
         node.clock.advance(10)
         await node.quiet()
         assert node.manager.snapshot.paused
-        assert len(node.told(EventKind.DRIVER_AWAITED)) == 1  # told once, not at each try
+        assert len(node.told(EventKind.DRIVER_UNAVAILABLE)) == 1  # told once, not at each try
         node.simulator.clear()
         node.clock.advance(10)
         await node.until(lambda: not node.manager.snapshot.paused)
@@ -224,10 +224,10 @@ async def test_a_driver_that_hangs_while_it_is_opened_holds_up_nothing(tmp_path:
         node.simulator.hang(INIT)
         wait_for_the_driver(node, 0.2)
         answer = await node.manager.resume("", ADMIN, lasting=True)
-        assert "no answer in 0.2 s" in answer.words
-        assert not answer.let_go
+        assert "no answer in 0.2 s" in answer.message
+        assert not answer.driver_released
         # Paused again: it may come open still, and then it is let go.
-        assert "it is being opened still" in (await node.manager.pause("", ADMIN, lasting=True)).words
+        assert "it is being opened still" in (await node.manager.pause("", ADMIN, lasting=True)).message
         await node.release(kept)
         wait_for_the_driver(node, 30.0)
         node.simulator.clear()
@@ -236,7 +236,7 @@ async def test_a_driver_that_hangs_while_it_is_opened_holds_up_nothing(tmp_path:
         await node.until(lambda: not node.driver._nvml._session.is_open)
         await node.quiet()
         answer = await node.manager.pause("", ADMIN, lasting=True)
-        assert (answer.let_go, answer.words) == (True, "")
+        assert (answer.driver_released, answer.message) == (True, "")
         assert (await node.manager.resume("", ADMIN, lasting=True)).paused == ()
         await node.acquire("1g.5gb")
 
@@ -248,16 +248,16 @@ async def test_a_driver_that_hangs_when_it_was_opened_is_not_served_with_and_is_
         node.simulator.hang(COUNT)
         wait_for_the_driver(node, 0.2)
         answer = await node.manager.resume("", ADMIN, lasting=True)
-        assert "could not be counted in 0.2 s" in answer.words
-        assert not answer.let_go
+        assert "could not be counted in 0.2 s" in answer.message
+        assert not answer.driver_released
         assert (await refused(node, "1g.5gb")).reason is Reason.PAUSED
         again = await node.manager.pause("", ADMIN, lasting=True)
-        assert "cannot let go of the driver" in again.words
+        assert "cannot let go of the driver" in again.message
         wait_for_the_driver(node, 30.0)
         node.simulator.clear()
         await node.until(lambda: not node.driver._nvml._session._under_way)
         answer = await node.manager.pause("", ADMIN, lasting=True)
-        assert (answer.let_go, answer.words) == (True, "")
+        assert (answer.driver_released, answer.message) == (True, "")
         assert (await node.manager.resume("", ADMIN, lasting=True)).paused == ()
         assert set(node.leases) == {kept.lease.id}
         await node.acquire("1g.5gb")
@@ -271,15 +271,15 @@ async def test_one_call_that_hangs_keeps_the_driver_held_until_it_is_back(tmp_pa
         node.clock.advance(30)
         assert (await asked).reason is Reason.GPU_UNAVAILABLE
         answer = await node.manager.pause("", ADMIN, lasting=True)
-        assert not answer.let_go
-        assert "cannot let go of the driver" in answer.words
-        assert "create 1g.5gb" in answer.words
+        assert not answer.driver_released
+        assert "cannot let go of the driver" in answer.message
+        assert "create 1g.5gb" in answer.message
         assert answer.paused == ("by root",)
         node.simulator.clear()
         lane = node.manager._context.lanes[node.gpu().uuid]
         await node.until(lambda: not lane.hung)
         node.clock.advance(10)
-        await node.until(lambda: node.told(EventKind.DRIVER_LET_GO))
+        await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
         await node.manager.resume("", ADMIN, lasting=True)
         assert node.gpu().state == "ready"
         assert (await node.acquire("7g.40gb")).devices
@@ -371,7 +371,7 @@ async def test_an_agent_can_be_started_with_a_reason(tmp_path: Path) -> None:
         assert (await node.manager.resume(OPERATOR, NODE_SIDE)).paused == ()
         await node.acquire("1g.5gb")
         (opened,) = node.told(EventKind.DRIVER_OPENED)
-        assert opened.words == "the driver was opened again: version 580.95.05"
+        assert opened.message == "the driver was opened again: version 580.95.05"
 
 
 async def test_a_reboot_while_paused_ends_the_leases_with_no_driver(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ async def test_pausing_and_resuming_in_quick_succession_ends_as_last_asked(tmp_p
             await asyncio.gather(*asked)
         await node.until(lambda: not node.manager.snapshot.paused)
         await node.acquire("1g.5gb")
-        assert (await node.manager.pause("", ADMIN, lasting=True)).let_go
+        assert (await node.manager.pause("", ADMIN, lasting=True)).driver_released
 
 
 async def test_a_pause_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
@@ -442,7 +442,7 @@ async def test_what_was_paused_is_in_the_record(tmp_path: Path) -> None:
         told = [
             each for each in await node.manager.events(0.0, None, 100) if "paus" in each.kind or "resum" in each.kind
         ]
-        assert [(each.kind, each.words, each.data["by"], each.data["role"]) for each in told] == [
+        assert [(each.kind, each.message, each.data["by"], each.data["role"]) for each in told] == [
             (EventKind.AGENT_PAUSED, "the agent was paused (by root: driver 590)", "root", "admin"),
             (EventKind.AGENT_RESUMED, "the agent was resumed by root", "root", "admin"),
         ]
@@ -454,6 +454,6 @@ async def test_nodes_of_the_driver_that_stay_open_are_named(tmp_path: Path) -> N
         held.parent.mkdir(parents=True, exist_ok=True)
         with held.open("w", encoding="ascii"):
             await node.manager.pause("", ADMIN, lasting=True)
-            await node.until(lambda: node.told(EventKind.DRIVER_LET_GO))
-        (told,) = node.told(EventKind.DRIVER_LET_GO)
-        assert told.words == f"the driver was let go, but this process still has {held} open"
+            await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
+        (told,) = node.told(EventKind.DRIVER_RELEASED)
+        assert told.message == f"the driver was let go, but this process still has {held} open"

@@ -27,7 +27,7 @@ def mistaken() -> Catalog:
 async def differences(node: Node) -> list[str]:
     await node.quiet()
     told = await node.manager.events(0.0, None, 1000)
-    return [event.words for event in told if event.kind is EventKind.PROFILE_DIFFERS]
+    return [event.message for event in told if event.kind is EventKind.PROFILE_DIFFERS]
 
 
 async def test_differences_are_told_once_for_a_model(tmp_path: Path, mistaken: Catalog) -> None:

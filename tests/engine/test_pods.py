@@ -51,7 +51,7 @@ async def test_it_is_named_by_its_pod(tmp_path: Path) -> None:
         assert granted.lease.holder.name == str(granted.lease.holder) == "pod team-a/train-7f2c"
         assert granted.lease.kubelet_devices == (KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-0"),)
         (told,) = node.told(EventKind.LEASE_GRANTED)
-        assert told.words.startswith("pod team-a/train-7f2c got lease ")
+        assert told.message.startswith("pod team-a/train-7f2c got lease ")
         with pytest.raises(RefusedError, match="pod team-a/train-7f2c"):
             await node.acquire("7g.40gb")
 
@@ -76,7 +76,7 @@ async def test_it_ends_for_its_pod_and_leaves_its_instances_idle(tmp_path: Path)
         assert not node.leases
         assert len(node.instances(InstanceState.IDLE)) == 2
         (ended,) = node.told(EventKind.LEASE_ENDED)
-        assert ended.words.endswith("of pod team-a/train-7f2c ended: the kubelet lists its pod no more")
+        assert ended.message.endswith("of pod team-a/train-7f2c ended: the kubelet lists its pod no more")
         assert ended.data["reason"] == "pod-ended"
         assert (await leased(node, "1g.5gb", pod="next")).devices[0].reused
 

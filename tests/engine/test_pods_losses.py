@@ -51,13 +51,13 @@ async def test_a_lost_gpu_takes_its_device_and_leaves_the_others_to_the_pod(tmp_
         lost = index_of(granted, 1)
         assert standing_now(node, granted) == [number != lost for number in range(2)]
         await node.quiet()
-        (told,) = node.told(EventKind.LEASE_REDUCED)
+        (told,) = node.told(EventKind.LEASE_DEGRADED)
         assert told.lease == granted.lease.id
         assert told.gpu_index == 1
         assert told.holder == "pod team-a/train-7f2c"
         assert told.data["reason"] == "gpu-lost"
-        assert f"nvidia.com/mig-7g.40gb mig-agent-{lost}" in told.words
-        assert "its GPU was lost" in told.words
+        assert f"nvidia.com/mig-7g.40gb mig-agent-{lost}" in told.message
+        assert "its GPU was lost" in told.message
         with pytest.raises(RefusedError, match="pod team-a/train-7f2c"):
             await node.acquire("1g.5gb")  # nobody else gets what its container has open
 
@@ -73,7 +73,7 @@ async def test_the_lease_ends_when_nothing_of_it_is_left(tmp_path: Path) -> None
         (ended,) = node.told(EventKind.LEASE_ENDED)
         assert ended.data["reason"] == "gpu-lost"
         await node.quiet()
-        assert len(node.told(EventKind.LEASE_REDUCED)) == 1
+        assert len(node.told(EventKind.LEASE_DEGRADED)) == 1
 
 
 async def test_a_lease_that_lies_on_the_lost_gpu_alone_ends(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_lease_that_lies_on_the_lost_gpu_alone_ends(tmp_path: Path) -> N
         await node.look()
         assert not node.leases
         await node.quiet()
-        assert not node.told(EventKind.LEASE_REDUCED)
+        assert not node.told(EventKind.LEASE_DEGRADED)
 
 
 async def test_a_gpu_that_answers_again_brings_the_device_back(tmp_path: Path) -> None:
@@ -126,14 +126,14 @@ async def test_an_instance_that_vanished_is_missed_alone_whatever_becomes_of_the
     node.simulator.destroy_foreign(node.where(granted))
     if not dies:
         await node.look()
-        (told,) = node.told(EventKind.LEASE_REDUCED)
+        (told,) = node.told(EventKind.LEASE_DEGRADED)
         assert told.data["reason"] == "instance-lost"
         await killed(node)
     async with engine(tmp_path, clock=node.clock) as again:
         assert again.leases == {granted.lease.id: granted.lease}
         assert standing_now(again, granted) == [False, True]
         await again.look()
-        assert not again.told(EventKind.LEASE_REDUCED), "it was told once"
+        assert not again.told(EventKind.LEASE_DEGRADED), "it was told once"
         again.simulator.destroy_foreign(again.where(granted, 1))
         await again.look()
         assert not again.leases
@@ -153,8 +153,8 @@ async def test_a_gpu_that_is_not_in_the_machine_any_more_is_a_loss_like_any_othe
         assert [each.state for each in again.instances()] == [InstanceState.LEASED]
         assert standing_now(again, granted).count(False) == 1
         recorded = await again.manager.events(0.0, None, 1000)
-        (told,) = [each for each in recorded if each.kind is EventKind.LEASE_REDUCED]
-        assert "GPU-gone" in told.words
+        (told,) = [each for each in recorded if each.kind is EventKind.LEASE_DEGRADED]
+        assert "GPU-gone" in told.message
 
 
 async def test_what_is_on_a_gpu_that_is_not_managed_now_is_left_of_it(tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ async def test_a_loss_that_cannot_be_recorded_is_found_again(tmp_path: Path) -> 
             patch.setattr(Ledger, "_commit", full)
             await node.look()
         assert standing_now(node, granted) == [True, True]
-        assert not node.told(EventKind.LEASE_REDUCED)
+        assert not node.told(EventKind.LEASE_DEGRADED)
         await node.look()
         assert standing_now(node, granted) == [False, True]
-        assert len(node.told(EventKind.LEASE_REDUCED)) == 1
+        assert len(node.told(EventKind.LEASE_DEGRADED)) == 1
 
 
 async def test_after_a_reboot_nothing_is_left_of_it(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ async def test_a_lease_that_was_taken_for_a_pod_is_the_pods_once_it_has_come(tmp
         await node.look()
         await node.quiet()
         assert (granted.lease.id in node.leases) is arrives
-        assert bool(node.told(EventKind.LEASE_REDUCED)) is arrives
+        assert bool(node.told(EventKind.LEASE_DEGRADED)) is arrives
         assert [each.state for each in node.instances(gpu=0)] == [
             InstanceState.LEASED if arrives else InstanceState.IDLE
         ]

@@ -64,7 +64,7 @@ async def test_patience_ends_in_words(tmp_path: Path) -> None:
         assert refusal.reason is Reason.WAITED_TOO_LONG
         assert refusal.message.startswith("cannot serve 1g.5gb within 60 s: ")
         assert "bob" in refusal.message + str(refusal.blockers)
-        assert EventKind.REQUEST_LEFT in node.kinds()
+        assert EventKind.REQUEST_DEQUEUED in node.kinds()
 
 
 async def test_some_wait_as_long_as_it_takes(tmp_path: Path) -> None:

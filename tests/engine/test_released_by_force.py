@@ -52,7 +52,7 @@ async def test_an_administrator_ends_what_its_pod_does_not_use(tmp_path: Path) -
         assert not node.leases
         assert {each.state for each in node.instances()} == {InstanceState.IDLE}
         (told,) = node.told(EventKind.LEASE_ENDED)
-        assert told.words.endswith(": released by root by force, while its pod is on this node")
+        assert told.message.endswith(": released by root by force, while its pod is on this node")
         assert (told.data["by"], told.data["role"], told.data["reason"]) == ("root", "admin", "forced")
         await force(node, granted)  # that it has ended is no error, as with any other
 

@@ -50,8 +50,8 @@ async def test_it_is_promised_until_its_pod_comes(tmp_path: Path) -> None:
         came = await node.manager.arrived(granted.lease.id, POD)
         assert (came.arrived, came.promised, came.expires_at) == (True, False, None)
         assert node.leases == {came.id: came}
-        (told,) = node.told(EventKind.LEASE_ARRIVED)
-        assert told.words == f"pod team-a/train-7f2c has come for lease {came.id}"
+        (told,) = node.told(EventKind.LEASE_BOUND)
+        assert told.message == f"pod team-a/train-7f2c has come for lease {came.id}"
 
 
 async def test_it_ends_at_its_deadline_and_its_instance_is_idle(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_the_kubelets_devices_stand_for_its_instances(tmp_path: Path) -> N
         again = await node.manager.hand_over(granted.lease.id, (ONE, TWO), POD)
         assert again == handed
         assert await node.manager.arrived(granted.lease.id, POD) == handed
-        assert len(node.told(EventKind.LEASE_ARRIVED)) == 1
+        assert len(node.told(EventKind.LEASE_BOUND)) == 1
         assert await refused(node.manager.hand_over(granted.lease.id, (TWO, ONE), POD)) is Reason.IN_USE
 
 

@@ -95,7 +95,7 @@ def network(agent: Agent) -> Iterator[Network]:
 
 def ended(agent: Agent) -> list[str]:
     """In words, of each lease that has."""
-    return [each["words"] for each in agent.ask("events")["events"] if each["kind"] == "lease-ended"]
+    return [each["message"] for each in agent.ask("events")["events"] if each["kind"] == "lease-ended"]
 
 
 def test_a_connection_that_the_network_drops_ends_no_lease(

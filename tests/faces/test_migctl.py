@@ -317,9 +317,9 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         ("reclaim",): {"destroyed"},
         ("cordon", "--gpu", "1"): {"index", "state", "reason"},
         ("uncordon", "--gpu", "1"): {"index", "state"},
-        ("mode", "disable", "--gpu", "1"): {"gpu", "mig", "needs", "words"},
-        ("pause",): {"paused", "let_go", "words"},
-        ("resume",): {"paused", "let_go", "words"},
+        ("mode", "disable", "--gpu", "1"): {"gpu", "mig", "needs", "message"},
+        ("pause",): {"paused", "driver_released", "message"},
+        ("resume",): {"paused", "driver_released", "message"},
     }
     for typed, keys in expected.items():
         verb, *rest = typed

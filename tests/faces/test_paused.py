@@ -35,9 +35,9 @@ def test_one_that_is_paused_starts_and_lives_on_with_no_driver_at_all(folder: Pa
         (reason,) = agent.ask("status")["paused"]
         assert reason.endswith(": driver")
         said = agent.ask("resume")
-        assert said["let_go"]
-        assert said["words"].startswith("cannot take up again: cannot complete nvmlInitWithFlags: library: ")
-        assert agent.ask("status")["paused"] == [said["words"]]
+        assert said["driver_released"]
+        assert said["message"].startswith("cannot take up again: cannot complete nvmlInitWithFlags: library: ")
+        assert agent.ask("status")["paused"] == [said["message"]]
         assert health(agent.address) == SERVING
         # Whoever starts it now is not told that it is paused for a reason of an administrator's, but why it is still.
         assert agent.ask("request", "--gpu-memory", "4G", code=3)["error"]["reason"] == "paused"
@@ -55,8 +55,8 @@ def test_a_node_of_kubernetes_with_no_gpu_is_served_as_it_is(folder: Path) -> No
         assert (status["gpus"], status["paused"]) == ([], ["this node has no NVIDIA GPU"])
         refused = agent.ask("request", "--gpu-memory", "4G", code=3)["error"]
         assert "this node has no NVIDIA GPU" in refused["message"]
-        assert agent.ask("pause")["let_go"]
-        assert agent.ask("resume")["let_go"]
+        assert agent.ask("pause")["driver_released"]
+        assert agent.ask("resume")["driver_released"]
         assert agent.ask("status")["paused"] == ["this node has no NVIDIA GPU"]
         assert health(agent.address) == SERVING, "there is nothing to wait for"
         assert not list((folder / "kubelet/device-plugins").iterdir())

@@ -1,6 +1,6 @@
 """Killed while something is changed at the API server: it has the change, or has never heard of it.
 
-What is there is looked at anew by the next agent, which makes whatever is missing: see `mig_agent.frontends.node`.
+The next agent looks again at what is there and makes whatever is missing: see `mig_agent.frontends.kubernetes.node`.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ async def test_one_that_hangs_at_the_start_keeps_nobody_from_serving(tmp_path: P
         assert (await after.acquire("1g.5gb")).devices[0].gpu_index == 1
         assert {sick.lease.id, well.lease.id} <= set(after.leases)
         recorded = await after.manager.events(0.0, None, 1000)
-        told = [event.words for event in recorded if event.kind is EventKind.GPU_CORDONED]
+        told = [event.message for event in recorded if event.kind is EventKind.GPU_CORDONED]
         assert any(words.startswith("GPU 0 is set aside, and looked for from time to time: ") for words in told)
         after.simulator.clear()
         await managed(after, 0)
@@ -111,7 +111,7 @@ async def test_one_that_another_agent_took_meanwhile_is_left_to_it(tmp_path: Pat
         await node.look()
         await node.quiet()
         assert [gpu.index for gpu in node.manager.snapshot.view.gpus] == [1]
-        assert "the agent with pid 4711" in node.told(EventKind.GPU_CORDONED)[-1].words
+        assert "the agent with pid 4711" in node.told(EventKind.GPU_CORDONED)[-1].message
         assert "the agent with pid 4711" in node.manager.snapshot.missing[0]
 
 

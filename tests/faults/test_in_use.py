@@ -55,7 +55,7 @@ async def test_the_holder_is_named_with_pid_command_and_container(
         assert blocked(node) == f"held by {holder}"
         await node.quiet()
         (told,) = node.told(EventKind.INSTANCE_BLOCKED)
-        assert told.words == f"1g.5gb on slice 6 of GPU 0 is blocked: held by {holder}"
+        assert told.message == f"1g.5gb on slice 6 of GPU 0 is blocked: held by {holder}"
         node.simulator.vacate(pid)
         node.clock.advance(2)
         await node.until(lambda: not node.instances(InstanceState.BLOCKED))

@@ -98,7 +98,7 @@ def test_a_backup_is_taken_under_load_and_restored(folder: Path) -> None:
         assert found[kept["devices"][0]["uuid"]] == "leased"
         assert found[later["devices"][0]["uuid"]] == "foreign"
         assert "idle" not in found.values()
-        assert "ledger-set-aside" in agent.log()
+        assert "ledger-quarantined" in agent.log()
         # The way back: the former one knows what was leased since, and is as good a backup.
         agent.stop()
         assert mig_agent("restore", former, "--state-dir", agent.state_dir).returncode == 0

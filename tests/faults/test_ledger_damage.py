@@ -128,7 +128,7 @@ def fill(path: Path, first: int, last: int) -> None:
             write(EndLease(LeaseId(f"lease-{number}"), 99.0, "released"))
         if number % 3 == 1:
             write(RenewLease(LeaseId(f"lease-{number}"), 123.0))
-        told = Event(kind=EventKind.LEASE_GRANTED, at=1.0, revision=number, words="granted", data={"a": 1})
+        told = Event(kind=EventKind.LEASE_GRANTED, at=1.0, revision=number, message="granted", data={"a": 1})
         write(AddEvent(told), PutBootId("boot"))
     write(PutCordon(GPU, "fan", 7.0), PutGpus({GPU: '{"a": 1}'}))
     write(DropInstance(Generation(9)))
@@ -173,7 +173,7 @@ def opened(path: Path) -> Contents:
     ledger = Ledger.open(path)
     events = ledger.events(0.0)
     ledger.close()
-    assert all(event.words for event in events)
+    assert all(event.message for event in events)
     return ledger.contents
 
 

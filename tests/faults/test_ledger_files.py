@@ -90,11 +90,11 @@ def test_a_damaged_ledger_is_kept_aside_and_what_it_held_is_nobodys_to_destroy(f
         # Kept as it was found, and told: where it is, and what that means.
         aside = ledger_of(agent).with_name(f"{LEDGER_FILE}.damaged-1")
         assert aside.read_bytes() == as_found
-        (told,) = [line for line in agent.log().splitlines() if "ledger-set-aside" in line]
+        (told,) = [line for line in agent.log().splitlines() if "ledger-quarantined" in line]
         assert str(aside) in told
         assert "migctl adopt" in told
         assert '"level": "error"' in told
-        assert any(each["kind"] == "ledger-set-aside" for each in agent.ask("events")["events"])
+        assert any(each["kind"] == "ledger-quarantined" for each in agent.ask("events")["events"])
 
         # Nothing that was there is given or destroyed, whatever is asked.
         assert {each["state"] for each in agent.instances()} == {"foreign"}

@@ -33,11 +33,11 @@ def test_a_real_agent_after_a_reboot(folder: Path) -> None:
         assert set(ended) == set(leases)
         for each in ended.values():
             assert each["data"]["reason"] == "reboot"
-            assert "the machine was rebooted" in each["words"]
+            assert "the machine was rebooted" in each["message"]
         ampere, hopper = agent.ask("status")["gpus"]
         assert (ampere["state"], ampere["mig"]["current"]) == ("ready", True)
         assert (hopper["state"], hopper["mig"]["current"]) == ("whole", False)
-        (lost,) = [each["words"] for each in events if each["kind"] == "gpu-mode-changed"]
+        (lost,) = [each["message"] for each in events if each["kind"] == "gpu-mode-changed"]
         assert lost.startswith("GPU 1 lost its MIG mode with the reboot")
         refused = agent.migctl("request", "--mig-profile", "2g.20gb", code=3)
         for words in (hopper["reason"], lost, agent.migctl("status").stdout + refused.stderr):

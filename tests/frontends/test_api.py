@@ -397,7 +397,7 @@ async def test_watch_tells_what_happens_and_resumes(served: Service) -> None:
         seen.append(await first(messages))
     event = seen[-1].event
     assert (event.lease, event.gpu_index, event.holder) == (granted.lease.id, 1, "alice")
-    assert event.words
+    assert event.message
     assert seen[-1].revision > opened.revision
     call.cancel()
 
@@ -434,7 +434,7 @@ async def test_events_are_kept(served: Service) -> None:
     only = await served.users.Events(pb.EventsRequest(since=began, gpu="1"), timeout=TIMEOUT)
     assert {each.gpu_index for each in only.events} == {1}
     last = await served.users.Events(pb.EventsRequest(since=began, limit=1), timeout=TIMEOUT)
-    assert [each.words for each in last.events] == [answer.events[-1].words]
+    assert [each.message for each in last.events] == [answer.events[-1].message]
     with pytest.raises(grpc.RpcError) as refused:
         await served.users.Events(pb.EventsRequest(since=float("nan")), timeout=TIMEOUT)
     assert detail_of(refused.value).reason == "invalid-request"
@@ -516,7 +516,7 @@ async def test_cordon_keeps_leases_off_a_gpu_until_uncordon(served: Service) -> 
 async def test_pause_lets_go_of_the_driver_and_resume_takes_it_up(served: Service) -> None:
     kept = await served.acquire(memory="4G", gpus=["0"])
     answer = await served.admins.Pause(pb.PauseRequest(reason="  driver 590 "), timeout=TIMEOUT)
-    assert (len(answer.paused), answer.let_go, answer.words) == (1, True, "")
+    assert (len(answer.paused), answer.driver_released, answer.message) == (1, True, "")
     assert answer.paused[0].endswith(": driver 590")
     status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
     assert status.paused == answer.paused
@@ -530,7 +530,7 @@ async def test_pause_lets_go_of_the_driver_and_resume_takes_it_up(served: Servic
     (outcome,) = (await served.users.Plan(pb.PlanRequest(requests=[ask(memory="4G")]), timeout=TIMEOUT)).outcomes
     assert outcome.refusal.reason == "paused"
     resumed = await served.admins.Resume(pb.ResumeRequest(), timeout=TIMEOUT)
-    assert (list(resumed.paused), resumed.let_go, resumed.words) == ([], False, "")
+    assert (list(resumed.paused), resumed.driver_released, resumed.message) == ([], False, "")
     await served.acquire(memory="4G")
 
 
@@ -589,7 +589,7 @@ async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) ->
     )
     assert not answer.mig.current
     assert answer.gpu == served.node.gpu(1).uuid
-    assert answer.words
+    assert answer.message
 
 
 async def test_nobody_may_call_without_a_gpu_named(served: Service) -> None:

@@ -142,7 +142,7 @@ async def test_a_watch_that_is_overrun_while_it_is_written_to_ends_after_it(tmp_
         task = call_of(served, "Watch", pb.WatchRequest(), context)
         await is_stuck(context, served)
         while events._subscriptions:
-            events.emit(Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, words="something"))
+            events.emit(Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, message="something"))
         await asyncio.sleep(0)
         assert not task.done()
         assert await the_status(task, context) is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -99,7 +99,7 @@ async def test_several_devices_of_several_containers_are_one_promise(tmp_path: P
         assert set(lease.kubelet_devices) == {*small, *middle}
         await asyncio.gather(at.start(*middle), at.start(small[0]))
         assert at.node.creations() == 3
-        assert len(at.node.told(EventKind.LEASE_ARRIVED)) == 1
+        assert len(at.node.told(EventKind.LEASE_BOUND)) == 1
 
 
 async def test_what_was_not_taken_is_leased_beside_what_was(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_what_fits_no_device_ends_and_the_pod_is_told(tmp_path: Path) -> N
         assert granted.lease.id not in standing(at)
         assert at.holder(devices(0)[0]) == "train"
         (ended,) = at.node.told(EventKind.LEASE_ENDED)
-        assert ended.words.endswith(f"it fits no device of its pod: the pod lacks {SMALL}")
+        assert ended.message.endswith(f"it fits no device of its pod: the pod lacks {SMALL}")
         what = f"lease {granted.lease.id} that was taken for it fits none of its devices and has ended"
         assert events(at) == [f"{what}: the pod lacks {SMALL}"]
 
@@ -409,4 +409,4 @@ async def test_the_kubelets_own_requests_are_as_they_were(tmp_path: Path) -> Non
         await at.start(*devices(0))
         (told,) = at.node.told(EventKind.LEASE_GRANTED)
         assert told.data["by"] == KUBELET.name
-        assert not at.node.told(EventKind.LEASE_ARRIVED)
+        assert not at.node.told(EventKind.LEASE_BOUND)

@@ -15,12 +15,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_agent.adapters.clock import VirtualClock
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.reservations import kept, leases_for, match_slots, promised, slots_of
+from support.clock import VirtualClock
 from support.engine import PATIENCE_SECONDS, killed
 from support.plugged import Plugged, Words, plugged
 

@@ -257,11 +257,11 @@ def test_feature_labels_can_be_switched_off_alone() -> None:
 
 @pytest.mark.parametrize("kind", EventKind)
 def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind) -> None:
-    found = notice(Event(kind=kind, at=0.0, revision=1, words="GPU 2 was cordoned by root"))
+    found = notice(Event(kind=kind, at=0.0, revision=1, message="GPU 2 was cordoned by root"))
     concerns = kind.value.startswith(("gpu-", "ledger-", "certificates-")) or kind.value in {
         "agent-paused",
         "agent-resumed",
-        "driver-awaited",
+        "driver-unavailable",
     }
     if kind is EventKind.GPU_MODE_REQUESTED:
         concerns = False
@@ -274,15 +274,17 @@ def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind)
 def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
     words = "lease 7f of pod team-a/train ended: released by root by force, while its pod is on this node"
-    ended = Event(kind=EventKind.LEASE_ENDED, at=0.0, revision=1, words=words, data={"reason": "forced", **pod.facts()})
+    ended = Event(
+        kind=EventKind.LEASE_ENDED, at=0.0, revision=1, message=words, data={"reason": "forced", **pod.facts()}
+    )
     assert notice(ended) == Notice(reason="LeaseReleased", words=words, warning=True, about=pod)
 
 
 @pytest.mark.parametrize(
     ("kind", "reason", "told"),
     [
-        (EventKind.LEASE_REDUCED, "gpu-lost", True),
-        (EventKind.LEASE_REDUCED, "instance-lost", True),
+        (EventKind.LEASE_DEGRADED, "gpu-lost", True),
+        (EventKind.LEASE_DEGRADED, "instance-lost", True),
         (EventKind.LEASE_ENDED, "gpu-lost", True),
         (EventKind.LEASE_ENDED, "gpu-reset", True),
         (EventKind.LEASE_ENDED, "pod-ended", False),
@@ -291,8 +293,8 @@ def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
 )
 def test_a_pod_is_told_that_it_lost_a_device(kind: EventKind, reason: str, told: bool) -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
-    found = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason, **pod.facts()}))
+    found = notice(Event(kind=kind, at=0.0, revision=1, message="it is lost", data={"reason": reason, **pod.facts()}))
     expected = Notice(reason="DeviceLost", words="it is lost", warning=True, about=pod)
     assert found == (expected if told else None)
-    nobody = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason}))
+    nobody = notice(Event(kind=kind, at=0.0, revision=1, message="it is lost", data={"reason": reason}))
     assert nobody is None, "a lease that is no pod's"

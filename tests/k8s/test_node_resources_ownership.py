@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeFacts
-from mig_agent.frontends.kubernetes.node_resources.ownership import OURS, Correction, Reason, correction, others, owned
+from mig_agent.frontends.kubernetes.node_resources.ownership import (
+    OURS,
+    Correction,
+    OwnershipConflict,
+    correction,
+    others,
+    owned,
+)
 
 A, B, C = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "mig-agent.io/memory-10g"
 
@@ -80,12 +87,12 @@ def test_what_is_somebody_elses_by_now_is_left_to_them() -> None:
         ({A: "0"}, None, {}, (), None),
         ({A: "7"}, A, {}, (), None),
         ({A: "7"}, None, {}, (A,), None),
-        ({A: "7"}, None, {}, (), Reason.SHOWN),
-        ({A: "many"}, None, {}, (), Reason.SHOWN),
-        ({A: "7"}, A, {A: frozenset({"GPU-1"})}, (A,), Reason.PLUGIN),
-        ({A: "7"}, A, {A: frozenset({"mig-agent-1", "GPU-1"})}, (), Reason.PLUGIN),
-        ({}, None, {A: frozenset({"mig-agent-1"})}, (), Reason.ENDED),
-        ({A: "0"}, None, {A: frozenset()}, (), Reason.ENDED),
+        ({A: "7"}, None, {}, (), OwnershipConflict.SHOWN),
+        ({A: "many"}, None, {}, (), OwnershipConflict.SHOWN),
+        ({A: "7"}, A, {A: frozenset({"GPU-1"})}, (A,), OwnershipConflict.PLUGIN),
+        ({A: "7"}, A, {A: frozenset({"mig-agent-1", "GPU-1"})}, (), OwnershipConflict.PLUGIN),
+        ({}, None, {A: frozenset({"mig-agent-1"})}, (), OwnershipConflict.ENDED),
+        ({A: "0"}, None, {A: frozenset()}, (), OwnershipConflict.ENDED),
         ({A: "0"}, None, {B: frozenset({"GPU-1"})}, (), None),
     ],
 )
@@ -94,7 +101,7 @@ def test_one_name_is_never_served_both_ways(
     ours: str | None,
     registered: dict[str, frozenset[str]],
     written: tuple[str, ...],
-    expected: Reason | None,
+    expected: OwnershipConflict | None,
 ) -> None:
     assert others([A], node(shown, ours), registered, written).get(A) is expected
 

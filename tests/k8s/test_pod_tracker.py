@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.clock import VirtualClock
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.events import EventKind
@@ -21,6 +20,7 @@ from mig_agent.frontends.kubernetes.pods import tracker
 from mig_agent.frontends.kubernetes.pods.api_evidence import NAMELESS_SECONDS
 from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
+from support.clock import VirtualClock
 from support.engine import ADMIN, Node, engine
 
 NODE = "n1"
@@ -100,7 +100,7 @@ class World:
     async def ended(self, lease: Lease) -> str:
         """Why it ended."""
         await self.node.until(lambda: lease.id not in self.node.leases)
-        return next(each.words for each in self.node.told(EventKind.LEASE_ENDED) if each.lease == lease.id)
+        return next(each.message for each in self.node.told(EventKind.LEASE_ENDED) if each.lease == lease.id)
 
     async def watched(self) -> None:
         await self.node.until(lambda: self.server.watches)

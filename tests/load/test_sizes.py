@@ -134,7 +134,7 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
 
 
 def test_an_answer_with_many_long_events_keeps_the_latest() -> None:
-    events = [pb.Event(words=f"{number} " + "x" * 20_000) for number in range(1000)]
+    events = [pb.Event(message=f"{number} " + "x" * 20_000) for number in range(1000)]
     kept = encode.latest(events, MOST_ANSWER_BYTES)
     assert list(kept) == events[-len(kept) :]
     assert MOST_ANSWER_BYTES * 0.9 < pb.EventsResponse(events=kept).ByteSize() <= MOST_ANSWER_BYTES

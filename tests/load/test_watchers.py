@@ -43,7 +43,7 @@ def happen(node: Node, times: int = 1) -> None:
     """Events without anything behind them."""
     hub = node.manager._context.events
     for _ in range(times):
-        hub.emit(Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, words=LONG))
+        hub.emit(Event(kind=EventKind.LEASE_RENEWED, at=0.0, revision=10**6, message=LONG))
 
 
 async def fall_behind(node: Node) -> None:
@@ -105,7 +105,7 @@ async def test_a_reader_that_reads_is_not_disturbed_by_one_that_does_not(tmp_pat
                 await anext(good)
         assert len(hub._subscriptions) == 1
         happen(served.node)
-        assert (await anext(good)).event.words == LONG
+        assert (await anext(good)).event.message == LONG
         assert sent > MOST_UNREAD
         stuck.cancel()
 

@@ -173,13 +173,13 @@ def test_a_lost_device_of_a_lease_is_named_as_far_as_it_is_known() -> None:
 
 
 def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None:
-    answer = to_json.lease_info(OF_POD)
+    answer = to_json.encode(OF_POD)
     assert isinstance(answer, dict)
     assert answer["kubelet_devices"] == [
         {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-3"},
         {"resource": "nvidia.com/mig-1g.10gb", "id": "mig-agent-4"},
     ]
-    other = to_json.lease_info(LEASE)
+    other = to_json.encode(LEASE)
     assert isinstance(other, dict)
     assert "kubelet_devices" not in other
 
@@ -287,19 +287,21 @@ def test_moments_for_programs(at: float | None, text: str | None) -> None:
 
 def test_the_documented_shapes() -> None:
     """The keys that design and documentation promise; there may be more."""
-    answer = to_json.status(NODE)
+    answer = to_json.encode(NODE)
     assert isinstance(answer, dict)
     assert {"node", "revision", "gpus", "leases", "queue"} <= set(answer)
-    gpu = to_json.gpu(GPU)
+    gpu = to_json.encode(GPU)
     assert isinstance(gpu, dict)
     assert {"index", "uuid", "model", "mig", "state", "memory_slices", "instances"} <= set(gpu)
+    instance = to_json.encode(LEASED)
+    assert isinstance(instance, dict)
     assert {"uuid", "profile", "memory_mib", "placement", "gpu_instance_id", "compute_instance_id", "state"} | {
         "lease",
         "holder",
         "tenant",
         "since",
-    } <= set(to_json.instance(LEASED))
-    device = to_json.device(DEVICE)
+    } <= set(instance)
+    device = to_json.encode(DEVICE)
     assert device == {
         "uuid": "MIG-1",
         "gpu": "GPU-1",

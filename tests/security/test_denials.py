@@ -16,7 +16,7 @@ WRONG = Refusal(reason=Reason.WRONG_TOKEN, message="cannot touch lease x: the to
 
 async def told(node: Node) -> list[str]:
     await node.quiet()
-    return [each.words for each in node.told(EventKind.ACCESS_DENIED)]
+    return [each.message for each in node.told(EventKind.ACCESS_DENIED)]
 
 
 async def test_a_denied_call_is_recorded_with_who_made_it(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ async def test_a_denied_call_is_recorded_with_who_made_it(tmp_path: Path) -> Non
             "uid": 666,
             "pid": 4711,
         }
-        assert event.words.startswith("Release of mallory was refused: cannot touch lease x")
+        assert event.message.startswith("Release of mallory was refused: cannot touch lease x")
 
 
 async def test_a_refusal_that_is_not_about_who_asks_is_not(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ async def test_what_a_caller_writes_is_cut_cleaned_and_searched_for_tokens(tmp_p
         )
         await node.quiet()
         (event,) = node.told(EventKind.ACCESS_DENIED)
-        assert token not in f"{event.words}{event.data}"
-        assert r"cannot release lease (a token)\u000a\u001b[2J" in event.words
-        assert event.words.isprintable()
-        assert len(event.words) < 500
+        assert token not in f"{event.message}{event.data}"
+        assert r"cannot release lease (a token)\u000a\u001b[2J" in event.message
+        assert event.message.isprintable()
+        assert len(event.message) < 500
         about = event.data["about"]
         assert isinstance(about, str)
         assert len(about) < 200

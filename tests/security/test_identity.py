@@ -235,7 +235,7 @@ def test_who_did_what_is_recorded(calls_as: As, admin: PartitionManagerStub) -> 
         ("Release", lease),
         ("Cordon", "1"),
     ]
-    assert f"uid {BOB}" in denied[0].words
+    assert f"uid {BOB}" in denied[0].message
 
 
 def test_a_socket_that_a_user_may_not_open_answers_nothing(agent: Agent, folder: Path) -> None:

@@ -66,7 +66,7 @@ def status(agent: Agent, authority: Authority, client: Pem) -> str:
 
 
 def told(agent: Agent, kind: str) -> list[str]:
-    return [each["words"] for each in agent.ask("events")["events"] if each["kind"] == kind]
+    return [each["message"] for each in agent.ask("events")["events"] if each["kind"] == kind]
 
 
 def test_a_rotation_is_taken_up_at_the_next_connection(
@@ -86,13 +86,13 @@ def test_a_rotation_that_does_not_fit_together_is_told_and_left(agent: Agent, fo
     """The log and an event say which file, and what stays."""
     swap(folder / "tls", Pem(server_of(old).cert, old.issue("other").key), old.ca.read_text())
     assert status(agent, old, old.issue("slurm")) == "tested"
-    (words,) = told(agent, "certificates-kept")
+    (words,) = told(agent, "certificate-reload-failed")
     assert words.startswith(f"cannot use the certificate {folder}/tls/tls.crt with the key")
     assert words.endswith("they do not belong together; the former certificates stay in use")
     lines = [json.loads(line) for line in agent.log().splitlines() if "do not belong together" in line]
     assert [line["level"] for line in lines] == ["error"]
     assert status(agent, old, old.issue("slurm")) == "tested"
-    assert len(told(agent, "certificates-kept")) == 1
+    assert len(told(agent, "certificate-reload-failed")) == 1
 
 
 def test_who_is_connected_under_a_withdrawn_authority_is_cut_off(

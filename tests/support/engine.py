@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mig_agent.adapters import profiles
-from mig_agent.adapters.clock import Clock, VirtualClock
+from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.nvml import Driver
@@ -26,6 +26,7 @@ from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.manager import Manager, start_manager
 from mig_agent.engine.results import Granted
 from mig_agent.simulator import STATE_FILE, Simulator, open_library
+from support.clock import VirtualClock
 from support.simulated import machine
 
 PATIENCE_SECONDS = 30.0

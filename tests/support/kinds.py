@@ -223,7 +223,7 @@ class Pause(OnALease):
 
     def ask(self) -> Answered | None:
         answer = self.world.admins.Pause(pb.PauseRequest(reason="driver"), timeout=GENEROUS_SECONDS)
-        assert answer.let_go
+        assert answer.driver_released
         return None
 
     def back(self) -> None:

@@ -136,7 +136,7 @@ class Paused(Start):
         world = self.world
         world.agent.start()
         world.connect()
-        assert world.admins.Pause(pb.PauseRequest(reason="driver")).let_go
+        assert world.admins.Pause(pb.PauseRequest(reason="driver")).driver_released
         world.agent.kill()
         world.agent.simulator.fail(INIT, DRIVER_NOT_LOADED, times=None)
 

@@ -6,6 +6,7 @@ What the agent does with a real API server is tested on one, in `tests/e2e`.
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -75,7 +76,9 @@ class WebServer:
 
 
 @contextmanager
-def web_server(answer: Callable[[Asked], Says] = lambda _asked: Says()) -> Iterator[WebServer]:
+def web_server(
+    answer: Callable[[Asked], Says] = lambda _asked: Says(), tls: ssl.SSLContext | None = None
+) -> Iterator[WebServer]:
     """Runs one on a port of its own."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -109,9 +112,11 @@ def web_server(answer: Callable[[Asked], Says] = lambda _asked: Says()) -> Itera
             """Says nothing."""
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        http.socket = tls.wrap_socket(http.socket, server_side=True)
     http.daemon_threads = True
     http.block_on_close = False
-    server = WebServer(f"http://127.0.0.1:{http.server_address[1]}", answer)
+    server = WebServer(f"http{'s' if tls else ''}://127.0.0.1:{http.server_address[1]}", answer)
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, name="web-server")
     thread.start()
     try:

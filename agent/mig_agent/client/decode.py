@@ -206,7 +206,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan
                 profile=each.profile,
                 placement=_placement(each),
                 uuid=each.uuid,
-                words=each.words,
+                message=each.message,
             )
             for each in plan.steps
         ),
@@ -235,7 +235,7 @@ def event(message: pb.Event) -> types.Event:
         kind=message.kind,
         at=message.at,
         revision=message.revision,
-        words=message.words,
+        message=message.message,
         gpu=message.gpu,
         gpu_index=message.gpu_index if message.HasField("gpu_index") else None,
         lease=message.lease,
@@ -260,13 +260,13 @@ def mode_change(message: pb.SetMigModeResponse) -> types.ModeChange:
     """How a switch of MIG mode went."""
     needs = _word(pb.ModeNeeds.DESCRIPTOR, message.needs, "MODE_NEEDS_")
     return types.ModeChange(
-        gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, words=message.words
+        gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, message=message.message
     )
 
 
 def paused(message: pb.PauseResponse | pb.ResumeResponse) -> types.Paused:
     """How pausing or resuming went."""
-    return types.Paused(paused=tuple(message.paused), let_go=message.let_go, words=message.words)
+    return types.Paused(paused=tuple(message.paused), driver_released=message.driver_released, message=message.message)
 
 
 def _pod(message: pb.Pod) -> types.Pod:

@@ -1,13 +1,13 @@
-"""Answers as JSON, written by hand so that they stay as documented whatever the wire does. Keys are never renamed.
+"""Encodes answers as JSON. Keys and their order stand here, and stay as documented whatever the wire does.
 
-Moments are RFC 3339 texts in UTC; null is what is not known or not there.
+Times are RFC 3339 strings in UTC; null is what is not known or not there. Keys are never renamed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from mig_agent.client import types
 from mig_agent.core.errors import Blocker
@@ -15,9 +15,84 @@ from mig_agent.core.texts import visible
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
+_WINDOWED: Final = "gpu gpu_index profile memory_mib placement"
+_KEYS: Final[Mapping[type, str]] = {
+    types.Placement: "start size",
+    types.Device: f"uuid {_WINDOWED} gpu_instance_id compute_instance_id reused",
+    types.Grant: "lease=id token devices env expires_at request_id notes revision",
+    types.LeaseInfo: (
+        "lease=id holder tenant holder_uid holder_pid devices created_at expires_at pid hold unused"
+        " pod- arrived kubelet_devices-"
+    ),
+    types.Pod: "namespace name uid?",
+    types.KubeletDevice: "resource id",
+    types.Recovered: "lease anew notes",
+    types.Status: (
+        "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
+        " reservation_after_seconds=reservation_after paused missing_gpus socket_problems ledger_doubt"
+    ),
+    types.Waiting: "request_id holder tenant priority position since wants",
+    types.LedgerDoubt: "since why kept_as restored recoverable",
+    types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances",
+    types.MigMode: "current pending capable",
+    types.Instance: (
+        "uuid profile memory_mib placement gpu_instance_id compute_instance_id state lease? holder? tenant? since"
+        " reason generation"
+    ),
+    types.GpuModel: "model gpus memory_slices memory_mib profiles",
+    types.Profile: "id profile=name compute_slices memory_slices memory_mib placements attributes",
+    types.Plan: (
+        "devices steps score notes revision expected_seconds wasted_mib capacity_lost creation_cost explanation-"
+    ),
+    types.PlannedDevice: f"{_WINDOWED} reused uuid?",
+    types.Step: "kind gpu gpu_index profile placement uuid? message",
+    types.Event: "kind at revision message gpu? gpu_index lease? generation holder? data",
+    types.Usage: "memory_used_mib memory_total_mib utilization_percent processes",
+    types.ModeChange: "gpu mig needs? message",
+    types.Paused: "paused driver_released message",
+    Blocker: "gpu_index what state lease? holder?",
+}
+"""The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
+is left out."""
+_TIMES: Final = frozenset({"at", "created_at", "expires_at", "since", "started_at"})
+_UNKNOWN: Final = types.Usage(
+    generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
+)
+
+
+def encode(value: object) -> Json:
+    """Encode an answer of the client. Raises TypeError for a type that has no keys here."""
+    match value:
+        case None | str() | int() | float():
+            return value
+        case list() | tuple():
+            return [encode(each) for each in value]
+        case Mapping():
+            return {str(name): encode(each) for name, each in value.items()}
+        case _:
+            return _encode_fields(value, _KEYS.get(type(value)))
+
+
+def _encode_fields(value: object, keys: str | None) -> dict[str, Json]:
+    if keys is None:
+        raise TypeError(f"cannot encode {type(value).__name__} as JSON")
+    found: dict[str, Json] = {}
+    for each in keys.split():
+        key, _, attribute = each.rstrip("?-").partition("=")
+        part = getattr(value, attribute or key)
+        if part or each[-1] not in "?-":
+            found[key] = moment(part) if key in _TIMES else encode(part)
+        elif each[-1] == "?":
+            found[key] = None
+    if isinstance(value, types.LeaseInfo) and value.pod is None:
+        del found["arrived"]
+    if isinstance(value, types.Status):
+        found["missing_gpus"] = [{"index": index, "reason": reason} for index, reason in value.missing_gpus.items()]
+    return found
+
 
 def shown(value: Json) -> Json:
-    """Make a shape fit to be printed: an older agent may send texts with characters that hide or move others."""
+    """Escape the characters in all texts that hide or move others; an older agent may send some."""
     match value:
         case str():
             return visible(value)
@@ -29,297 +104,39 @@ def shown(value: Json) -> Json:
             return value
 
 
-def lease(grant: types.Grant) -> Json:
-    """A lease as it was given to this caller, with its token."""
-    return {
-        "lease": grant.id,
-        "token": grant.token,
-        "devices": [device(each) for each in grant.devices],
-        "env": dict(grant.env),
-        "expires_at": moment(grant.expires_at),
-        "request_id": grant.request_id,
-        "notes": list(grant.notes),
-        "revision": grant.revision,
-    }
-
-
-def device(each: types.Device) -> Json:
-    """One device of a lease."""
-    return {
-        "uuid": each.uuid,
-        "gpu": each.gpu,
-        "gpu_index": each.gpu_index,
-        "profile": each.profile,
-        "memory_mib": each.memory_mib,
-        "placement": placement(each.placement),
-        "gpu_instance_id": each.gpu_instance_id,
-        "compute_instance_id": each.compute_instance_id,
-        "reused": each.reused,
-    }
-
-
-def lease_info(each: types.LeaseInfo) -> Json:
-    """A lease as everybody may see it."""
-    return {
-        "lease": each.id,
-        "holder": each.holder,
-        "tenant": each.tenant,
-        "holder_uid": each.holder_uid,
-        "holder_pid": each.holder_pid,
-        "devices": [device(one) for one in each.devices],
-        "created_at": moment(each.created_at),
-        "expires_at": moment(each.expires_at),
-        "pid": each.pid,
-        "hold": each.hold,
-        "unused": each.unused,
-        **({} if each.pod is None else {"pod": pod(each.pod), "arrived": each.arrived}),
-        **(
-            {"kubelet_devices": [{"resource": one.resource, "id": one.id} for one in each.kubelet_devices]}
-            if each.kubelet_devices
-            else {}
-        ),
-    }
-
-
-def pod(each: types.Pod) -> Json:
-    """The pod that holds a lease; the keys of pods are there only where there is one."""
-    return {"namespace": each.namespace, "name": each.name, "uid": each.uid or None}
-
-
-def placement(each: types.Placement | None) -> Json:
-    """A window on a GPU's slices."""
-    return None if each is None else {"start": each.start, "size": each.size}
-
-
-def status(each: types.Status) -> Json:
-    """The node."""
-    return {
-        "node": each.node,
-        "revision": each.revision,
-        "gpus": [gpu(one) for one in each.gpus],
-        "leases": [lease_info(one) for one in each.leases],
-        "queue": [
-            {
-                "request_id": one.request_id,
-                "holder": one.holder,
-                "tenant": one.tenant,
-                "priority": one.priority,
-                "position": one.position,
-                "since": moment(one.since),
-                "wants": one.wants,
-            }
-            for one in each.queue
-        ],
-        "started_at": moment(each.started_at),
-        "ledger_error": each.ledger_error,
-        "version": each.version,
-        "driver_version": each.driver_version,
-        "strict_fifo": each.strict_fifo,
-        "reservation_after_seconds": each.reservation_after,
-        "paused": list(each.paused),
-        "missing_gpus": [{"index": index, "reason": reason} for index, reason in each.missing_gpus.items()],
-        "socket_problems": list(each.socket_problems),
-        "ledger_doubt": None
-        if each.ledger_doubt is None
-        else {
-            "since": moment(each.ledger_doubt.since),
-            "why": each.ledger_doubt.why,
-            "kept_as": each.ledger_doubt.kept_as,
-            "restored": each.ledger_doubt.restored,
-            "recoverable": each.ledger_doubt.recoverable,
-        },
-    }
-
-
-def gpu(each: types.Gpu) -> Json:
-    """A GPU with its instances."""
-    return {
-        "index": each.index,
-        "uuid": each.uuid,
-        "model": each.model,
-        "mig": mig_mode(each.mig),
-        "state": each.state,
-        "reason": each.reason,
-        "memory_slices": each.memory_slices,
-        "memory_mib": each.memory_mib,
-        "instances": [instance(one) for one in each.instances],
-    }
-
-
-def mig_mode(each: types.MigMode) -> Json:
-    """MIG mode."""
-    return {"current": each.current, "pending": each.pending, "capable": each.capable}
-
-
-def instance(each: types.Instance) -> dict[str, Json]:
-    """An instance of a GPU."""
-    return {
-        "uuid": each.uuid,
-        "profile": each.profile,
-        "memory_mib": each.memory_mib,
-        "placement": placement(each.placement),
-        "gpu_instance_id": each.gpu_instance_id,
-        "compute_instance_id": each.compute_instance_id,
-        "state": each.state,
-        "lease": each.lease or None,
-        "holder": each.holder or None,
-        "tenant": each.tenant or None,
-        "since": moment(each.since),
-        "reason": each.reason,
-        "generation": each.generation,
-    }
-
-
-def recovered(each: types.Recovered) -> Json:
-    """A lease of before that is there again."""
-    return {"lease": lease_info(each.lease), "anew": each.anew, "notes": list(each.notes)}
-
-
 def adopted(instances: Iterable[types.Instance]) -> Json:
-    """The instances that were adopted."""
-    return {"adopted": [instance(each) for each in instances]}
+    """Encode the instances that were adopted."""
+    return {"adopted": [encode(each) for each in instances]}
 
 
 def reclaimed(instances: Iterable[types.Instance]) -> Json:
-    """The instances that were destroyed."""
-    return {
-        "destroyed": [
-            {
-                "uuid": each.uuid,
-                "gpu": each.gpu,
-                "gpu_index": each.gpu_index,
-                "profile": each.profile,
-                "memory_mib": each.memory_mib,
-                "placement": placement(each.placement),
-                "generation": each.generation,
-            }
-            for each in instances
-        ]
-    }
+    """Encode the instances that were destroyed: without state and holder, which are gone with them."""
+    return {"destroyed": [_encode_fields(each, f"uuid {_WINDOWED} generation") for each in instances]}
 
 
 def profiles(models: Iterable[types.GpuModel]) -> Json:
-    """What the GPUs can be cut into."""
-    return {
-        "models": [
-            {
-                "model": model.model,
-                "gpus": list(model.gpus),
-                "memory_slices": model.memory_slices,
-                "memory_mib": model.memory_mib,
-                "profiles": [
-                    {
-                        "id": each.id,
-                        "profile": each.name,
-                        "compute_slices": each.compute_slices,
-                        "memory_slices": each.memory_slices,
-                        "memory_mib": each.memory_mib,
-                        "placements": [placement(one) for one in each.placements],
-                        "attributes": list(each.attributes),
-                    }
-                    for each in model.profiles
-                ],
-            }
-            for model in models
-        ]
-    }
-
-
-def plan(each: types.Plan) -> Json:
-    """How a request would be served."""
-    return {
-        "devices": [
-            {
-                "gpu": one.gpu,
-                "gpu_index": one.gpu_index,
-                "profile": one.profile,
-                "memory_mib": one.memory_mib,
-                "placement": placement(one.placement),
-                "reused": one.reused,
-                "uuid": one.uuid or None,
-            }
-            for one in each.devices
-        ],
-        "steps": [
-            {
-                "kind": one.kind,
-                "gpu": one.gpu,
-                "gpu_index": one.gpu_index,
-                "profile": one.profile,
-                "placement": placement(one.placement),
-                "uuid": one.uuid or None,
-                "words": one.words,
-            }
-            for one in each.steps
-        ],
-        "score": each.score,
-        "notes": list(each.notes),
-        "revision": each.revision,
-        "expected_seconds": each.expected_seconds,
-        "wasted_mib": each.wasted_mib,
-        "capacity_lost": each.capacity_lost,
-        "creation_cost": each.creation_cost,
-        **_explanation(each.explanation),
-    }
-
-
-def event(each: types.Event) -> Json:
-    """Something that happened."""
-    return {
-        "kind": each.kind,
-        "at": moment(each.at),
-        "revision": each.revision,
-        "words": each.words,
-        "gpu": each.gpu or None,
-        "gpu_index": each.gpu_index,
-        "lease": each.lease or None,
-        "generation": each.generation,
-        "holder": each.holder or None,
-        "data": dict(each.data),
-    }
-
-
-def usage(each: types.Usage | None) -> Json:
-    """What is used on an instance; null for each thing that is not known."""
-    known = each or types.Usage(
-        generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
-    )
-    return {
-        "memory_used_mib": known.memory_used_mib,
-        "memory_total_mib": known.memory_total_mib,
-        "utilization_percent": known.utilization_percent,
-        "processes": None if known.processes is None else list(known.processes),
-    }
+    """Encode what the GPUs can be cut into."""
+    return {"models": [encode(each) for each in models]}
 
 
 def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
-    """Every instance of the node, with what is used on it."""
+    """Encode every instance of the node, with what is used on it."""
     unused = {each.id for each in node.leases if each.unused}
     return {
         "node": node.node,
         "revision": node.revision,
         "instances": [
-            instance(each)
+            _encode_fields(each, _KEYS[types.Instance])
             | {
                 "gpu": gpu.uuid,
                 "gpu_index": gpu.index,
                 "unused": each.lease in unused,
-                "usage": usage(readings.get(each.generation)),
+                "usage": encode(readings.get(each.generation, _UNKNOWN)),
             }
             for gpu in node.gpus
             for each in gpu.instances
         ],
     }
-
-
-def mode_change(each: types.ModeChange) -> Json:
-    """How a switch of MIG mode went."""
-    return {"gpu": each.gpu, "mig": mig_mode(each.mig), "needs": each.needs or None, "words": each.words}
-
-
-def paused(each: types.Paused) -> Json:
-    """How pausing or resuming went."""
-    return {"paused": list(each.paused), "let_go": each.let_go, "words": each.words}
 
 
 def failure(
@@ -333,33 +150,20 @@ def failure(
     revision: int | None = None,
     changed: Sequence[str] = (),
 ) -> Json:
-    """What stands in the place of an answer when there is none."""
+    """Encode an error, which takes the place of an answer."""
     return {
         "error": {
             "reason": reason,
             "message": message,
             "hint": hint,
             "retryable": retryable,
-            "blockers": [
-                {
-                    "gpu_index": each.gpu_index,
-                    "what": each.what,
-                    "state": each.state,
-                    "lease": each.lease or None,
-                    "holder": each.holder or None,
-                }
-                for each in blockers
-            ],
-            **_explanation(explanation),
+            "blockers": [encode(each) for each in blockers],
+            # Only for callers who asked for it.
+            **({"explanation": list(explanation)} if explanation else {}),
             # Only where a revision is what it is about.
             **({} if revision is None else {"revision": revision, "changed": list(changed)}),
         }
     }
-
-
-def _explanation(lines: Sequence[str]) -> dict[str, Json]:
-    """Only where there is one: it is for those who asked."""
-    return {"explanation": list(lines)} if lines else {}
 
 
 def moment(at: float | None) -> str | None:

@@ -251,7 +251,7 @@ class Step:
     profile: str
     placement: Placement | None
     uuid: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,12 +306,12 @@ class NoPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: `kind` for programs, `words` for people."""
+    """Something that happened: `kind` for programs, `message` for people."""
 
     kind: str
     at: float
     revision: int
-    words: str
+    message: str
     gpu: str = ""
     gpu_index: int | None = None
     lease: str = ""
@@ -338,7 +338,7 @@ class ModeChange:
     gpu: str
     mig: MigMode
     needs: str
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +347,7 @@ class Paused:
 
     paused: tuple[str, ...]
     """Why the agent is paused now, in words; empty while it serves."""
-    let_go: bool
+    driver_released: bool
     """Whether nothing of the driver is open any more, so that it can be unloaded."""
-    words: str
+    message: str
     """Why the driver is not as it is wanted yet; empty when it is. The agent tries again by itself."""

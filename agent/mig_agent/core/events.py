@@ -16,16 +16,16 @@ class EventKind(StrEnum):
     AGENT_STOPPING = "agent-stopping"
     AGENT_PAUSED = "agent-paused"
     AGENT_RESUMED = "agent-resumed"
-    DRIVER_LET_GO = "driver-let-go"
+    DRIVER_RELEASED = "driver-released"
     DRIVER_OPENED = "driver-opened"
-    DRIVER_AWAITED = "driver-awaited"
+    DRIVER_UNAVAILABLE = "driver-unavailable"
     REQUEST_QUEUED = "request-queued"
     REQUEST_REFUSED = "request-refused"
-    REQUEST_LEFT = "request-left"
+    REQUEST_DEQUEUED = "request-dequeued"
     LEASE_GRANTED = "lease-granted"
     LEASE_RENEWED = "lease-renewed"
-    LEASE_ARRIVED = "lease-arrived"
-    LEASE_REDUCED = "lease-reduced"
+    LEASE_BOUND = "lease-bound"
+    LEASE_DEGRADED = "lease-degraded"
     """A pod's lease goes on without one of its devices, which is lost."""
     LEASE_RECOVERED = "lease-recovered"
     """The token of a lease of before brought it back after the ledger was lost."""
@@ -48,13 +48,13 @@ class EventKind(StrEnum):
     PROFILE_DIFFERS = "profile-differs"
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
-    LEDGER_SET_ASIDE = "ledger-set-aside"
+    LEDGER_QUARANTINED = "ledger-quarantined"
     SOCKET_LOST = "socket-lost"
     """A socket of the agent was removed or replaced, and cannot be bound again for now."""
     SOCKET_RESTORED = "socket-restored"
     """One that was removed or replaced is in its place again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
-    CERTIFICATES_KEPT = "certificates-kept"
+    CERTIFICATE_RELOAD_FAILED = "certificate-reload-failed"
 
 
 IRRELEVANT_TO_PLANS = frozenset(
@@ -63,19 +63,19 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.AGENT_STOPPING,
         EventKind.REQUEST_QUEUED,
         EventKind.REQUEST_REFUSED,
-        EventKind.REQUEST_LEFT,
+        EventKind.REQUEST_DEQUEUED,
         EventKind.LEASE_RENEWED,
-        EventKind.LEASE_ARRIVED,
+        EventKind.LEASE_BOUND,
         EventKind.STEP_FAILED,
         EventKind.ACCESS_DENIED,
         EventKind.PROFILE_DIFFERS,
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
-        EventKind.LEDGER_SET_ASIDE,
+        EventKind.LEDGER_QUARANTINED,
         EventKind.SOCKET_LOST,
         EventKind.SOCKET_RESTORED,
         EventKind.CERTIFICATES_RENEWED,
-        EventKind.CERTIFICATES_KEPT,
+        EventKind.CERTIFICATE_RELOAD_FAILED,
     }
 )
 """They leave the node such that the same request is planned the same way."""
@@ -83,12 +83,12 @@ IRRELEVANT_TO_PLANS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. `words` is a whole sentence for people; `data` holds plain facts for programs."""
+    """One thing that happened. `message` is a whole sentence for people; `data` holds plain facts for programs."""
 
     kind: EventKind
     at: float
     revision: int
-    words: str
+    message: str
     gpu: GpuUuid | None = None
     gpu_index: int | None = None
     lease: LeaseId | None = None

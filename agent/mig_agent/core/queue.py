@@ -3,7 +3,7 @@
 What keeps a large request from being starved by small ones is in `core.backfill`. Everything here is a value or a
 function of `now`: the manager owns the timer. The queue is not persisted.
 
-How it is meant to be used: every arrival is added; `next_to_start` is asked until it answers None, after each arrival,
+How it is meant to be used: every arrival is added; `search` is called until it returns None, after each arrival,
 whenever something was freed and when a wait passes the limit; then an arrival that is not to wait leaves again.
 """
 
@@ -68,25 +68,6 @@ class Queue:
         return len(self._waiting)
 
 
-def next_to_start(
-    view: NodeView,
-    waiting: Sequence[WaitingRequest],
-    policy: Policy,
-    now: float,
-    *,
-    limit_seconds: float,
-    strict_fifo: bool = False,
-    only: WaitingRequest | None = None,
-) -> tuple[WaitingRequest, Plan] | None:
-    """The first request in turn that can start now, with its plan; None when none can.
-
-    With `strict_fifo` only the head of the queue may start. With `only` no other request is looked at: a newcomer,
-    where those before it are known not to fit.
-    """
-    found = search(view, waiting, policy, now, limit_seconds=limit_seconds, strict_fifo=strict_fifo, only=only)
-    return None if isinstance(found, PausedSearch) else found
-
-
 def search(
     view: NodeView,
     waiting: Sequence[WaitingRequest],
@@ -100,10 +81,11 @@ def search(
     enough: Callable[[], bool] = lambda: False,
     known: ReservationCache | None = None,
 ) -> tuple[WaitingRequest, Plan] | PausedSearch | None:
-    """The same in pieces: when `enough` says so it pauses, having looked at one at least.
+    """Return the first request in turn that can start now, with its plan; None when none can.
 
-    `seen` are the numbers of those that earlier pieces have looked at. Who came since is looked at like the others.
-    `known` is handed from one piece to the next.
+    With `strict_fifo` only the head of the queue may start. With `only` no other request is considered: a new arrival,
+    where those before it are known not to fit. When `enough` returns True the search pauses, after one request at
+    least; `seen` are the sequence numbers that its earlier parts considered, and `known` is handed on.
     """
     ordered = in_order(waiting)
     kept = spared = None

@@ -64,7 +64,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class EndLease:
+class EndLostLease:
     """The lease cannot be kept. As with every end of a lease, those of its instances that are left become idle."""
 
     lease: LeaseId
@@ -140,7 +140,7 @@ class UpdateIds:
 
 
 Repair = (
-    EndLease
+    EndLostLease
     | LoseDevice
     | ForgetInstance
     | AdoptForeign
@@ -171,7 +171,7 @@ def _after_reboot(recorded: Recorded, observed: Sequence[ObservedGpu]) -> tuple[
     held = (each.lease for each in recorded.instances if each.lease is not None)
     leases = dict.fromkeys((*recorded.leases, *held))
     return (
-        *(EndLease(lease, REBOOT) for lease in leases),
+        *(EndLostLease(lease, REBOOT) for lease in leases),
         *(
             ForgetForeign(each.generation)
             if each.state is InstanceState.FOREIGN
@@ -202,7 +202,7 @@ class _Comparison:
             if each.lease not in going_on:
                 ended.setdefault(each.lease, each.reason)
         return (
-            *(EndLease(lease, reason) for lease, reason in ended.items()),
+            *(EndLostLease(lease, reason) for lease, reason in ended.items()),
             *(each for each in self._lost if each.lease in going_on),
             *self._gone,
             *self._kept,

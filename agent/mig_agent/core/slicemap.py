@@ -1,7 +1,7 @@
 """The map of a GPU's memory slices as text: who stands where, and what is free.
 
 `SliceMapGpu` is its own small input, so that the command line can build it from the JSON of a status as well as the
-agent from a NodeView. `slicemap_svg` draws the same as a picture.
+agent from a NodeView.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _WARNINGS = frozenset(
     {
         EventKind.INSTANCE_BLOCKED,
         EventKind.INSTANCE_LOST,
-        EventKind.LEASE_REDUCED,
+        EventKind.LEASE_DEGRADED,
         EventKind.STEP_FAILED,
         EventKind.GPU_CORDONED,
         EventKind.PROFILE_DIFFERS,
@@ -36,8 +36,8 @@ _ERRORS = frozenset(
     {
         EventKind.GPU_LOST,
         EventKind.LEDGER_FAILED,
-        EventKind.LEDGER_SET_ASIDE,
-        EventKind.CERTIFICATES_KEPT,
+        EventKind.LEDGER_QUARANTINED,
+        EventKind.CERTIFICATE_RELOAD_FAILED,
         EventKind.SOCKET_LOST,
     }
 )
@@ -79,7 +79,7 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
-        logger_factory=lambda *_: _Lines(write),
+        logger_factory=lambda *_: _LineLogger(write),
         cache_logger_on_first_use=True,
     )
     # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
@@ -137,7 +137,7 @@ class _StandardErrorLines(io.TextIOBase):
         return len(text)
 
 
-class _Lines:
+class _LineLogger:
     """What structlog calls with each finished line."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
@@ -233,10 +233,10 @@ class EventLog:
         named |= {name: event.data.get(name) for name in ("by", "role", "uid", "pid", "method")}
         facts |= {name: value for name, value in named.items() if value is not None}
         if event.kind in _ERRORS:
-            self._log.error(event.words, **facts)
+            self._log.error(event.message, **facts)
         elif event.kind in _WARNINGS:
-            self._log.warning(event.words, **facts)
+            self._log.warning(event.message, **facts)
         elif event.kind in _DETAILS:
-            self._log.debug(event.words, **facts)
+            self._log.debug(event.message, **facts)
         else:
-            self._log.info(event.words, **facts)
+            self._log.info(event.message, **facts)

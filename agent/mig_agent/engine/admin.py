@@ -177,7 +177,7 @@ class Admin:
             )
         if record.mode.current is enable and record.mode.pending is enable:
             words = f"MIG mode of GPU {record.index} is {'on' if enable else 'off'} already"
-            return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=record.mode, needs="", words=words)
+            return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=record.mode, needs="", message=words)
         self._refuse_when_used(record, verb)
         record.switching = f"MIG mode is being switched by {caller}"
         context.state.touch(record.uuid)
@@ -220,7 +220,7 @@ class Admin:
             raise refuse(Reason.IN_USE, f"cannot {verb} MIG mode on GPU {record.index}: {words}", _IN_USE_HINT)
         if change.problem is not None and not needs:
             raise refuse(Reason.DRIVER_FAILED, f"cannot {verb} MIG mode on GPU {record.index}: {words}")
-        return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=change.mode, needs=needs, words=words)
+        return ModeAnswer(gpu=record.uuid, gpu_index=record.index, mode=change.mode, needs=needs, message=words)
 
     def _refuse_when_used(self, record: GpuRecord, verb: str) -> None:
         state = self._context.state

@@ -91,7 +91,7 @@ class Journal:
             kind=kind,
             at=self._clock.now(),
             revision=self._revision + 1,
-            words=words,
+            message=words,
             gpu=gpu,
             gpu_index=None if gpu is None or gpu not in self._state.gpus else self._state.gpus[gpu].index,
             lease=lease,

@@ -106,7 +106,7 @@ class Leases:
         context = self._context
         as_what = f" as {', '.join(str(each) for each in lease.kubelet_devices)}" if lease.kubelet_devices else ""
         event = context.journal.event(
-            EventKind.LEASE_ARRIVED,
+            EventKind.LEASE_BOUND,
             f"{lease.holder.pod} has come for lease {lease.id}{as_what}",
             gpu=next((each.slot.gpu for each in context.state.instances_of(lease.id)), None),
             lease=lease.id,

@@ -70,7 +70,7 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
     number = lease.instances.index(instance.generation)
     device = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
     return context.journal.event(
-        EventKind.LEASE_REDUCED,
+        EventKind.LEASE_DEGRADED,
         f"lease {lease.id} of {lease.holder} lost {context.place(instance)}{device}: "
         f"{END_MESSAGES.get(reason, reason)}; what is left of it stays its own",
         instance=instance,

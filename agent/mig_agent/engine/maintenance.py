@@ -111,7 +111,7 @@ class Maintenance:
     # Inside
 
     def _answer(self) -> PauseAnswer:
-        return PauseAnswer(paused=self._context.gate.paused, let_go=self._is_let_go, words=self._trouble)
+        return PauseAnswer(paused=self._context.gate.paused, driver_released=self._is_let_go, message=self._trouble)
 
     async def _record(
         self, change: PutPause | DropPause | None, verb: str, kind: EventKind, why: str, caller: Caller
@@ -169,7 +169,7 @@ class Maintenance:
         if trouble != self._trouble:
             self._trouble = trouble
             journal = self._context.journal
-            journal.tell(journal.event(EventKind.DRIVER_AWAITED, trouble))
+            journal.tell(journal.event(EventKind.DRIVER_UNAVAILABLE, trouble))
         self._again = self._context.clock.call_later(AGAIN_SECONDS, self._try_again)
 
     def _try_again(self) -> None:
@@ -198,7 +198,7 @@ class Maintenance:
         self._open = self._taken_up = False
         left = context.host.own_device_nodes()
         words = f", but this process still has {', '.join(left)} open" if left else ""
-        context.journal.tell(context.journal.event(EventKind.DRIVER_LET_GO, f"the driver was let go{words}"))
+        context.journal.tell(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was let go{words}"))
 
     def _refuse_when_hung(self) -> None:
         for lane in self._context.lanes.values():

@@ -202,7 +202,7 @@ class Manager:
 
     def certificates(self, words: str, *, taken: bool) -> None:
         """Certificates were renewed, or what ought to replace them cannot be used; tells and records it."""
-        kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATES_KEPT
+        kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATE_RELOAD_FAILED
         self._context.journal.tell(self._context.journal.event(kind, words))
 
     def sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed

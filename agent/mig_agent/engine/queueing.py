@@ -142,7 +142,7 @@ class RequestQueue:
         if not stay.started.done():
             stay.started.set_exception(RefusedError(refusal))
         if stay.place:
-            self._mention(EventKind.REQUEST_LEFT, stay.order.request, f"left the queue: {refusal.message}")
+            self._mention(EventKind.REQUEST_DEQUEUED, stay.order.request, f"left the queue: {refusal.message}")
             # It may have been in somebody's way; one that only came to look was not.
             self._places_changed()
             self._context.state.capacity_freed.emit()

@@ -27,7 +27,7 @@ from mig_agent.core.model import (
 from mig_agent.core.observation import InstanceUsage, ObservedGpu
 from mig_agent.core.recovery import (
     NEVER_MADE,
-    EndLease,
+    EndLostLease,
     FinishDestroy,
     ForgetInstance,
     Recorded,
@@ -68,7 +68,7 @@ async def _of(context: Context, instance: Instance) -> InstanceUsage:
 MOST_FAILED_READINGS = 3
 """After so many in a row nothing is placed on the GPU until it can be read again."""
 _HOUR = 3600.0
-_GRAVE = (EndLease, FinishDestroy, ForgetInstance)
+_GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)
 
 
 class Reconciler:

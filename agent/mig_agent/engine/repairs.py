@@ -19,7 +19,7 @@ from mig_agent.core.model import (
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
     AdoptForeign,
-    EndLease,
+    EndLostLease,
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
@@ -66,7 +66,7 @@ class Repairs:
 
     def _put_down(self, draft: Transaction, record: GpuRecord, repair: Repair) -> None:
         match repair:
-            case EndLease(lease, reason):
+            case EndLostLease(lease, reason):
                 self._lifetimes.draft_end(draft, lease, reason)
             case LoseDevice(_, generation, reason):
                 self._lose(draft, generation, reason)

@@ -145,7 +145,7 @@ class ModeAnswer:
     mode: MigMode
     needs: Literal["", "reset", "reboot"]
     """What it still takes to come into effect."""
-    words: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class PauseAnswer:
 
     paused: tuple[str, ...]
     """Why the agent is paused now, in words; empty while it serves."""
-    let_go: bool
+    driver_released: bool
     """Whether the driver is let go: nothing of it is open, and it can be unloaded."""
-    words: str
+    message: str
     """Why the driver is not as it is wanted, in words; empty when it is."""

@@ -158,6 +158,6 @@ def _of_doubt(context: Context) -> tuple[Event, ...]:
     )
     return (
         context.journal.event(
-            EventKind.LEDGER_SET_ASIDE, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+            EventKind.LEDGER_QUARANTINED, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
         ),
     )

@@ -10,7 +10,7 @@ its own reservations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -347,8 +347,3 @@ def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:
 
 def _by_start(instance: Instance) -> tuple[int, int]:
     return (instance.slot.placement.start, instance.generation)
-
-
-def at_rest(instance: Instance) -> Instance:
-    """The same instance, held by nobody."""
-    return replace(instance, lease=None, reason="")

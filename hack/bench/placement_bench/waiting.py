@@ -10,7 +10,7 @@ from mig_agent.core.backfill import MeanLeaseTime, WaitingRequest
 from mig_agent.core.model import NodeView, RequestId
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
 from mig_agent.core.planning.search import find
-from mig_agent.core.queue import Queue, next_to_start
+from mig_agent.core.queue import PausedSearch, Queue, search
 from placement_bench.agent import AgentCluster, Handle, request_for
 from placement_bench.arrivals import Arrivals
 
@@ -38,10 +38,10 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
     def start_what_fits(now: float) -> None:
         limit = patience.limit_seconds if discipline.limit is None else discipline.limit
         while len(queue):
-            if discipline.plain:
-                started = _plain_backfill(cluster.view, queue.waiting)
-            else:
-                started = next_to_start(
+            started = (
+                _plain_backfill(cluster.view, queue.waiting)
+                if discipline.plain
+                else search(
                     cluster.view,
                     queue.waiting,
                     DEFAULT_POLICY,
@@ -49,7 +49,8 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
                     limit_seconds=limit,
                     strict_fifo=discipline.strict_fifo,
                 )
-            if started is None:
+            )
+            if started is None or isinstance(started, PausedSearch):
                 return
             waiting, plan = started
             queue.remove(waiting.request.key)

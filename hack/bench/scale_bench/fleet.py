@@ -99,7 +99,7 @@ class Node(rpc.PartitionManagerServicer):
             kind=kind,
             at=time.time(),
             revision=self._cluster.view.revision,
-            words=f"pod team-a/train-7f2c got lease {lease}: 1g.10gb on slices 0-1 of GPU 3",
+            message=f"pod team-a/train-7f2c got lease {lease}: 1g.10gb on slices 0-1 of GPU 3",
             gpu=GpuUuid("GPU-3"),
             gpu_index=3,
             lease=LeaseId(lease),

@@ -1,7 +1,4 @@
-"""The API server: what the agent reads there and the little that it changes. The only import of `kubernetes`.
-
-`KubeClient.connect` imports that library, so that an agent without Kubernetes does not pay for it.
-"""
+"""The API server: what the agent reads there and the little that it changes. `kubernetes` serves kubeconfigs."""
 
 from mig_agent.adapters.kubeapi.client import KubeClient
 from mig_agent.adapters.kubeapi.informer import PodInformer

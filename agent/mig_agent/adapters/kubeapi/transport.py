@@ -1,7 +1,6 @@
 """One connection to the API server: requests and answers in JSON, made in whatever thread calls.
 
-The only import of `kubernetes`, which brings what a kubeconfig or a service account may ask for: certificates, proxies,
-tokens that rotate. Nothing here waits for ever: each call has a deadline that a server which trickles cannot stretch.
+Nothing here waits for ever: each call has a deadline that a server which trickles cannot stretch.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 import tenacity
-import yaml
 
 from mig_agent import __version__
 from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.kubeapi.credentials import Credentials, find_credentials
 from mig_agent.adapters.kubeapi.objects import NO_ANSWER, Json, KubeApiError
 from mig_agent.adapters.kubeapi.patches import MERGE_PATCH, STRATEGIC_MERGE_PATCH, Patch
-from mig_agent.core.errors import ConfigError
 
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 8.0
@@ -39,44 +37,19 @@ _ERROR: Final = 400
 class ApiServer:
     """Thread-safe. Every method raises KubeApiError."""
 
-    def __init__(self, configuration: Any, pool: Any) -> None:  # noqa: ANN401 -- the library's own, without types
-        self._configuration = configuration
-        self._pool = pool
-        self._base = str(configuration.host).rstrip("/")
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._pool = credentials.pool
 
     @classmethod
     def connect(cls, kubeconfig: Path | None) -> ApiServer:
-        """With a kubeconfig, or as the pod that the agent runs in. Nothing is sent yet. Raises ConfigError."""
-        # Imported here since it costs a quarter of a second and 22 MiB, which an agent without Kubernetes does not pay.
-        try:
-            from kubernetes import config  # noqa: PLC0415 -- as said
-            from kubernetes.client import Configuration  # noqa: PLC0415 -- as said
-            from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- as said
-        except ImportError as error:
-            raise ConfigError(
-                f"cannot reach the API server: {error}", "install what it takes: pip install 'mig-agent[kubernetes]'"
-            ) from error
-
-        configuration = Configuration()
-        try:
-            if kubeconfig is None:
-                config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call] # it has no types
-            else:
-                config.load_kube_config(config_file=str(kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call] # nor has this one
-        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
-            where = "as a pod of it" if kubeconfig is None else f"with {kubeconfig}"
-            raise ConfigError(
-                f"cannot reach the API server {where}: {str(error).rstrip('.')}",
-                "run the agent by the Helm chart, or give --kubeconfig FILE",
-            ) from error
-        configuration.retries = False  # they are ours, with a bound on all of them together
-        configuration.keep_alive = True  # a watch whose peer has gone silently is found out by the kernel
-        return cls(configuration, RESTClientObject(configuration).pool_manager)
+        """Return a connection by a kubeconfig, or as the agent's own pod; sends nothing. Raises ConfigError."""
+        return cls(find_credentials(kubeconfig))
 
     @property
     def address(self) -> str:
         """`https://10.96.0.1:443`."""
-        return self._base
+        return self._credentials.address
 
     def read(self, path: str, query: Mapping[str, str] | None = None, most_bytes: int | None = None) -> Json:
         """An object, or a list of them. What may succeed a moment later is tried again, within CALL_SECONDS."""
@@ -152,15 +125,12 @@ class ApiServer:
             return _json(what, answer)
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> str:
-        return f"{self._base}{path}{'?' + urlencode(query) if query else ''}"
+        return f"{self.address}{path}{'?' + urlencode(query) if query else ''}"
 
     def _headers(self) -> dict[str, str]:
         """With the token of this moment: that of a service account changes on disk."""
-        headers = {"Accept": "application/json", "User-Agent": f"mig-agent/{__version__}"}
-        for each in self._configuration.auth_settings().values():
-            if each["in"] == "header" and each["value"]:
-                headers[each["key"]] = each["value"]
-        return headers
+        own = {"Accept": "application/json", "User-Agent": f"mig-agent/{__version__}"}
+        return {**own, **self._credentials.headers()}
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
@@ -169,16 +139,16 @@ class ApiServer:
             yield
         except KubeApiError:
             raise
-        except Exception as error:  # urllib3's, ssl's, and those of the library's readers of tokens
+        except Exception as error:  # urllib3's, ssl's, and those of readers of tokens
             words = str(error) or type(error).__name__
-            raise KubeApiError(f"cannot {what} at {self._base}: {words[:_MOST_WORDS]}", NO_ANSWER) from error
+            raise KubeApiError(f"cannot {what} at {self.address}: {words[:_MOST_WORDS]}", NO_ANSWER) from error
 
 
 _VERBS: Final = {"PATCH": "change", "POST": "create in", "DELETE": "delete"}
 
 
 def _timeout(silence: float = READ_SECONDS) -> Any:  # noqa: ANN401 -- urllib3 has a class for it
-    from urllib3 import Timeout  # noqa: PLC0415 -- comes with `kubernetes`, which is imported by now
+    from urllib3 import Timeout  # noqa: PLC0415 -- an agent without Kubernetes may not have it
 
     return Timeout(connect=CONNECT_SECONDS, read=silence)
 

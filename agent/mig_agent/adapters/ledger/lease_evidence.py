@@ -36,7 +36,6 @@ from mig_agent.core.model import (
 
 SUFFIX = "-leases"
 _HEAD = re.compile(rb"mig-agent-leases 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8})\n")
-HEAD_BYTES = 103
 _LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]+) ([+?~-]) (.*))")
 LIVE, FORMER, VOID, ENDED = "+", "?", "~", "-"
 """What a line says of a lease: that it is live, or was when an earlier ledger was lost; why no token brings that one

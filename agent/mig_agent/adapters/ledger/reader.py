@@ -232,7 +232,7 @@ def _event(row: tuple[Any, ...]) -> Event | None:
             kind=EventKind(kind),
             at=_float(at),
             revision=_int(revision),
-            words=str(words),
+            message=str(words),
             gpu=None if uuid is None else GpuUuid(str(uuid)),
             gpu_index=None if index is None else _int(index),
             lease=None if lease is None else LeaseId(str(lease)),

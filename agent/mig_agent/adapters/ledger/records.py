@@ -335,7 +335,7 @@ class AddEvent:
                 event.at,
                 event.revision,
                 event.kind.value,
-                event.words,
+                event.message,
                 event.gpu,
                 event.gpu_index,
                 event.lease,

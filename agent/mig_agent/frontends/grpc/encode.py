@@ -199,7 +199,7 @@ def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
 def mode_change(each: ModeAnswer) -> pb.SetMigModeResponse:
     """How a switch of MIG mode went."""
     return pb.SetMigModeResponse(
-        gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], words=visible(each.words)
+        gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], message=visible(each.message)
     )
 
 
@@ -209,7 +209,7 @@ def event(each: Event) -> pb.Event:
         kind=each.kind.value,
         at=each.at,
         revision=each.revision,
-        words=visible(each.words),
+        message=visible(each.message),
         gpu=each.gpu or "",
         gpu_index=each.gpu_index,
         lease=each.lease or "",
@@ -418,5 +418,5 @@ def _step(each: Step, view: NodeView) -> pb.Step:
         profile=slot.profile.name,
         placement=place(slot),
         uuid=uuid,
-        words=visible(each.describe()),
+        message=visible(each.describe()),
     )

@@ -132,7 +132,7 @@ class PartitionManagerServicer:
                 await self._let_go(lease, await _end_by_client(fate), caller)
                 raise asyncio.CancelledError from None
         if event is not None:
-            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.words}")
+            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}")
         await self._let_go(lease, StreamEnd.DROPPED, caller)
         await abort(context, _STOPPING)
 
@@ -275,14 +275,18 @@ class PartitionManagerServicer:
         caller = self._caller(context)
         require_admin(caller, "pause the agent")
         answer = await self._manager.pause(parse_reason(message.reason), caller, lasting=True)
-        return pb.PauseResponse(paused=map(visible, answer.paused), let_go=answer.let_go, words=visible(answer.words))
+        return pb.PauseResponse(
+            paused=map(visible, answer.paused), driver_released=answer.driver_released, message=visible(answer.message)
+        )
 
     async def resume(self, _message: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
         """Takes an administrator's pause back."""
         caller = self._caller(context)
         require_admin(caller, "resume the agent")
         answer = await self._manager.resume("", caller, lasting=True)
-        return pb.ResumeResponse(paused=map(visible, answer.paused), let_go=answer.let_go, words=visible(answer.words))
+        return pb.ResumeResponse(
+            paused=map(visible, answer.paused), driver_released=answer.driver_released, message=visible(answer.message)
+        )
 
     def refused(self, method: str, message: object, context: Context, refusal: Refusal) -> None:
         """A call was refused; the record of who did what is told."""
@@ -343,7 +347,7 @@ class PartitionManagerServicer:
             for future in self._held.get(event.lease, ()):
                 _tell(future, event)
             for confirmation in self._unconfirmed.get(event.lease, ()):
-                confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.words}"))
+                confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.message}"))
 
 
 def _tell(stream: asyncio.Future[Event | None], event: Event | None) -> None:

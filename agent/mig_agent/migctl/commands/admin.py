@@ -70,9 +70,9 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     with common.client() as client:
         change = client.set_mig_mode(gpu, enable=mode == "enable")
     if output == "json":
-        print_json(to_json.mode_change(change))
+        print_json(to_json.encode(change))
     else:
-        print(change.words)
+        print(change.message)
     return failures.DONE
 
 
@@ -114,7 +114,7 @@ def _cordon(common: Common, gpu: str, *, on: bool, reason: str = "") -> int:
     with common.client() as client:
         after = client.cordon(gpu, reason) if on else client.uncordon(gpu)
     if output == "json":
-        print_json(to_json.gpu(after))
+        print_json(to_json.encode(after))
     else:
         print(f"GPU {after.index} is {after.state}" + (f": {after.reason}" if after.reason else ""))
     return failures.DONE

@@ -37,7 +37,7 @@ def events(common: Common, *, since: str, gpu: str | None, limit: int, follow: b
         revision = client.status().revision if follow else None
         past = client.events(since=time.time() - seconds, gpu=chosen, limit=limit)
         if output == "json" and not follow:
-            print_json({"events": [to_json.event(each) for each in past]})
+            print_json({"events": [to_json.encode(each) for each in past]})
             return failures.DONE
         for each in past:
             _print(each, output)
@@ -55,6 +55,6 @@ def _print(event: Event, output: str) -> None:
 
         from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
-        print(json.dumps(to_json.shown(to_json.event(event)), ensure_ascii=False), flush=True)
+        print(json.dumps(to_json.shown(to_json.encode(event)), ensure_ascii=False), flush=True)
     else:
-        print(f"{local_time(event.at)}  {failures.one_line(event.words)}", flush=True)
+        print(f"{local_time(event.at)}  {failures.one_line(event.message)}", flush=True)

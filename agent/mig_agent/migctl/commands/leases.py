@@ -81,7 +81,7 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
     with common.client() as client:
         info = client.renew(lease, known, ttl=ttl)
     if output == "json":
-        print_json(to_json.lease_info(info))
+        print_json(to_json.encode(info))
     else:
         print(f"{lease} has no deadline" if info.expires_at is None else f"{lease} ends in {until(info.expires_at)}")
     return failures.DONE
@@ -116,7 +116,7 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
         told: list[Json] = [
             {"lease": each, "reason": error.reason, "message": error.message} for each, error in refused
         ]
-        print_json({"recovered": [to_json.recovered(each) for each in done], "refused": told})
+        print_json({"recovered": [to_json.encode(each) for each in done], "refused": told})
         return failures.DONE
     for each in done:
         print(_again(each))

@@ -25,7 +25,7 @@ def pause(common: Common, *, reason: str) -> int:
     output, words = common.wants(), parse_reason(reason)
     with common.client() as client:
         after = client.pause(words)
-    return _show(after, output, "paused, and the driver is let go" if after.let_go else "paused")
+    return _show(after, output, "paused, and the driver is let go" if after.driver_released else "paused")
 
 
 @verb()
@@ -44,9 +44,9 @@ def _show(after: Paused, output: str, done: str) -> int:
     if output == "json":
         from mig_agent.client import to_json  # noqa: PLC0415 -- people who read words need none of it
 
-        print_json(to_json.paused(after))
+        print_json(to_json.encode(after))
         return failures.DONE
-    told = dict.fromkeys((*after.paused, after.words))
+    told = dict.fromkeys((*after.paused, after.message))
     why = "; ".join(each for each in told if each)
     print(failures.one_line(f"{done}: {why}" if why else done))
     return failures.DONE

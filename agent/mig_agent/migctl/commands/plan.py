@@ -57,9 +57,9 @@ def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) ->
             changed=outcome.changed,
         )
     if output == "json":
-        print_json(to_json.plan(outcome))
+        print_json(to_json.encode(outcome))
         return failures.DONE
-    lines = [f"GPU {each.gpu_index}: {each.words}" for each in outcome.steps]
+    lines = [f"GPU {each.gpu_index}: {each.message}" for each in outcome.steps]
     lines += [
         f"you would get {each.profile} ({memory(each.memory_mib)}) on {place(each.gpu_index, each.placement)}"
         for each in outcome.devices

@@ -70,7 +70,7 @@ def _print(grant: Grant, output: str) -> None:
     if output == "json":
         from mig_agent.client import to_json  # noqa: PLC0415 -- only where it is needed
 
-        print_json(to_json.lease(grant))
+        print_json(to_json.encode(grant))
         return
     if output == "env":
         from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- only where it is needed

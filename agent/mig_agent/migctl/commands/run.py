@@ -93,7 +93,7 @@ def _run(client: Client, asking: Asking, command: Sequence[str], *, each: bool, 
             from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
             # stdout is the command's.
-            print(json.dumps(to_json.shown(to_json.lease(lease.grant))), file=sys.stderr, flush=True)
+            print(json.dumps(to_json.shown(to_json.encode(lease.grant))), file=sys.stderr, flush=True)
         for note in lease.grant.notes:
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
         try:

@@ -28,7 +28,7 @@ def status(common: Common) -> int:
     with common.client() as client:
         node = client.status()
     if output == "json":
-        print_json(to_json.status(node))
+        print_json(to_json.encode(node))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
         # Who reads it through a pipe wants names whole.

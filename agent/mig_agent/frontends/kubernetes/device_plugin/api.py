@@ -13,7 +13,7 @@ _SECONDS: Final = 3.0
 """For an answer that a container's start waits for."""
 
 
-class Api(Protocol):
+class DevicePluginApi(Protocol):
     """All of it raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
@@ -29,7 +29,7 @@ class Api(Protocol):
         ...
 
 
-async def pod_in_time(api: Api, namespace: str, name: str) -> PodFacts | None:
+async def pod_in_time(api: DevicePluginApi, namespace: str, name: str) -> PodFacts | None:
     """A pod, for a container that starts. Raises KubeApiError, also where no answer comes in time."""
     try:
         async with asyncio.timeout(_SECONDS):

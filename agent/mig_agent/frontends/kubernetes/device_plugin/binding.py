@@ -13,7 +13,7 @@ from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.core.model import KubeletDevice, Lease, Pod, Slot
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
-from mig_agent.frontends.kubernetes.device_plugin.api import Api, pod_in_time
+from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi, pod_in_time
 from mig_agent.frontends.kubernetes.device_plugin.messages import wanted
 from mig_agent.frontends.kubernetes.reservations import leases_for, match_slots, slots_of
 from mig_agent.frontends.kubernetes.resources import Resource
@@ -32,7 +32,7 @@ class Binder:
         *,
         manager: Manager,
         book: AllocationTable,
-        api: Api | None,
+        api: DevicePluginApi | None,
         resources: Mapping[str, Resource],
         tell: Callable[[Pod, str, str], None],
     ) -> None:

@@ -18,7 +18,7 @@ from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import KubeletDevice, Lease, Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition, AllocationTable
-from mig_agent.frontends.kubernetes.device_plugin.api import Api
+from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
     Name,
@@ -65,7 +65,7 @@ class KubeletPods:
         book: AllocationTable,
         kubelet: PodLister,
         recorded: Callable[[], tuple[CheckpointEntry, ...]],
-        api: Api | None,
+        api: DevicePluginApi | None,
         node: str,
         changed: Callable[[], None],
         lists_finished: Callable[[], bool],

@@ -17,7 +17,7 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import KubeletError
 from mig_agent.core.model import KubeletDevice
-from mig_agent.frontends.kubernetes.device_plugin.api import Api
+from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 
 PAUSE_SECONDS: Final = 0.1
 """Between two writes of the node's status, so that a burst of changes is one of them."""
@@ -55,7 +55,7 @@ class NodeStatusPatcher:
     def __init__(
         self,
         *,
-        api: Api,
+        api: DevicePluginApi,
         kubelet: KubeletCaches,
         wrong: Callable[[], Mapping[str, Mismatch]],
         changed: Callable[[], None],

@@ -25,7 +25,7 @@ from mig_agent.frontends.kubernetes.device_plugin.allocations import (
     leased_kubelet_devices,
     unserved,
 )
-from mig_agent.frontends.kubernetes.device_plugin.api import Api
+from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 from mig_agent.frontends.kubernetes.device_plugin.cdi_injection import CdiInjector
 from mig_agent.frontends.kubernetes.device_plugin.device_list import DeviceList
 from mig_agent.frontends.kubernetes.device_plugin.environment import EnvironmentAllocating, EnvironmentStarting
@@ -107,7 +107,7 @@ class Plugin:
         manager: Manager,
         paths: KubeletPaths,
         cdi: CdiFolder | None,
-        api: Api | None,
+        api: DevicePluginApi | None,
         settings: PluginSettings,
         asked: Asked = nobody_knows,
     ) -> None:

@@ -29,7 +29,7 @@ from mig_agent.frontends.kubernetes.device_plugin.allocations import (
     first_shared,
     lease_by_device,
 )
-from mig_agent.frontends.kubernetes.device_plugin.api import Api, pod_in_time
+from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi, pod_in_time
 from mig_agent.frontends.kubernetes.device_plugin.binding import Binder
 from mig_agent.frontends.kubernetes.resources import Resource, is_ours
 
@@ -72,7 +72,7 @@ class PreStart:
         tasks: Tasks,
         kubelet: Kubelet,
         recorded: Callable[[], tuple[CheckpointEntry, ...]],
-        api: Api | None,
+        api: DevicePluginApi | None,
         injector: Injector,
         resources: Mapping[str, Resource],
         changed: Callable[[], None],

@@ -33,12 +33,12 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
         EventKind.GPU_MODE_CHANGED: ("GpuModeChanged", False),
         EventKind.AGENT_PAUSED: ("MigAgentPaused", False),
         EventKind.AGENT_RESUMED: ("MigAgentResumed", False),
-        EventKind.DRIVER_AWAITED: ("DriverNotReady", True),
+        EventKind.DRIVER_UNAVAILABLE: ("DriverNotReady", True),
         EventKind.LEDGER_FAILED: ("LedgerFailed", True),
         EventKind.LEDGER_RECOVERED: ("LedgerRecovered", False),
-        EventKind.LEDGER_SET_ASIDE: ("LedgerSetAside", True),
+        EventKind.LEDGER_QUARANTINED: ("LedgerQuarantined", True),
         EventKind.CERTIFICATES_RENEWED: ("CertificatesRenewed", False),
-        EventKind.CERTIFICATES_KEPT: ("CertificatesKept", True),
+        EventKind.CERTIFICATE_RELOAD_FAILED: ("CertificateReloadFailed", True),
     }
 )
 
@@ -51,10 +51,10 @@ _FORCED: Final = EndReason.FORCED.value
 
 def notice(event: Event) -> Notice | None:
     """What to tell of it; None: nothing."""
-    if event.kind in {EventKind.LEASE_REDUCED, EventKind.LEASE_ENDED}:
+    if event.kind in {EventKind.LEASE_DEGRADED, EventKind.LEASE_ENDED}:
         return _of_pod(event)
     known = _REASONS.get(event.kind)
-    return None if known is None else Notice(reason=known[0], words=event.words, warning=known[1])
+    return None if known is None else Notice(reason=known[0], words=event.message, warning=known[1])
 
 
 def _of_pod(event: Event) -> Notice | None:
@@ -64,4 +64,4 @@ def _of_pod(event: Event) -> Notice | None:
         return None
     about = Pod(namespace=namespace, name=name, uid=uid)
     word = "LeaseReleased" if reason == _FORCED else "DeviceLost"
-    return Notice(reason=word, words=event.words, warning=True, about=about)
+    return Notice(reason=word, words=event.message, warning=True, about=about)

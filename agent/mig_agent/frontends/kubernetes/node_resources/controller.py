@@ -25,7 +25,7 @@ from mig_agent.frontends.kubernetes.metrics import Devices
 from mig_agent.frontends.kubernetes.node.pause_labels import carries
 from mig_agent.frontends.kubernetes.node_resources.ownership import (
     Correction,
-    Reason,
+    OwnershipConflict,
     correction,
     numbers,
     others,
@@ -46,7 +46,7 @@ CLOSING_SECONDS: Final = 2.0
 _LOG = structlog.get_logger(__name__)
 
 
-class Api(Protocol):
+class NodeResourcesApi(Protocol):
     """What is asked of the API server; all of it raises KubeApiError."""
 
     async def node(self) -> NodeFacts:
@@ -79,7 +79,7 @@ class NodeStatusSettings:
     naming: Naming = field(default_factory=Naming)
 
 
-async def clear(api: Api, registered: Mapping[str, frozenset[str]]) -> None:
+async def clear(api: NodeResourcesApi, registered: Mapping[str, frozenset[str]]) -> None:
     """Takes all numbers of a node back that an agent wrote; `registered` is what its kubelet knows of device plugins.
 
     Raises KubeApiError.
@@ -96,7 +96,7 @@ class NodeStatus:
     """Belongs to the event loop. `start` begins, `close` ends it; `refresh` may be called at any time between."""
 
     def __init__(
-        self, manager: Manager, api: Api, paths: KubeletPaths, asked: Asked, settings: NodeStatusSettings
+        self, manager: Manager, api: NodeResourcesApi, paths: KubeletPaths, asked: Asked, settings: NodeStatusSettings
     ) -> None:
         """`asked` tells what a pod with a lease asks for."""
         self._manager = manager
@@ -111,7 +111,7 @@ class NodeStatus:
         self._written: frozenset[str] = frozenset()
         """Names that this agent wrote."""
         self._read: tuple[Identity | None, Mapping[str, frozenset[str]]] = (None, {})
-        self._refused: Mapping[str, Reason] = {}
+        self._refused: Mapping[str, OwnershipConflict] = {}
         self._complaint = ""
         self._removing_from = 0.0
         """The moment from which on something may be taken away, after that was refused."""
@@ -215,15 +215,15 @@ class NodeStatus:
         shown = {name for name, count in change.counts.items() if count is not None}
         self._written = (self._written | shown) - (change.counts.keys() - shown)
 
-    def _tell(self, refused: Mapping[str, Reason]) -> None:
+    def _tell(self, refused: Mapping[str, OwnershipConflict]) -> None:
         new = {name: reason for name, reason in refused.items() if self._refused.get(name) is not reason}
         self._refused = refused
-        for reason in Reason:
+        for reason in OwnershipConflict:
             names = sorted(name for name in new if new[name] is reason)
             if not names:
                 continue
             words = f"cannot show {', '.join(names)} on node {self._settings.node}: {reason}"
-            if reason is Reason.ENDED:
+            if reason is OwnershipConflict.ENDED:
                 _LOG.info(words)
                 continue
             hint = "switch that off on this node, or give the agent's resources other names (resource_prefix)"

@@ -20,7 +20,7 @@ OURS: Final = "mig-agent.io/node-resources"
 _NONE: Final = "0"
 
 
-class Reason(StrEnum):
+class OwnershipConflict(StrEnum):
     """Why a name is not the agent's to show."""
 
     PLUGIN = "a device plugin serves that there"
@@ -52,7 +52,7 @@ def owned(facts: NodeFacts) -> frozenset[str]:
 
 def others(
     names: Collection[str], facts: NodeFacts, registered: Mapping[str, frozenset[str]], written: Collection[str] = ()
-) -> Mapping[str, Reason]:
+) -> Mapping[str, OwnershipConflict]:
     """Those of the names that are somebody else's, and why: one node never serves one name both ways.
 
     `registered` is what the kubelet knows of device plugins; `written` are names that this agent has written itself,
@@ -64,9 +64,9 @@ def others(
         devices = registered.get(name)
         if devices is not None:
             # Without devices, or with those of an agent that served it before, it will be forgotten soon.
-            found[name] = Reason.ENDED if all(map(resources.is_ours, devices)) else Reason.PLUGIN
+            found[name] = OwnershipConflict.ENDED if all(map(resources.is_ours, devices)) else OwnershipConflict.PLUGIN
         elif name not in ours and facts.allocatable.get(name, _NONE) != _NONE:
-            found[name] = Reason.SHOWN
+            found[name] = OwnershipConflict.SHOWN
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from mig_agent.adapters.kubeapi import PodFacts, PodInformer, PodName
 
 
-class Api(Protocol):
+class PodTrackerApi(Protocol):
     """All of it raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:

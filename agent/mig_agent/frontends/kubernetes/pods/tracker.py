@@ -24,7 +24,7 @@ from mig_agent.core.model import Lease, LeaseId, Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.backoff import Backoffs
-from mig_agent.frontends.kubernetes.pods.api import Api
+from mig_agent.frontends.kubernetes.pods.api import PodTrackerApi
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
     UNCHANGED,
@@ -67,7 +67,7 @@ class PodTracker:
     def __init__(
         self,
         manager: Manager,
-        api: Api,
+        api: PodTrackerApi,
         *,
         node: str,
         arrival_seconds: float,

@@ -854,14 +854,14 @@ class Step(google.protobuf.message.Message):
     PROFILE_FIELD_NUMBER: builtins.int
     PLACEMENT_FIELD_NUMBER: builtins.int
     UUID_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     kind: global___StepKind.ValueType
     gpu: builtins.str
     gpu_index: builtins.int
     profile: builtins.str
     uuid: builtins.str
     """Of an instance that is there already."""
-    words: builtins.str
+    message: builtins.str
     """For people: "create 1g.10gb on slices 0-1"."""
     @property
     def placement(self) -> global___Placement:
@@ -876,10 +876,10 @@ class Step(google.protobuf.message.Message):
         profile: builtins.str = ...,
         placement: global___Placement | None = ...,
         uuid: builtins.str = ...,
-        words: builtins.str = ...,
+        message: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["placement", b"placement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gpu", b"gpu", "gpu_index", b"gpu_index", "kind", b"kind", "placement", b"placement", "profile", b"profile", "uuid", b"uuid", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gpu", b"gpu", "gpu_index", b"gpu_index", "kind", b"kind", "message", b"message", "placement", b"placement", "profile", b"profile", "uuid", b"uuid"]) -> None: ...
 
 global___Step = Step
 
@@ -1596,7 +1596,7 @@ class Event(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     GPU_FIELD_NUMBER: builtins.int
     GPU_INDEX_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
@@ -1607,7 +1607,7 @@ class Event(google.protobuf.message.Message):
     """A word, such as "lease-granted", "instance-created", "gpu-cordoned"."""
     at: builtins.float
     revision: builtins.int
-    words: builtins.str
+    message: builtins.str
     """A whole sentence for people."""
     gpu: builtins.str
     """Empty where the event is about no GPU."""
@@ -1623,7 +1623,7 @@ class Event(google.protobuf.message.Message):
         kind: builtins.str = ...,
         at: builtins.float = ...,
         revision: builtins.int = ...,
-        words: builtins.str = ...,
+        message: builtins.str = ...,
         gpu: builtins.str = ...,
         gpu_index: builtins.int | None = ...,
         lease: builtins.str = ...,
@@ -1632,7 +1632,7 @@ class Event(google.protobuf.message.Message):
         data: collections.abc.Mapping[builtins.str, global___Fact] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "generation", b"generation", "gpu_index", b"gpu_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "revision", b"revision", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "message", b"message", "revision", b"revision"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -1871,10 +1871,10 @@ class SetMigModeResponse(google.protobuf.message.Message):
     GPU_FIELD_NUMBER: builtins.int
     MIG_FIELD_NUMBER: builtins.int
     NEEDS_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
     gpu: builtins.str
     needs: global___ModeNeeds.ValueType
-    words: builtins.str
+    message: builtins.str
     """For people: what was done and what is left to do."""
     @property
     def mig(self) -> global___MigMode: ...
@@ -1884,10 +1884,10 @@ class SetMigModeResponse(google.protobuf.message.Message):
         gpu: builtins.str = ...,
         mig: global___MigMode | None = ...,
         needs: global___ModeNeeds.ValueType = ...,
-        words: builtins.str = ...,
+        message: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["mig", b"mig"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gpu", b"gpu", "mig", b"mig", "needs", b"needs", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gpu", b"gpu", "message", b"message", "mig", b"mig", "needs", b"needs"]) -> None: ...
 
 global___SetMigModeResponse = SetMigModeResponse
 
@@ -1912,12 +1912,12 @@ class PauseResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PAUSED_FIELD_NUMBER: builtins.int
-    LET_GO_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
-    let_go: builtins.bool
+    DRIVER_RELEASED_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    driver_released: builtins.bool
     """Nothing of the driver is open any more: it can be unloaded."""
-    words: builtins.str
-    """Why the driver could not be let go yet; it is tried again. Empty when it was."""
+    message: builtins.str
+    """Why the driver could not be released yet; it is tried again. Empty when it was."""
     @property
     def paused(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """As in Status."""
@@ -1926,10 +1926,10 @@ class PauseResponse(google.protobuf.message.Message):
         self,
         *,
         paused: collections.abc.Iterable[builtins.str] | None = ...,
-        let_go: builtins.bool = ...,
-        words: builtins.str = ...,
+        driver_released: builtins.bool = ...,
+        message: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["let_go", b"let_go", "paused", b"paused", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_released", b"driver_released", "message", b"message", "paused", b"paused"]) -> None: ...
 
 global___PauseResponse = PauseResponse
 
@@ -1948,10 +1948,10 @@ class ResumeResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PAUSED_FIELD_NUMBER: builtins.int
-    LET_GO_FIELD_NUMBER: builtins.int
-    WORDS_FIELD_NUMBER: builtins.int
-    let_go: builtins.bool
-    words: builtins.str
+    DRIVER_RELEASED_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    driver_released: builtins.bool
+    message: builtins.str
     """Why the driver could not be opened yet; it is tried again. Empty when all is well."""
     @property
     def paused(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1961,10 +1961,10 @@ class ResumeResponse(google.protobuf.message.Message):
         self,
         *,
         paused: collections.abc.Iterable[builtins.str] | None = ...,
-        let_go: builtins.bool = ...,
-        words: builtins.str = ...,
+        driver_released: builtins.bool = ...,
+        message: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["let_go", b"let_go", "paused", b"paused", "words", b"words"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_released", b"driver_released", "message", b"message", "paused", b"paused"]) -> None: ...
 
 global___ResumeResponse = ResumeResponse
 

@@ -157,7 +157,7 @@ class PartitionManagerStub:
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
     Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
@@ -296,7 +296,7 @@ class PartitionManagerAsyncStub:
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
     Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
@@ -465,7 +465,7 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse]]:
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
         Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was let go, or says why it is not. Pausing what is paused is no error. For administrators.
+        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""The map of slices as a picture: what `slicemap` draws as text, in SVG, for documents and the web."""
+"""The map of slices as a picture: what `mig_agent.core.slicemap` draws as text, in SVG, for documents."""
 
 from __future__ import annotations
 
