@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.driver_libraries import DriverLibraries
-from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, PodInformer
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, KubeClient
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
@@ -56,7 +56,7 @@ class Kubernetes:
     _pods: PodTracker | None = None
     _numbers: NodeStatus | None = None
     _manager: Manager | None = None
-    _followings: list[PodInformer] = field(default_factory=list)
+    _followings: list[InformerSubscription] = field(default_factory=list)
 
     @classmethod
     async def connect(cls, settings: Settings) -> Kubernetes:

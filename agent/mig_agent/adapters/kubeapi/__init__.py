@@ -1,10 +1,11 @@
-"""The API server: what the agent reads there and the little that it changes. The only import of `kubernetes`.
+"""The Kubernetes API server: what the agent reads there and the few things it changes.
 
-`KubeClient.connect` imports that library, so that an agent without Kubernetes does not pay for it.
+`KubeClient.connect` imports the `kubernetes` library, so that an agent without Kubernetes does not pay for it; nothing
+else imports it.
 """
 
 from mig_agent.adapters.kubeapi.client import KubeClient
-from mig_agent.adapters.kubeapi.informer import PodInformer
+from mig_agent.adapters.kubeapi.informer import InformerSubscription
 from mig_agent.adapters.kubeapi.node_affinity import selects
 from mig_agent.adapters.kubeapi.objects import (
     NO_ANSWER,
@@ -19,12 +20,12 @@ from mig_agent.adapters.kubeapi.objects import (
 __all__ = [
     "NO_ANSWER",
     "DaemonSetFacts",
+    "InformerSubscription",
     "KubeApiError",
     "KubeClient",
     "NodeCondition",
     "NodeFacts",
     "PodFacts",
-    "PodInformer",
     "PodName",
     "selects",
 ]
