@@ -110,7 +110,7 @@ def files_in(folder: Path, pem: Pem, authorities: str) -> TlsFiles:
 
 def handed_over(certificates: Certificates) -> bool:
     """Whether gRPC is given something new at the next connection."""
-    return certificates._hand_over() is not None
+    return certificates._fetch() is not None
 
 
 def test_files_that_stay_are_not_renewed(authority: Authority, tmp_path: Path) -> None:

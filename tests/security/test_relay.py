@@ -60,7 +60,7 @@ class Place:
         self.target = Target(folder / "inner", backlog)
         self.places = places
         self.fates = ConnectionEnds()
-        self.relay = Relay(listener, str(folder / "inner"), who=who, places=places, users=users, fates=self.fates)
+        self.relay = Relay(listener, str(folder / "inner"), who=who, limits=places, users=users, ends=self.fates)
         self.relay.start()
 
     async def connect(self) -> socket.socket:
@@ -270,7 +270,7 @@ async def test_over_tcp_an_end_is_told_from_a_reset(folder: Path, abruptly: bool
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     places, fates = ConnectionLimits(5), ConnectionEnds()
-    relay = Relay(listener, str(folder / "inner"), who=client_of, places=places, users=Users(), fates=fates)
+    relay = Relay(listener, str(folder / "inner"), who=client_of, limits=places, users=Users(), ends=fates)
     relay.start()
     client = socket.create_connection(("127.0.0.1", port))
     server, seen = await target.accept()

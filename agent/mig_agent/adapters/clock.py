@@ -1,4 +1,4 @@
-"""The one clock: wall time for what is recorded, timers on the event loop. Tests have one that they turn by hand."""
+"""The clock of the agent: wall time for records, timers on the event loop. Tests replace it with one they advance."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """Something that will happen."""
+    """A pending callback."""
 
     def cancel(self) -> None:
-        """It will not; harmless when it has."""
+        """Cancel the callback; harmless if it was called."""
 
 
 class Clock(Protocol):
-    """Belongs to one event loop. Moments are seconds since the epoch."""
+    """Clock of one event loop. Times are seconds since the epoch."""
 
     def now(self) -> float:
-        """The moment on the wall clock."""
+        """Return the wall-clock time."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back on the event loop."""
+        """Call back on the event loop after `seconds`."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when the time is over."""
+        """Return after `seconds`."""
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """The moment on the wall clock."""
+        """Return the wall-clock time."""
         return time.time()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back on the running event loop, by monotonic time."""
+        """Call back on the running event loop after `seconds` of monotonic time."""
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when the time is over."""
+        """Return after `seconds`."""
         await asyncio.sleep(seconds)
 
 
@@ -68,17 +68,17 @@ class VirtualClock:
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
 
     def now(self) -> float:
-        """The moment that the clock shows."""
+        """Return the time that the clock shows."""
         return self._now
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back while the clock is advanced past the moment."""
+        """Call back when the clock is advanced past the time."""
         timer = _VirtualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(seconds, 0.0), next(self._order), timer))
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when the clock has been advanced that far; at once for a short time."""
+        """Return when the clock was advanced that far; at once for a short time."""
         if seconds <= self._patience:
             self._now += max(seconds, 0.0)
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ class VirtualClock:
         await over
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock and calls what falls due, in order; on the event loop's own thread."""
+        """Advance the clock and call what falls due, in order; on the event loop's own thread."""
         until = self._now + seconds
         while self._timers and self._timers[0][0] <= until:
             due, _, timer = heapq.heappop(self._timers)

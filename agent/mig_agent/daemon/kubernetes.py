@@ -168,7 +168,7 @@ class Kubernetes:
         if libraries is not None:
 
             def rest() -> None:
-                libraries.resting = bool(manager.paused)
+                libraries.driver_released = bool(manager.paused)
 
             rest()
             manager.on_view.append(rest)

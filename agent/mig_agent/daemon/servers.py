@@ -198,7 +198,7 @@ class _Server:
         usages: Usages | None = None,
     ) -> Relay:
         names, fates = self._names, self._fates
-        relay = Relay(listener, inner, who=who, places=places, users=names, fates=fates, before=before, usages=usages)
+        relay = Relay(listener, inner, who=who, limits=places, users=names, ends=fates, before=before, usages=usages)
         self.relays.append(relay)
         return relay
 
