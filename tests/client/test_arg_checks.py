@@ -35,7 +35,7 @@ NAMES = sorted(Asking.__annotations__)
 
 
 def test_each_argument_has_a_kind() -> None:
-    assert sorted(arg_checks.ASKING) == NAMES
+    assert sorted(arg_checks.REQUEST_ARGS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

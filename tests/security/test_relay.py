@@ -366,7 +366,7 @@ async def test_at_the_end_what_was_said_last_still_arrives(folder: Path) -> None
 async def test_a_directory_that_hangs_delays_only_the_first_connection_of_its_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.users._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("mig_agent.adapters.users._LOOKUP_WAIT_SECONDS", 0.1)
     answer = threading.Event()
 
     def find(_: int) -> str:

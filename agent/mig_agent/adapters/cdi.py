@@ -67,7 +67,7 @@ class CdiFolder:
     def __init__(
         self, folder: Path, kind: str, host: Host, *, simulated: bool, libraries: DriverLibraries | None = None
     ) -> None:
-        """Use `folder`; device nodes are plain files if `simulated`; without `libraries` files add only device nodes."""
+        """Write into `folder`. `simulated`: device nodes are plain files; without `libraries`: only device nodes."""
         self.folder = folder
         self.kind = kind
         self._host = host

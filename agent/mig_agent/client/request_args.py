@@ -1,4 +1,4 @@
-"""What a caller asks for, from texts as people write them to a message. What cannot be meant raises UsageError."""
+"""Turns request arguments, as people write them, into API messages. Raises UsageError for invalid ones."""
 
 from __future__ import annotations
 
@@ -17,52 +17,57 @@ from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 FOREVER = math.inf
-"""For `wait`: as long as the caller stays."""
+"""Value of `wait` without a limit: until the caller gives up."""
 
 
 class Asking(TypedDict, total=False):
-    """What may be asked for. Exactly one of `gpu_memory`, `mig_profile`, `gpu_fraction`, `num_gpus` and `devices`."""
+    """Arguments of a request.
+
+    Exactly one of `gpu_memory`, `mig_profile`, `gpu_fraction`, `num_gpus` and `devices` is given.
+    """
 
     gpu_memory: str | None
-    """One device with at least so much memory: `4G`, `9.5Gi`."""
+    """One device with at least this much memory: `4G`, `9.5Gi`."""
     mig_profile: str | None
     """One device of exactly this profile: `2g.10gb`."""
     gpu_fraction: str | float | None
     """One device with at least this share of a GPU's memory slices: above 0, up to 1."""
     num_gpus: int | None
-    """So many whole GPUs."""
+    """This many whole GPUs."""
     devices: Sequence[str]
     """Several devices at once, all or nothing, each a profile, a quantity of memory, or `whole`."""
     min_compute: int | None
-    """At least so many compute slices, where memory or a fraction is asked for."""
+    """At least this many compute slices, for requests by memory or fraction."""
     attributes: Sequence[str]
-    """Profiles with these attributes may serve, where memory or a fraction is asked for: `+me`, `+gfx`."""
+    """Attributes that a profile may have, for requests by memory or fraction: `+me`, `+gfx`."""
     gpus: Sequence[str | int]
     """Only these GPUs, each by index or UUID."""
     wait: str | float | None
-    """How long to queue, as text (`10m`, `forever`) or seconds. None: be refused at once."""
+    """How long to queue, as text (`10m`, `forever`) or seconds. None: do not queue."""
     priority: int
     """Higher goes first in the queue."""
     ttl: str | float | None
-    """The lease ends after so long unless it is renewed, as text (`2h`) or seconds. None: no deadline."""
+    """The lease ends after this time unless it is renewed, as text (`2h`) or seconds. None: no deadline."""
     pid: int | None
     """The lease ends when this process ends."""
     request_id: str | None
-    """Repeats an earlier request: the same id gives the same lease. None: a new one."""
+    """Repeats an earlier request: the same id gives the same lease. None: a new id."""
     tenant: str
-    """The account that it counts for."""
+    """The account that the lease counts for."""
     name: str | None
-    """Who holds it, for messages. None: the login name, or the pod's."""
+    """Name of the holder, for messages. None: the login name, or the pod's."""
     pod: types.Pod | None
-    """The pod of Kubernetes that it is taken for, which is to run on that node; for administrators and schedulers. The
-    lease is released and renewed by its token, and ends at `ttl`, until the pod has come; from then on it ends with
-    the pod, and by nobody else."""
+    """The Kubernetes pod that the lease is for, which is to run on that node; for administrators and schedulers.
+
+    Until the pod is bound, the lease is released and renewed by its token and ends at `ttl`; from then on it ends only
+    with the pod.
+    """
     if_revision: int | None
-    """Be refused when the node has changed since this revision."""
+    """Refuse if the node has changed since this revision."""
 
 
 def request_for(asking: Asking) -> pb.Request:
-    """The request as a message, with a request id. Raises UsageError for what cannot be meant, whatever the node."""
+    """Return the request as a message with a request id. Raises UsageError for what is invalid on every node."""
     _check_arguments(asking)
     gpus = tuple(requests.parse_gpu(str(each)) for each in asking.get("gpus", ()))
     request = Request(
@@ -87,12 +92,15 @@ def _check_arguments(asking: Asking) -> None:
         hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(Asking.__annotations__)}"
         raise UsageError(f"cannot ask with {shown(unknown[0])}: there is no such argument", hint)
     for name, value in asking.items():
-        arg_checks.ASKING[name].check(name, value)
+        arg_checks.REQUEST_ARGS[name].check(name, value)
     arg_checks.check_revision("if_revision", asking.get("if_revision"))
 
 
 def seconds(value: str | float | None) -> float | None:
-    """A duration as text (`90s`, `10m`, `forever`) or seconds; None stays None. Raises UsageError."""
+    """Return seconds of a duration, given as text (`90s`, `10m`, `forever`) or seconds; None stays None.
+
+    Raises UsageError.
+    """
     arg_checks.DURATION.check("a duration", value)
     if isinstance(value, str):
         return FOREVER if value.strip().lower() == "forever" else parse_duration(value)
@@ -130,8 +138,8 @@ def _wants(asking: Asking) -> tuple[Want, ...]:
             "a profile's name says both already; they go with --gpu-memory and --gpu-fraction",
         )
     return tuple(
-        _with(want, 1 if compute is None else compute, attributes) if bends else want
-        for want, bends in zip(wants, flexible, strict=True)
+        _with(want, 1 if compute is None else compute, attributes) if is_flexible else want
+        for want, is_flexible in zip(wants, flexible, strict=True)
     )
 
 
@@ -171,7 +179,7 @@ def _holder(asking: Asking) -> Holder:
         requests.validate_pod(pod)
     return Holder(
         tenant=asking.get("tenant", ""),
-        # Of a pod's lease the agent makes it.
+        # The agent names a pod's lease itself.
         name=_name() if name is None and pod is None else name or "",
         pod=pod,
     )
@@ -180,7 +188,7 @@ def _holder(asking: Asking) -> Holder:
 def _name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user that the machine has no name for, as in many containers
+    except (KeyError, OSError):  # a uid without a name, as in many containers
         return ""
 
 
