@@ -1,4 +1,4 @@
-"""The rows of the table of settings that concern Kubernetes."""
+"""The settings that concern Kubernetes."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
 
@@ -18,7 +18,7 @@ _KUBERNETES = "Kubernetes"
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """How pods of this node are served."""
+    """Settings for serving pods of this node."""
 
     kubernetes: bool = setting(
         False,

@@ -1,4 +1,4 @@
-"""The one table of settings. Flags, the example file and the page of documentation are all made from it."""
+"""The table of settings, from which flags, the example file and the page of documentation are generated."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
 
@@ -18,7 +18,7 @@ from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.core.errors import ConfigError
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
-"""Where clients look when they are told nothing else."""
+"""Where clients connect by default."""
 
 _PLACE = "Where it lives and listens"
 _TLS = "TCP, with certificates on both sides"
@@ -31,7 +31,7 @@ _SIMULATED = "Simulated GPUs"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(KubernetesSettings):
-    """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError where they do not fit together."""
+    """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError if they do not fit together."""
 
     state_dir: Path = setting(
         Path("/var/lib/mig-agent"),
@@ -370,7 +370,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 
 def groups() -> Mapping[str, tuple[Row, ...]]:
-    """The rows by the heading that they stand under."""
+    """Return the rows by their heading."""
     found: dict[str, list[Row]] = {}
     for row in ROWS.values():
         found.setdefault(row.group, []).append(row)

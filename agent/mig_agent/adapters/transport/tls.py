@@ -61,7 +61,7 @@ class _Contents:
 
 
 class Certificates:
-    """The certificates in use. Only `look` reads the files and replaces them. Thread-safe."""
+    """The certificates in use. Only `reload` reads the files and replaces them. Thread-safe."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Read the files. Raises ConfigError if they cannot be used."""
@@ -75,7 +75,7 @@ class Certificates:
     def credentials(self) -> grpc.ServerCredentials:
         """Return credentials for one port: TLS 1.2 or newer (gRPC offers nothing older), client certificates required.
 
-        Each connection is checked against what the last `look` before it read.
+        Each connection is checked against what the last `reload` before it read.
         """
         # gRPC's type stubs omit what its documentation says: None means "no change".
         fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._fetch)
@@ -83,7 +83,7 @@ class Certificates:
             self._contents.configuration(), fetch, require_client_authentication=True
         )
 
-    def look(self) -> Renewal | None:
+    def reload(self) -> Renewal | None:
         """Use files that have changed since the last call; return None if none has. Blocks while it reads them.
 
         Files that cannot be used (unreadable, broken, a key of another certificate) are reported once, and read again
