@@ -69,9 +69,11 @@ def version() -> None:
 @program.command()
 @click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
 @click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
-@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long for an answer.  [default: 5]")
 @click.option(
-    "--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for it to become ready.  [default: 0]"
+    "--timeout", type=float, default=5.0, metavar="SECONDS", help="How long to wait for an answer.  [default: 5]"
+)
+@click.option(
+    "--wait", type=float, default=0.0, metavar="SECONDS", help="How long to wait until it is ready.  [default: 0]"
 )
 def health(address: str | None, *, live: bool, timeout: float, wait: float) -> None:
     """End with 0 if the agent on this machine is ready, else say why not and end with 1: for probes.
@@ -185,7 +187,7 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
 @program.command()
 @click.option("--daemon-set", metavar="NAME", help="The DaemonSet that runs the agents.")
 @click.option("--namespace", metavar="NAME", help="Where it is.")
-@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs any more to do it.")
+@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs that could do it.")
 @click.option("--timeout", default="2m", show_default=True, metavar="DURATION", help="How long to wait for its pods.")
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Without it: the service account of the pod."

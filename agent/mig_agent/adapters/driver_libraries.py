@@ -71,14 +71,14 @@ class DriverLibraries:
     def __init__(
         self,
         host: Host,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         machine: Path = _MACHINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` is called with the reason why there are none, once per reason, in the thread of the caller."""
+        """`report` is called with the reason why there are none, once per reason, in the thread of the caller."""
         self._host = host
-        self._report = tell
+        self._report = report
         self._machine = machine
         self._clock = clock
         self._mutex = threading.Lock()

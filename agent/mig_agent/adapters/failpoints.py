@@ -24,7 +24,7 @@ class Failpoints:
 
     def __init__(self, name: str = "", count: int = 1) -> None:
         self._name = name
-        self._left = count
+        self._remaining = count
         self._mutex = threading.Lock()
         self.listener: Callable[[str], None] | None = None
         """Called with the name of every failpoint, in the thread that reaches it."""
@@ -43,7 +43,7 @@ class Failpoints:
     def arm(self, name: str, count: int) -> None:
         """Crash at this failpoint instead, at the `count`-th time from now."""
         with self._mutex:
-            self._name, self._left = name, count
+            self._name, self._remaining = name, count
 
     def around(self, name: str) -> _Change:
         """Return a context for one change, between the failpoints `before-NAME` and `after-NAME`."""
@@ -56,8 +56,8 @@ class Failpoints:
         if name != self._name:
             return
         with self._mutex:
-            self._left -= 1
-            if self._left == 0:
+            self._remaining -= 1
+            if self._remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
                 # The first process of a container cannot be killed from within it; this is as sudden.
                 os._exit(128 + signal.SIGKILL)

@@ -146,7 +146,7 @@ class Kubernetes:
         pods.on_change.append(plugin.refresh)
         self._subscriptions.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
         if folder is None:
-            # Whose a device is the kubelet does not say then; that it is nobody's the pods of the node tell.
+            # The kubelet does not say then which pod has a device; the node's pods show which devices are orphaned.
             self._subscriptions.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
         await plugin.start()
         registry.register(PluginMetrics(plugin))

@@ -298,16 +298,16 @@ class Servers:
         for server in (self._users, self._admins):
             await server.set_serving(SERVICE.full_name, serving=True)
 
-    async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- what is told
+    async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- the only argument of a setter
         """Set whether all that the agent is there for is available, such as devices for pods."""
         if not self._closing:
             for server in (self._users, self._admins):
                 await server.set_serving(_ALL, serving=is_ready)
 
-    def on_renewal(self, tell: Callable[[Renewal], None]) -> None:
+    def on_renewal(self, report: Callable[[Renewal], None]) -> None:
         """Report renewed certificates, and failures to renew them, to this function instead of the log."""
         if self._users.reloader is not None:
-            self._users.reloader.report_to(tell)
+            self._users.reloader.report_to(report)
 
     async def set_not_serving(self) -> None:
         """Set health to NOT_SERVING, so that probes and load balancers turn away before the sockets are gone."""

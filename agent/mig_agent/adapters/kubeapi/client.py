@@ -198,7 +198,7 @@ class KubeClient:
         if subject is None or not self._correlator.allow(subject, self._now()):
             return
         event = EventContent(about=subject, reason=reason, words=words, warning=warning)
-        await self._call(self._events, lambda: self._send_event(event), "tell of an event")
+        await self._call(self._events, lambda: self._send_event(event), "send an event")
 
     async def _subject(self, pod: Pod | None) -> EventSubject | None:
         if pod is None:

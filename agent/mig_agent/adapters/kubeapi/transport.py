@@ -49,9 +49,9 @@ class ApiServer:
         """With a kubeconfig, or as the pod that the agent runs in. Nothing is sent yet. Raises ConfigError."""
         # Imported here since it costs a quarter of a second and 22 MiB, which an agent without Kubernetes does not pay.
         try:
-            from kubernetes import config  # noqa: PLC0415 -- as said
-            from kubernetes.client import Configuration  # noqa: PLC0415 -- as said
-            from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- as said
+            from kubernetes import config  # noqa: PLC0415 -- see above
+            from kubernetes.client import Configuration  # noqa: PLC0415 -- see above
+            from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- see above
         except ImportError as error:
             raise ConfigError(
                 f"cannot reach the API server: {error}", "install what it takes: pip install 'mig-agent[kubernetes]'"

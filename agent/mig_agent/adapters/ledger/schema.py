@@ -2,7 +2,7 @@
 
 A patch that only adds (a table, or a column with a default) keeps the `least_reader` of the patch before: the version
 before can then still read and write the file, so a rollback works. Any other patch raises it, and older versions refuse
-the file in words.
+the file with a message.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class ProcessAnswer:
 
 GpuHandle = NewType("GpuHandle", object)
 MigHandle = NewType("MigHandle", object)
-"""Denotes an index on its GPU and may come to mean another instance: never kept across a change."""
+"""An index on its GPU, which may later denote another instance: never kept across a change."""
 GpuInstanceHandle = NewType("GpuInstanceHandle", object)
 ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
 EventSetHandle = NewType("EventSetHandle", object)
@@ -361,8 +361,7 @@ class Nvml:
         """Return all placements of a profile, whatever is occupied."""
         count = c_uint()
         self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, None, byref(count), gpu=index)
-        # The driver fills the buffer without being told its length: as many as it just counted, and never fewer than
-        # 16.
+        # NVML does not get the buffer's length: it is as many entries as NVML just counted, and never fewer than 16.
         buffer = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_BUFFER))()
         self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, buffer, byref(count), gpu=index)
         return tuple(sorted(Placement(int(each.start), int(each.size)) for each in buffer[: count.value]))

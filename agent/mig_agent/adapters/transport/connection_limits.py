@@ -21,29 +21,29 @@ class ConnectionLimits:
         self.most = most
         self.most_of_one = most if most_of_one is None else most_of_one
         self._unbounded = frozenset(unbounded)
-        self._taken: dict[int | str | None, int] = {}
+        self._open: dict[int | str | None, int] = {}
         self._total = 0
 
-    def take(self, who: int | str | None) -> str:
+    def acquire(self, who: int | str | None) -> str:
         """Take a slot for a connection of this user or host; return why there is none, or an empty string."""
-        own = self._taken.get(who, 0)
+        own = self._open.get(who, 0)
         if self._total >= self.most:
             return f"{self._total} connections are open, which is the limit"
         if who not in self._unbounded and own >= self.most_of_one:
             one = f"from {who}" if isinstance(who, str) else "of one user"
             return f"{own} connections {one} are open, which is the limit for one"
-        self._taken[who] = own + 1
+        self._open[who] = own + 1
         self._total += 1
         return ""
 
-    def give_back(self, who: int | str | None) -> None:
+    def release(self, who: int | str | None) -> None:
         """Free the slot of a connection that has ended."""
         self._total -= 1
-        left = self._taken[who] - 1
+        left = self._open[who] - 1
         if left:
-            self._taken[who] = left
+            self._open[who] = left
         else:
-            del self._taken[who]
+            del self._open[who]
 
 
 def allow_open_files() -> int:

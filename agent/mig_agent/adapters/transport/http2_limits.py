@@ -274,18 +274,18 @@ class Http2Limits:
 class _FramePosition:
     """Position within the frames of one direction of a connection."""
 
-    __slots__ = ("_left", "_partial")
+    __slots__ = ("_partial", "_payload_left")
 
     def __init__(self, left: int) -> None:
-        self._left = left
+        self._payload_left = left
         """Bytes of a payload that have not arrived yet."""
         self._partial = b""
         """The part of a frame's header that has arrived."""
 
     def skip(self, size: int) -> int:
         """Return the offset in the next `size` bytes at which the first frame header begins or continues."""
-        skipped = min(self._left, size)
-        self._left -= skipped
+        skipped = min(self._payload_left, size)
+        self._payload_left -= skipped
         return skipped
 
     def head(self, data: bytes | memoryview, at: int, size: int) -> tuple[int, ...] | None:
@@ -304,5 +304,5 @@ class _FramePosition:
         at += _HEAD.size - len(self._partial)
         self._partial = b""
         end = min(at + length, size)
-        self._left = at + length - end
+        self._payload_left = at + length - end
         return end

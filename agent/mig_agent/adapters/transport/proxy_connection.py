@@ -139,13 +139,13 @@ class ProxyConnection:
 class _Direction:
     """Copies bytes from one socket to another, and the end of them: a client may close its half and still read."""
 
-    __slots__ = ("_buffer", "_held", "_left", "_link", "_loop", "_reading", "_sink", "_source", "_stuck", "ended")
+    __slots__ = ("_buffer", "_held", "_link", "_loop", "_reading", "_sink", "_source", "_stuck", "_unsent", "ended")
 
     def __init__(self, source: socket.socket, sink: socket.socket, buffer: memoryview, link: ProxyConnection) -> None:
         self._source = source
         self._sink = sink
         self._buffer = buffer
-        self._left = b""
+        self._unsent = b""
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._stuck: asyncio.TimerHandle | None = None
@@ -160,7 +160,7 @@ class _Direction:
             self.ended = True
             self._read_if_possible()
             self._loop.remove_writer(self._sink)
-            self._left = b""
+            self._unsent = b""
             self._set_timer(on=False)
 
     def hold(self, *, on: bool) -> None:
@@ -178,7 +178,7 @@ class _Direction:
                 self._loop.remove_reader(self._source)
 
     def _can_read(self) -> bool:
-        return not (self.ended or self._held or self._left)
+        return not (self.ended or self._held or self._unsent)
 
     def _readable(self) -> None:
         buffer = self._buffer
@@ -201,7 +201,7 @@ class _Direction:
             self._end(self._sink, error=True)
             return
         if sent < len(data):
-            self._left = bytes(data[sent:])
+            self._unsent = bytes(data[sent:])
             self._read_if_possible()
             self._begin_writing()
 
@@ -211,14 +211,14 @@ class _Direction:
 
     def _writable(self) -> None:
         try:
-            sent = self._send(self._left)
+            sent = self._send(self._unsent)
         except OSError:
             self._end(self._sink, error=True)
             return
-        self._left = self._left[sent:]
+        self._unsent = self._unsent[sent:]
         if sent:
-            self._set_timer(on=bool(self._left))
-        if not self._left:
+            self._set_timer(on=bool(self._unsent))
+        if not self._unsent:
             self._loop.remove_writer(self._sink)
             self._written()
 
@@ -299,7 +299,7 @@ class _Requests(_Direction):
 
     def _resume(self) -> None:
         """Try again to pass on what waited for the limits."""
-        if self._waiting and not self._left:
+        if self._waiting and not self._unsent:
             waiting, self._waiting = self._waiting, b""
             self._pass_on(memoryview(waiting))
             self._read_if_possible()

@@ -144,7 +144,7 @@ class Relay:
         except OSError:
             client.close()
             return
-        refusal = self._limits.take(peer.counted_as)
+        refusal = self._limits.acquire(peer.counted_as)
         if refusal:
             self._turn_away(client, peer, refusal)
         elif peer.uid is not None and not self._users.is_fresh(peer.uid):
@@ -218,11 +218,11 @@ class Relay:
         self._ends.end(shown)
         if not self._links:
             self._emptied.set()
-        self._limits.give_back(peer.counted_as)
+        self._limits.release(peer.counted_as)
 
     def _forget(self, client: socket.socket, peer: Peer) -> None:
         client.close()
-        self._limits.give_back(peer.counted_as)
+        self._limits.release(peer.counted_as)
 
     def _turn_away(self, client: socket.socket, peer: Peer, words: str) -> None:
         """A client of gRPC that finds its connection closed only tries again: its calls are answered, with a refusal.
@@ -231,7 +231,7 @@ class Relay:
         would cost more than the refusal is worth.
         """
         self._turned_away += 1
-        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever floods us does not fill the log
+        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood does not fill the log
             _log.warning("a connection was turned away", why=words, who=str(peer), so_far=self._turned_away)
         if not peer.host and len(self._surplus) < _MOST_SURPLUS:
             with contextlib.suppress(OSError):

@@ -65,7 +65,7 @@ class AsyncFleet:
 
     async def close(self) -> None:
         """Close all connections; leases stay."""
-        await self._leave(self._agents)
+        await self._disconnect(self._agents)
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +84,9 @@ class AsyncFleet:
         pods for which it has leases: another scheduler may have taken them, before this one or beside it.
         """
         async with self._updating:
-            await self._leave(node for node, agent in self._agents.items() if addresses.get(node) != str(agent.address))
+            await self._disconnect(
+                node for node, agent in self._agents.items() if addresses.get(node) != str(agent.address)
+            )
             new = [node for node in addresses if node not in self._agents]
             words = await asyncio.gather(*(self._connect(node, addresses[node]) for node in new))
         return {node: each for node, each in zip(new, words, strict=True) if each}
@@ -104,7 +106,7 @@ class AsyncFleet:
         self._agents[node] = agent
         return ""
 
-    async def _leave(self, nodes: Iterable[str]) -> None:
+    async def _disconnect(self, nodes: Iterable[str]) -> None:
         await asyncio.gather(*(self._agents.pop(node).close() for node in tuple(nodes)))
 
     # ------------------------------------------------------------ asking all
