@@ -53,7 +53,7 @@ class Node:
     settings: EngineSettings
     happened: list[Event] = field(default_factory=list)
 
-    # Asking
+    # Requests
 
     def request(self, *wants: str | Want, name: str = "alice", **fields: Any) -> Request:
         """A request for devices: a profile's name, a quantity of memory, or a Want."""

@@ -27,7 +27,7 @@ from mig_agent.core.model import GpuUuid
 _MODE = 0o600
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place hangs nobody
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe must not block
 
 _log = structlog.get_logger(__name__)
 

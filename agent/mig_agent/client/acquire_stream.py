@@ -16,7 +16,7 @@ from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 RECEIVED = pb.AcquireRequest(received=pb.Received())
@@ -27,22 +27,22 @@ GIVE_UP_SECONDS = 5.0
 class AcquireCall:
     """A request for a lease, and whether another program can know its id."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, args: RequestArgs) -> None:
         """Raise UsageError for invalid arguments."""
-        self.request = calls.request_for(asking)
+        self.request = calls.request_for(args)
         self.message = pb.AcquireRequest(request=self.request)
         self.timeout = calls.acquire_seconds(self.request)
-        self.is_own = not asking.get("request_id")
+        self.is_own = not args.get("request_id")
         """True if the id was generated here, so that no other program can request the same lease."""
 
 
 class Acquiring:
     """Takes one lease and confirms it. After a broken connection it repeats the request by its id."""
 
-    def __init__(self, connection: Connection, asking: Asking) -> None:
+    def __init__(self, connection: Connection, args: RequestArgs) -> None:
         """Raise UsageError for invalid arguments."""
         self._connection = connection
-        self._acquire = AcquireCall(asking)
+        self._acquire = AcquireCall(args)
         self._stream: _Stream | None = None
         """The stream of a granted lease that is not confirmed yet."""
 

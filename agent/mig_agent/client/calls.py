@@ -14,7 +14,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 ANSWER_SECONDS = 60.0
 """Time limit of a plain call."""
@@ -79,11 +79,11 @@ def recover(lease: str, token: str) -> Call[types.Recovered]:
     )
 
 
-def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
+def plan_each(args_list: Sequence[RequestArgs], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
     """Return the call that plans several requests. Raises UsageError."""
     return Call(
         method="Plan",
-        request=pb.PlanRequest(requests=[request_for(each) for each in askings], explain=explain),
+        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], explain=explain),
         read=lambda answer: [decode.outcome(each, answer.revision) for each in answer.outcomes],
     )
 
@@ -193,12 +193,12 @@ def watch(after_revision: int | None) -> pb.WatchRequest:
     return pb.WatchRequest(after_revision=after_revision)
 
 
-def request_for(asking: Asking) -> pb.Request:
+def request_for(args: RequestArgs) -> pb.Request:
     """Return a request as a message. Raises UsageError."""
     # Imported here: reading a node's state, which has to be quick, needs no checks of requests.
     from mig_agent.client import request_args  # noqa: PLC0415 -- see above
 
-    return request_args.request_for(asking)
+    return request_args.request_for(args)
 
 
 def acquire_seconds(request: pb.Request) -> float | None:

@@ -21,7 +21,7 @@ from mig_agent.client.hold_stream import Holding, OnQueued
 from mig_agent.client.leases import Lease
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 
 class Client:
@@ -78,7 +78,7 @@ class Client:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
-        **asking: Unpack[Asking],
+        **args: Unpack[RequestArgs],
     ) -> Lease:
         """Lease devices for the life of this process, or until `release` or the end of the `with` block.
 
@@ -86,19 +86,19 @@ class Client:
         from another thread when the lease ends for another reason: a deadline, an administrator, or an agent that was
         away for too long.
         """
-        holding = Holding(self._connections.users, calls.request_for(asking), on_lost=on_lost)
+        holding = Holding(self._connections.users, calls.request_for(args), on_lost=on_lost)
         grant = holding.open(on_queued)
         self._holdings.add(holding)
         return Lease(self, grant, holding)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **asking: Unpack[Asking]) -> Lease:
+    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]) -> Lease:
         """Lease devices beyond the life of this process: until they are released, or `ttl` or `pid` ends the lease.
 
         `on_queued` is called with the position in the queue (1 is next) while the request waits. With `confirm=False`
         the lease ends after the grace period (60 s) unless its `confirm` is called: for a caller that has to record it
         first.
         """
-        acquiring = Acquiring(self._connections.users, asking)
+        acquiring = Acquiring(self._connections.users, args)
         grant = acquiring.take(on_queued, confirm=confirm)
         return Lease(self, grant, acquiring=None if confirm else acquiring)
 
@@ -120,15 +120,15 @@ class Client:
         """
         return self._call(calls.recover(lease, token))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
-    def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:
+    def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
         """Return how a request would be served now, or why not; with `explain` also why so. Changes nothing."""
-        return self.plan_each([asking], explain=explain)[0]
+        return self.plan_each([args], explain=explain)[0]
 
-    def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
+    def plan_each(self, args_list: Sequence[RequestArgs], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
         """Return how each of several requests would be served now, each as if it came alone."""
-        return self._call(calls.plan_each(askings, explain=explain))
+        return self._call(calls.plan_each(args_list, explain=explain))
 
     def status(self) -> types.Status:
         """Return the node's state: GPUs, instances, leases and the queue."""

@@ -20,7 +20,7 @@ FOREVER = math.inf
 """Value of `wait` without a limit: until the caller gives up."""
 
 
-class Asking(TypedDict, total=False):
+class RequestArgs(TypedDict, total=False):
     """Arguments of a request.
 
     Exactly one of `gpu_memory`, `mig_profile`, `gpu_fraction`, `num_gpus` and `devices` is given.
@@ -66,34 +66,34 @@ class Asking(TypedDict, total=False):
     """Refuse if the node has changed since this revision."""
 
 
-def request_for(asking: Asking) -> pb.Request:
+def request_for(args: RequestArgs) -> pb.Request:
     """Return the request as a message with a request id. Raises UsageError for what is invalid on every node."""
-    _check_arguments(asking)
-    gpus = tuple(requests.parse_gpu(str(each)) for each in asking.get("gpus", ()))
+    _check_arguments(args)
+    gpus = tuple(requests.parse_gpu(str(each)) for each in args.get("gpus", ()))
     request = Request(
-        wants=_wants(asking),
-        request_id=RequestId(asking.get("request_id") or uuid.uuid4().hex),
-        holder=_holder(asking),
+        wants=_wants(args),
+        request_id=RequestId(args.get("request_id") or uuid.uuid4().hex),
+        holder=_holder(args),
         gpus=gpus,
-        priority=asking.get("priority", 0),
-        wait_seconds=seconds(asking.get("wait")),
-        ttl_seconds=seconds(asking.get("ttl")),
-        pid=asking.get("pid"),
-        if_revision=asking.get("if_revision"),
+        priority=args.get("priority", 0),
+        wait_seconds=seconds(args.get("wait")),
+        ttl_seconds=seconds(args.get("ttl")),
+        pid=args.get("pid"),
+        if_revision=args.get("if_revision"),
     )
     requests.validate(request)
     return _message(request)
 
 
-def _check_arguments(asking: Asking) -> None:
-    unknown = sorted(set(asking) - set(Asking.__annotations__))
+def _check_arguments(args: RequestArgs) -> None:
+    unknown = sorted(set(args) - set(RequestArgs.__annotations__))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], Asking.__annotations__, 1)
-        hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(Asking.__annotations__)}"
+        close = difflib.get_close_matches(unknown[0], RequestArgs.__annotations__, 1)
+        hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(RequestArgs.__annotations__)}"
         raise UsageError(f"cannot ask with {shown(unknown[0])}: there is no such argument", hint)
-    for name, value in asking.items():
+    for name, value in args.items():
         arg_checks.REQUEST_ARGS[name].check(name, value)
-    arg_checks.check_revision("if_revision", asking.get("if_revision"))
+    arg_checks.check_revision("if_revision", args.get("if_revision"))
 
 
 def seconds(value: str | float | None) -> float | None:
@@ -107,13 +107,13 @@ def seconds(value: str | float | None) -> float | None:
     return value
 
 
-def _wants(asking: Asking) -> tuple[Want, ...]:
+def _wants(args: RequestArgs) -> tuple[Want, ...]:
     given = {
-        "--gpu-memory": asking.get("gpu_memory"),
-        "--mig-profile": asking.get("mig_profile"),
-        "--gpu-fraction": asking.get("gpu_fraction"),
-        "--num-gpus": asking.get("num_gpus"),
-        "--device": asking.get("devices") or None,
+        "--gpu-memory": args.get("gpu_memory"),
+        "--mig-profile": args.get("mig_profile"),
+        "--gpu-fraction": args.get("gpu_fraction"),
+        "--num-gpus": args.get("num_gpus"),
+        "--device": args.get("devices") or None,
     }
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) > 1:
@@ -126,9 +126,9 @@ def _wants(asking: Asking) -> tuple[Want, ...]:
             "cannot serve a request for nothing",
             "ask for memory (--gpu-memory 4G), a profile (--mig-profile 1g.10gb) or whole GPUs (--num-gpus 1)",
         )
-    compute = asking.get("min_compute")
-    attributes = frozenset(requests.parse_attribute(each) for each in asking.get("attributes", ()))
-    wants = _plain_wants(asking)
+    compute = args.get("min_compute")
+    attributes = frozenset(requests.parse_attribute(each) for each in args.get("attributes", ()))
+    wants = _plain_wants(args)
     if compute is None and not attributes:
         return wants
     flexible = [want.memory_bytes is not None or want.fraction is not None for want in wants]
@@ -143,14 +143,14 @@ def _wants(asking: Asking) -> tuple[Want, ...]:
     )
 
 
-def _plain_wants(asking: Asking) -> tuple[Want, ...]:
-    if (memory := asking.get("gpu_memory")) is not None:
+def _plain_wants(args: RequestArgs) -> tuple[Want, ...]:
+    if (memory := args.get("gpu_memory")) is not None:
         return (requests.memory_want(memory),)
-    if (profile := asking.get("mig_profile")) is not None:
+    if (profile := args.get("mig_profile")) is not None:
         return (requests.profile_want(profile),)
-    if (fraction := asking.get("gpu_fraction")) is not None:
+    if (fraction := args.get("gpu_fraction")) is not None:
         return (requests.fraction_want(fraction if isinstance(fraction, str) else f"{fraction:.12f}"),)
-    if (number := asking.get("num_gpus")) is not None:
+    if (number := args.get("num_gpus")) is not None:
         if not 0 < number <= requests.MOST_WANTS:
             raise UsageError(
                 f"cannot serve {number} whole GPUs: from 1 to {requests.MOST_WANTS} can be asked",
@@ -159,7 +159,7 @@ def _plain_wants(asking: Asking) -> tuple[Want, ...]:
                 else "`migctl status` shows how many there are",
             )
         return (requests.whole_gpu_want(),) * number
-    return tuple(requests.parse_device(each) for each in asking.get("devices", ()))
+    return tuple(requests.parse_device(each) for each in args.get("devices", ()))
 
 
 def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
@@ -172,13 +172,13 @@ def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
     )
 
 
-def _holder(asking: Asking) -> Holder:
-    given, name = asking.get("pod"), asking.get("name")
+def _holder(args: RequestArgs) -> Holder:
+    given, name = args.get("pod"), args.get("name")
     pod = None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
     if pod is not None:
         requests.validate_pod(pod)
     return Holder(
-        tenant=asking.get("tenant", ""),
+        tenant=args.get("tenant", ""),
         # The agent names a pod's lease itself.
         name=_name() if name is None and pod is None else name or "",
         pod=pod,

@@ -74,7 +74,7 @@ def simulated_file(settings: Settings) -> str:
 
 
 def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool) -> Hardware:
-    from mig_agent.simulator import (  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
+    from mig_agent.simulator import (  # noqa: PLC0415 -- an agent with real GPUs does not import it
         STATE_FILE,
         SimulatorError,
         open_library,

@@ -70,7 +70,7 @@ class ApiServer:
                 "run the agent by the Helm chart, or give --kubeconfig FILE",
             ) from error
         configuration.retries = False  # they are ours, with a bound on all of them together
-        configuration.keep_alive = True  # a watch whose peer has gone silently is found out by the kernel
+        configuration.keep_alive = True  # the kernel detects a watch whose peer disappeared silently
         return cls(configuration, RESTClientObject(configuration).pool_manager)
 
     @property

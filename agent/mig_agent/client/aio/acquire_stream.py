@@ -18,7 +18,7 @@ from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
     Stream = grpc.aio.StreamStreamCall[pb.AcquireRequest, pb.AcquireResponse]
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class AsyncAcquiring:
     """Takes one lease and confirms it, as `mig_agent.client.acquire_stream.Acquiring`; for one event loop."""
 
-    def __init__(self, connection: AsyncConnection, asking: Asking, background: set[asyncio.Task[None]]) -> None:
+    def __init__(self, connection: AsyncConnection, args: RequestArgs, background: set[asyncio.Task[None]]) -> None:
         """Keep tasks that outlive a cancelled caller in `background`. Raises UsageError for invalid arguments."""
         self._connection = connection
-        self._acquire = AcquireCall(asking)
+        self._acquire = AcquireCall(args)
         self._background = background
         self._stream: Stream | None = None
 

@@ -23,7 +23,7 @@ from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 
 class AsyncClient:
@@ -78,10 +78,10 @@ class AsyncClient:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
-        **asking: Unpack[Asking],
+        **args: Unpack[RequestArgs],
     ) -> Taking:
         """Take a lease as `Client.lease`: await it, or use `async with`. Both callbacks run on the event loop."""
-        request = calls.request_for(asking)
+        request = calls.request_for(args)
 
         async def take() -> AsyncLease:
             holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
@@ -91,9 +91,11 @@ class AsyncClient:
 
         return Taking(take)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **asking: Unpack[Asking]) -> Taking:
+    def acquire(
+        self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]
+    ) -> Taking:
         """Take a lease as `Client.acquire`: await it, or use `async with`, which releases it at the end."""
-        acquiring = AsyncAcquiring(self._connections.users, asking, self._background)
+        acquiring = AsyncAcquiring(self._connections.users, args, self._background)
 
         async def take() -> AsyncLease:
             grant = await acquiring.take(on_queued, confirm=confirm)
@@ -113,15 +115,17 @@ class AsyncClient:
         """Restore a lease of a lost ledger, as `Client.recover`."""
         return await self._call(calls.recover(lease, token))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
-    async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:
+    async def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
         """Plan a request, as `Client.plan`."""
-        return (await self.plan_each([asking], explain=explain))[0]
+        return (await self.plan_each([args], explain=explain))[0]
 
-    async def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
+    async def plan_each(
+        self, args_list: Sequence[RequestArgs], *, explain: bool = False
+    ) -> list[types.Plan | types.NoPlan]:
         """Plan several requests, as `Client.plan_each`."""
-        return await self._call(calls.plan_each(askings, explain=explain))
+        return await self._call(calls.plan_each(args_list, explain=explain))
 
     async def status(self) -> types.Status:
         """Return the node's state, as `Client.status`."""

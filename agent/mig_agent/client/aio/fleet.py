@@ -21,7 +21,7 @@ from mig_agent.client.types import Plan, Pod
 from mig_agent.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 TTL_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
@@ -75,7 +75,7 @@ class AsyncFleet:
     ) -> None:
         await self.close()
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ agents
 
     async def update(self, addresses: Mapping[str, str]) -> dict[str, str]:
         """Set the agents' addresses by node, `host:port`; return which cannot be reached and why.
@@ -109,10 +109,10 @@ class AsyncFleet:
     async def _disconnect(self, nodes: Iterable[str]) -> None:
         await asyncio.gather(*(self._agents.pop(node).close() for node in tuple(nodes)))
 
-    # ------------------------------------------------------------ asking all
+    # ------------------------------------------------------------ all agents
 
     async def plan(
-        self, *, but: Container[str] = (), explain: bool = False, **asking: Unpack[Asking]
+        self, *, but: Container[str] = (), explain: bool = False, **args: Unpack[RequestArgs]
     ) -> tuple[dict[str, Plan], dict[str, str]]:
         """Ask all nodes at once how each would serve a request; return plans by node, and reasons of the others.
 
@@ -122,7 +122,7 @@ class AsyncFleet:
         async def ask(node: str, agent: AsyncClient) -> Plan | str:
             try:
                 async with _in_time(node, self.answer):
-                    answer = await agent.plan(explain=explain, **asking)
+                    answer = await agent.plan(explain=explain, **args)
             except ClientError as error:
                 return str(error)
             return answer if isinstance(answer, Plan) else answer.message
@@ -143,7 +143,7 @@ class AsyncFleet:
         """Return the nodes where a lease for the pod expires: it blocks plans there, and may be requested again."""
         return [node for node in self._expiring.get(pod.uid, ()) if node in self._agents]
 
-    async def acquire(self, node: str, pod: Pod, /, **asking: Unpack[Asking]) -> Reservation:
+    async def acquire(self, node: str, pod: Pod, /, **args: Unpack[RequestArgs]) -> Reservation:
         """Take a lease with a deadline for a pod on a node; any repetition, by any scheduler, gives the same lease.
 
         The request id consists of the pod's UID and a number. An id whose lease has ended is used up, as is one that
@@ -157,14 +157,14 @@ class AsyncFleet:
             raise NoAgent(f"cannot ask the agent of {node}: none has been met there", "look whether its pod is ready")
         may_be_active = self._promised.get(pod.uid) == node or node in self.expiring(pod)
         self._promised[pod.uid] = node
-        asking["pod"] = pod
-        asking.setdefault("ttl", self.ttl)
+        args["pod"] = pod
+        args.setdefault("ttl", self.ttl)
         while True:
             number = self._used_up[pod.uid, node] + 1
-            asking["request_id"] = f"{pod.uid}-{number}"
+            args["request_id"] = f"{pod.uid}-{number}"
             try:
                 async with _in_time(node, self.ttl / 2):
-                    return Reservation(node=node, pod=pod, lease=await agent.acquire(**asking), fleet=self)
+                    return Reservation(node=node, pod=pod, lease=await agent.acquire(**args), fleet=self)
             except Refused as refused:
                 if may_be_active and refused.reason in _UNSEEN:
                     raise
