@@ -147,7 +147,7 @@ class DriverLibraries:
 
     @staticmethod
     def _all_exist(root: Path, edits: Edits) -> bool:
-        """Return True if every file still exists, as after a reinstallation of the same driver version."""
+        """Return True if every file still exists: reinstalling the same driver version may have moved them."""
         paths = [str(mount["hostPath"]) for mount in edits.mounts] + [str(hook["path"]) for hook in edits.hooks]
         return all((root / path.lstrip("/")).exists() for path in paths)
 

@@ -45,7 +45,7 @@ class FileLock:
     """A file that is locked until `release` or the end of the process."""
 
     def __init__(self, path: Path, descriptors: Sequence[int], what: str = "", hint: str = "") -> None:
-        """Own locked descriptors, of `path` the first; `what` names the locked thing in messages."""
+        """Own locked descriptors, the first of which is of `path`; `what` names the locked thing in messages."""
         self.path = path
         self._what = what
         self._hint = hint
@@ -179,7 +179,9 @@ def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int 
             for holder in search.trusted(descriptor):
                 if holder.writes:
                     raise LockedError(_used_by(what, holder.pid), hint) from None
-            _log.warning("somebody who is no agent holds a lock of former versions, and is ignored", path=str(path))
+            _log.warning(
+                "a process that is no agent holds the lock of earlier versions, and is ignored", path=str(path)
+            )
             return None
         except OSError:
             return None

@@ -13,7 +13,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Call(Generic[_Answer]):
-    """A blocking call in a thread; `answer` and `on_return` belong to the event loop."""
+    """A blocking call in a thread; `answer` is a future of the event loop, where `on_return` is called."""
 
     __slots__ = ("_error", "_function", "_loop", "_on_return", "_value", "answer", "started")
 

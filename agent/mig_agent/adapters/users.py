@@ -34,7 +34,7 @@ class Users:
         return self._names.get(uid) or f"uid {uid}"
 
     def is_fresh(self, uid: int) -> bool:
-        """Return True if the name was looked up less than _FRESH_SECONDS ago."""
+        """Return True if no lookup is due: the name was found, or a lookup timed out, a short while ago."""
         looked_up_at = self._looked_up_at.get(uid)
         return looked_up_at is not None and time.monotonic() - looked_up_at < _FRESH_SECONDS
 

@@ -112,9 +112,7 @@ def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
 def _log_unraisable(failure: sys.UnraisableHookArgs) -> None:
     what = failure.err_msg or "Exception ignored in"
     about = repr(failure.object)
-    structlog.get_logger("python").error(
-        "nobody could catch an exception", where=f"{what}: {about}", exc_info=failure.exc_value
-    )
+    structlog.get_logger("python").error("uncaught exception", where=f"{what}: {about}", exc_info=failure.exc_value)
 
 
 class _StandardErrorLines(io.TextIOBase):
