@@ -68,17 +68,17 @@ class VirtualClock:
         self._timers: list[tuple[float, int, _VirtualTimer]] = []
 
     def now(self) -> float:
-        """Return the time that the clock shows."""
+        """The moment that the clock shows."""
         return self._now
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back when the clock is advanced past the time."""
+        """Calls back while the clock is advanced past the moment."""
         timer = _VirtualTimer(callback)
         heapq.heappush(self._timers, (self._now + max(seconds, 0.0), next(self._order), timer))
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """Return when the clock was advanced that far; at once for a short time."""
+        """Returns when the clock has been advanced that far; at once for a short time."""
         if seconds <= self._patience:
             self._now += max(seconds, 0.0)
             await asyncio.sleep(0)
@@ -88,7 +88,7 @@ class VirtualClock:
         await over
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock and call what falls due, in order; on the event loop's own thread."""
+        """Moves the clock and calls what falls due, in order; on the event loop's own thread."""
         until = self._now + seconds
         while self._timers and self._timers[0][0] <= until:
             due, _, timer = heapq.heappop(self._timers)

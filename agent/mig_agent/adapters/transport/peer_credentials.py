@@ -34,7 +34,7 @@ class Peer:
     pid: int | None
     """None for a process of another PID namespace without a number in ours."""
     surplus: bool = False
-    """True if there is no slot for its connection, so that its calls are refused."""
+    """Whether there is no place for its connection, and its calls are only to be told so."""
     host: str = ""
     """The host it connects from over TCP, where neither user nor process is known."""
     owner: int | None = None
