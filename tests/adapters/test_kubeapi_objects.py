@@ -120,7 +120,7 @@ def change(kind: str, version: str) -> dict[str, object]:
 
 def test_a_position_moves_with_changes_and_bookmarks() -> None:
     position = NodeWatchState("n1")
-    listed = position.replace({"metadata": {"resourceVersion": "5"}, "items": []})
+    listed = position.relist({"metadata": {"resourceVersion": "5"}, "items": []})
     assert listed is None
     assert position.resource_version == "5"
     facts = position.apply(change("MODIFIED", "6"))
@@ -133,7 +133,7 @@ def test_a_position_moves_with_changes_and_bookmarks() -> None:
 
 def test_an_error_within_a_watch_has_the_node_listed_again() -> None:
     position = NodeWatchState("n1")
-    position.replace({"metadata": {"resourceVersion": "5"}, "items": []})
+    position.relist({"metadata": {"resourceVersion": "5"}, "items": []})
     with pytest.raises(KubeApiError, match="too old") as caught:
         position.apply({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
     assert caught.value.status == 410
@@ -147,7 +147,7 @@ def pod_change(kind: str, name: str, uid: str, version: str) -> dict[str, object
 
 def test_of_pods_the_whole_picture_is_told_whenever_one_changes() -> None:
     position = PodsWatchState("n1")
-    first = position.replace(
+    first = position.relist(
         {"metadata": {"resourceVersion": "5"}, "items": [pod_change("", "x", "u-1", "4")["object"]]}
     )
     assert first is not None
@@ -157,7 +157,7 @@ def test_of_pods_the_whole_picture_is_told_whenever_one_changes() -> None:
     assert position.apply({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}) is None
     assert [sorted(name for _, name in each or ()) for each in (first, second, third)] == [["x"], ["x", "y"], ["y"]]
     assert position.resource_version == "8"
-    again = position.replace({"metadata": {"resourceVersion": "9"}, "items": None})
+    again = position.relist({"metadata": {"resourceVersion": "9"}, "items": None})
     assert again == {}, "that no pod is there is said, too"
 
 

@@ -66,10 +66,10 @@ class WatchState(ABC, Generic[_Facts]):
         self.resource_version = ""
         """Empty if the objects have to be listed."""
 
-    def replace(self, answer: Json) -> _Facts | None:
+    def relist(self, answer: Json) -> _Facts | None:
         """Take over the answer to a list and return what to report; None if it has none of the watched objects."""
         self.resource_version = answer["metadata"]["resourceVersion"]
-        return self._replace(answer.get("items") or ())
+        return self._relist(answer.get("items") or ())
 
     def apply(self, change: Json) -> _Facts | None:
         """Apply one line of a watch and return what to report; None if nothing changed.
@@ -85,7 +85,7 @@ class WatchState(ABC, Generic[_Facts]):
         return None if kind == "BOOKMARK" else self._apply(thing, exists=kind != "DELETED")
 
     @abstractmethod
-    def _replace(self, items: Sequence[Json]) -> _Facts | None: ...
+    def _relist(self, items: Sequence[Json]) -> _Facts | None: ...
 
     @abstractmethod
     def _apply(self, thing: Json, *, exists: bool) -> _Facts | None: ...
@@ -101,7 +101,7 @@ class NodeWatchState(WatchState[NodeFacts]):
         self.what = f"node {node}"
         self.selector = f"metadata.name={node}"
 
-    def _replace(self, items: Sequence[Json]) -> NodeFacts | None:
+    def _relist(self, items: Sequence[Json]) -> NodeFacts | None:
         return node_facts(items[0]) if items else None
 
     def _apply(self, thing: Json, *, exists: bool) -> NodeFacts | None:
@@ -121,7 +121,7 @@ class PodsWatchState(WatchState[Mapping[PodName, PodFacts]]):
         self.selector = f"spec.nodeName={node}"
         self._pods: dict[PodName, PodFacts] = {}
 
-    def _replace(self, items: Sequence[Json]) -> Mapping[PodName, PodFacts]:
+    def _relist(self, items: Sequence[Json]) -> Mapping[PodName, PodFacts]:
         self._pods = {(facts.namespace, facts.name): facts for facts in map(pod_facts, items)}
         return self._snapshot()
 
@@ -198,7 +198,7 @@ class Watch(Generic[_Facts]):
         query = {"fieldSelector": state.selector, **state.listing}
         answer = self._server.read(state.path, query, most_bytes=_MOST_LIST_BYTES)
         try:
-            facts = state.replace(answer)
+            facts = state.relist(answer)
         except (KeyError, TypeError) as error:
             raise KubeApiError(f"cannot read {state.what}: the answer is no list of them") from error
         if facts is not None:
