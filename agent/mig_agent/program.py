@@ -23,15 +23,15 @@ _NAME = "mig-agent"
 _USAGE = 2
 
 
-def _tell(message: str, hint: str) -> None:
-    with contextlib.suppress(OSError):  # a disk that is full must not change the exit code
+def _print_error(message: str, hint: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not change the exit code
         click.echo(f"mig-agent: {message}{f'. Hint: {hint}' if hint else ''}", err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, message="mig-agent %(version)s")
 def program() -> None:
-    """Turns requests for GPU memory into MIG instances, on this node."""
+    """Turn requests for GPU memory into MIG instances, on this node."""
 
 
 @program.command(cls=GroupedCommand, params=settings_flags())
@@ -47,14 +47,14 @@ def serve(config: Path | None, **flags: object) -> None:
 
     On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir D --listen unix:///tmp/agent.sock
     """
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also until it has a loop that says so
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also before there is an event loop that logs it
     try:
         settings = load(config, texts_of(flags))
     except ConfigError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(_USAGE)
-    gc.disable()  # nearly all that is made until it serves stays; `daemon.serve` turns it on again
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are no JSON, and ours say the same in words
+    gc.disable()  # nearly all objects of the start stay; `daemon.serve` enables it again
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are not JSON, and ours report the same
     from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
 
     until_stopped(settings)
@@ -69,12 +69,14 @@ def version() -> None:
 @program.command()
 @click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
 @click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
-@click.option("--timeout", type=float, default=5.0, metavar="SECONDS", help="Wait so long for an answer.  [default: 5]")
 @click.option(
-    "--wait", type=float, default=0.0, metavar="SECONDS", help="Wait so long for it to become ready.  [default: 0]"
+    "--timeout", type=float, default=5.0, metavar="SECONDS", help="How long to wait for an answer.  [default: 5]"
+)
+@click.option(
+    "--wait", type=float, default=0.0, metavar="SECONDS", help="How long to wait until it is ready.  [default: 0]"
 )
 def health(address: str | None, *, live: bool, timeout: float, wait: float) -> None:
-    """For probes: end with 0 if the agent on this machine is ready, else say why not and end with 1.
+    """End with 0 if the agent on this machine is ready, else say why not and end with 1: for probes.
 
     It is ready when it serves; as a device plugin of Kubernetes, when the kubelet also knows what it offers.
     """
@@ -86,17 +88,17 @@ def health(address: str | None, *, live: bool, timeout: float, wait: float) -> N
     try:
         found = health_of(resolve(address), Tls.from_environment(), seconds=timeout, patience=0.0 if live else wait)
     except UsageError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(_USAGE)
     except NoAgent as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(1)
     if found is Health.READY or live:
         return
     if found is Health.SERVES:
-        _tell("the agent serves, but the kubelet does not know its resources yet", "see the agent's log")
+        _print_error("the agent serves, but the kubelet does not know its resources yet", "see the agent's log")
     else:
-        _tell("the agent does not serve: it starts or stops", "")
+        _print_error("the agent does not serve: it starts or stops", "")
     sys.exit(1)
 
 
@@ -111,11 +113,11 @@ def demo(*, fast: bool) -> None:
 
 
 def _state_dir(config: Path | None, state_dir: str | None) -> Path:
-    """Where the agent of these settings keeps its ledger. Ends the process where they cannot be read."""
+    """Return the state directory of these settings. Ends the process if they cannot be read."""
     try:
         return load(config, {} if state_dir is None else {"state_dir": state_dir}).state_dir
     except ConfigError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(_USAGE)
 
 
@@ -146,10 +148,10 @@ def backup(file: Path, config: Path | None, state_dir: str | None, *, force: boo
     try:
         leases = back_up(folder / LEDGER_FILE, file, force=force)
     except ConfigError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(1)
     except LedgerError as error:
-        _tell(str(error), "")
+        _print_error(str(error), "")
         sys.exit(1)
     click.echo(f"backed up {counted(leases, 'lease')} to {file}")
 
@@ -173,10 +175,10 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
         with lock_state_directory(folder):
             leases, aside = put_back(folder / LEDGER_FILE, file)
     except (LockedError, ConfigError) as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(1)
     except LedgerError as error:
-        _tell(str(error), "")
+        _print_error(str(error), "")
         sys.exit(1)
     click.echo(f"restored {counted(leases, 'lease')} from {file}; the former ledger is kept as {aside}")
     click.echo("start the agent; `migctl status` says what is left to do")
@@ -185,7 +187,7 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
 @program.command()
 @click.option("--daemon-set", metavar="NAME", help="The DaemonSet that runs the agents.")
 @click.option("--namespace", metavar="NAME", help="Where it is.")
-@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs any more to do it.")
+@click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs that could do it.")
 @click.option("--timeout", default="2m", show_default=True, metavar="DURATION", help="How long to wait for its pods.")
 @click.option(
     "--kubeconfig", type=click.Path(path_type=Path), metavar="FILE", help="Without it: the service account of the pod."
@@ -204,12 +206,12 @@ def leave(
         bootstrap.raise_when_interrupted()
         sys.exit(clean(node, kubeconfig))
     if node is not None or daemon_set is None or namespace is None:
-        _tell("cannot tell what to leave", "give --daemon-set and --namespace, or --node alone")
+        _print_error("cannot tell what to leave", "give --daemon-set and --namespace, or --node alone")
         sys.exit(_USAGE)
     try:
         seconds = parse_duration(timeout)
     except UsageError as error:
-        _tell(error.message, error.hint)
+        _print_error(error.message, error.hint)
         sys.exit(_USAGE)
     from mig_agent.daemon.uninstall import uninstall  # noqa: PLC0415 -- as above
 
@@ -218,7 +220,7 @@ def leave(
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the program and ends the process. A mistake on the command line is told in one line, as migctl does."""
+    """Run the program and end the process. A mistake on the command line gives one line, as with migctl."""
     try:
         code = program.main(arguments, _NAME, standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -228,7 +230,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         message = error.format_message().strip().rstrip(".")
         context = getattr(error, "ctx", None)
         see = _NAME if context is None else context.command_path
-        _tell(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
+        _print_error(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(bootstrap.INTERRUPTED)

@@ -165,7 +165,7 @@ def test_a_container_waits_whose_libraries_cannot_be_looked_for_now(
     program.parent.mkdir(parents=True)
     program.touch()
     libraries = DriverLibraries(world[1], print, machine=tmp_path)
-    libraries.resting = True
+    libraries.driver_released = True
     folder = CdiFolder(tmp_path / "cdi", KIND, world[1], simulated=True, libraries=libraries)
     with pytest.raises(CdiError, match=r"^cannot give a container the driver's libraries now: the agent is paused"):
         folder.write("mig-1g.5gb-0", [mig_device(world[0])], VARIABLES)

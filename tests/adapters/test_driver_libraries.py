@@ -139,12 +139,12 @@ def test_the_toolkit_is_not_called_while_the_driver_is_let_go_of(machine: Machin
     """It opens the driver, and may load it again in the middle of its replacement. What is known already will do."""
     machine.says(WHOLE)
     libraries = machine.libraries()
-    libraries.resting = True
+    libraries.driver_released = True
     with pytest.raises(NotNowError):
         libraries.find()
-    libraries.resting = False
+    libraries.driver_released = False
     assert libraries.find() == FOUND
-    libraries.resting = True
+    libraries.driver_released = True
     assert libraries.find() == FOUND
     machine.driver(VERSION.replace("580", "590"))
     with pytest.raises(NotNowError):
@@ -154,7 +154,7 @@ def test_the_toolkit_is_not_called_while_the_driver_is_let_go_of(machine: Machin
 
 def test_where_there_is_no_toolkit_the_pause_is_no_reason_to_wait(machine: Machine) -> None:
     libraries = machine.libraries()
-    libraries.resting = True
+    libraries.driver_released = True
     assert libraries.find() == Edits()
 
 

@@ -113,7 +113,7 @@ async def test_pods_of_the_node_are_followed_from_what_the_server_has_in_memory(
         await until(lambda: len(seen) == 2)
         assert [list(each) for each in seen] == [[], [("team-a", "train")]]
         following.close()
-        watch = api._followed_pods.watch
+        watch = api._pods_informer.watch
         assert watch is None, "nobody follows any more"
     assert all("fieldSelector=spec.nodeName%3Dn1" in asked.path for asked in web.asked)
     assert {"resourceVersion=0" in asked.path for asked in web.asked if "watch=true" not in asked.path} == {True}
@@ -131,7 +131,7 @@ async def test_a_closed_watch_ends_its_thread_although_the_server_says_nothing(w
     async with connected(web, tmp_path) as api:
         following = api.follow_node(seen.append)
         await heard(seen, ["5"])
-        watch = api._followed_node.watch
+        watch = api._node_informer.watch
         assert watch is not None
         await until(lambda: any("watch=true" in asked.path for asked in web.asked))
         following.close()
@@ -157,7 +157,7 @@ async def test_one_that_is_closed_while_the_server_is_asked_ends_as_well(web: We
     async with connected(web, tmp_path) as api:
         following = api.follow_node(lambda _: None)
         assert await asyncio.to_thread(asked_for.wait, 30)
-        watch = api._followed_node.watch
+        watch = api._node_informer.watch
         assert watch is not None
         following.close()
         closed.set()

@@ -14,25 +14,25 @@ from mig_agent.adapters.kubeapi.events import (
     MOST_REMEMBERED,
     REFILL_SECONDS,
     REMEMBERED_SECONDS,
-    About,
-    EventBook,
-    Telling,
+    EventContent,
+    EventCorrelator,
+    EventSubject,
     new_event,
-    shortened,
+    truncated,
 )
 from mig_agent.adapters.kubeapi.informer import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
-    NodePosition,
-    PodsPosition,
+    NodeWatchState,
+    PodsWatchState,
     lines,
     pause_seconds,
 )
 from mig_agent.adapters.kubeapi.objects import KubeApiError, NodeCondition, daemon_set_facts, node_facts, pod_facts
 from mig_agent.adapters.kubeapi.patches import owned_patch, pointer
 
-POD = About(kind="Pod", namespace="team-a", name="train", uid="u-2")
-NODE = About(kind="Node", name="n1", uid="u-1")
+POD = EventSubject(kind="Pod", namespace="team-a", name="train", uid="u-2")
+NODE = EventSubject(kind="Node", name="n1", uid="u-1")
 
 
 def test_a_pod_is_read_with_what_decides_about_its_lease() -> None:
@@ -119,23 +119,23 @@ def change(kind: str, version: str) -> dict[str, object]:
 
 
 def test_a_position_moves_with_changes_and_bookmarks() -> None:
-    position = NodePosition("n1")
-    listed = position.listed({"metadata": {"resourceVersion": "5"}, "items": []})
+    position = NodeWatchState("n1")
+    listed = position.relist({"metadata": {"resourceVersion": "5"}, "items": []})
     assert listed is None
     assert position.resource_version == "5"
-    facts = position.moved(change("MODIFIED", "6"))
+    facts = position.apply(change("MODIFIED", "6"))
     assert facts is not None
     assert facts.resource_version == "6"
-    assert position.moved(change("BOOKMARK", "8")) is None
-    assert position.moved(change("DELETED", "9")) is None
+    assert position.apply(change("BOOKMARK", "8")) is None
+    assert position.apply(change("DELETED", "9")) is None
     assert position.resource_version == "9"
 
 
 def test_an_error_within_a_watch_has_the_node_listed_again() -> None:
-    position = NodePosition("n1")
-    position.listed({"metadata": {"resourceVersion": "5"}, "items": []})
+    position = NodeWatchState("n1")
+    position.relist({"metadata": {"resourceVersion": "5"}, "items": []})
     with pytest.raises(KubeApiError, match="too old") as caught:
-        position.moved({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
+        position.apply({"type": "ERROR", "object": {"code": 410, "message": "too old"}})
     assert caught.value.status == 410
     assert position.resource_version == ""
 
@@ -146,18 +146,18 @@ def pod_change(kind: str, name: str, uid: str, version: str) -> dict[str, object
 
 
 def test_of_pods_the_whole_picture_is_told_whenever_one_changes() -> None:
-    position = PodsPosition("n1")
-    first = position.listed(
+    position = PodsWatchState("n1")
+    first = position.relist(
         {"metadata": {"resourceVersion": "5"}, "items": [pod_change("", "x", "u-1", "4")["object"]]}
     )
     assert first is not None
     assert first[("a", "x")].uid == "u-1"
-    second = position.moved(pod_change("ADDED", "y", "u-2", "6"))
-    third = position.moved(pod_change("DELETED", "x", "u-1", "7"))
-    assert position.moved({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}) is None
+    second = position.apply(pod_change("ADDED", "y", "u-2", "6"))
+    third = position.apply(pod_change("DELETED", "x", "u-1", "7"))
+    assert position.apply({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "8"}}}) is None
     assert [sorted(name for _, name in each or ()) for each in (first, second, third)] == [["x"], ["x", "y"], ["y"]]
     assert position.resource_version == "8"
-    again = position.listed({"metadata": {"resourceVersion": "9"}, "items": None})
+    again = position.relist({"metadata": {"resourceVersion": "9"}, "items": None})
     assert again == {}, "that no pod is there is said, too"
 
 
@@ -187,53 +187,54 @@ def test_pauses_grow_to_a_bound_and_differ_between_nodes(failures: int, chance: 
 # Events
 
 
-def telling(words: str = "words", about: About = POD) -> Telling:
-    return Telling(about=about, reason="Waits", words=words, warning=True)
+def event_of(words: str = "words", about: EventSubject = POD) -> EventContent:
+    return EventContent(about=about, reason="Waits", words=words, warning=True)
 
 
 def test_each_object_has_a_burst_of_events_and_then_a_trickle() -> None:
-    book = EventBook()
-    assert [book.may_tell(POD, 100.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
-    assert book.may_tell(NODE, 100.0), "another object has a burst of its own"
-    assert book.left_out == 2
-    assert book.may_tell(POD, 100.0 + REFILL_SECONDS)
-    assert not book.may_tell(POD, 100.0 + REFILL_SECONDS)
+    correlator = EventCorrelator()
+    assert [correlator.allow(POD, 100.0) for _ in range(BURST + 2)] == [True] * BURST + [False] * 2
+    assert correlator.allow(NODE, 100.0), "another object has a burst of its own"
+    assert correlator.dropped == 2
+    assert correlator.allow(POD, 100.0 + REFILL_SECONDS)
+    assert not correlator.allow(POD, 100.0 + REFILL_SECONDS)
 
 
 def test_a_clock_that_is_set_back_gives_no_events() -> None:
-    book = EventBook()
+    correlator = EventCorrelator()
     for _ in range(BURST):
-        book.may_tell(POD, 1e9)
-    assert not book.may_tell(POD, 0.0)
-    assert not book.may_tell(POD, 1.0)
+        correlator.allow(POD, 1e9)
+    assert not correlator.allow(POD, 0.0)
+    assert not correlator.allow(POD, 1.0)
 
 
 def test_what_was_told_is_known_until_the_server_forgets_it() -> None:
-    book = EventBook()
-    assert book.told(telling(), 0.0) is None
-    book.remember(telling(), "train.1", 0.0)
-    found = book.told(telling(), 10.0)
+    correlator = EventCorrelator()
+    assert correlator.find(event_of(), 0.0) is None
+    correlator.remember(event_of(), "train.1", 0.0)
+    found = correlator.find(event_of(), 10.0)
     assert found is not None
     assert found.name == "train.1"
-    assert book.told(telling("others"), 10.0) is None
-    assert book.told(telling(), REMEMBERED_SECONDS) is None
+    assert correlator.find(event_of("others"), 10.0) is None
+    assert correlator.find(event_of(), REMEMBERED_SECONDS) is None
 
 
 def test_the_book_stays_small() -> None:
-    book = EventBook()
+    correlator = EventCorrelator()
     pods = [
-        About(kind="Pod", namespace="a", name=f"p{number}", uid=str(number)) for number in range(MOST_REMEMBERED + 50)
+        EventSubject(kind="Pod", namespace="a", name=f"p{number}", uid=str(number))
+        for number in range(MOST_REMEMBERED + 50)
     ]
     for about in pods:
-        assert book.may_tell(about, 0.0)
-        book.remember(telling(about=about), "name", 0.0)
-    assert book.told(telling(about=pods[-1]), 0.0) is not None
-    assert book.told(telling(about=pods[0]), 0.0) is None
-    assert len(book._told) == len(book._buckets) == MOST_REMEMBERED
+        assert correlator.allow(about, 0.0)
+        correlator.remember(event_of(about=about), "name", 0.0)
+    assert correlator.find(event_of(about=pods[-1]), 0.0) is not None
+    assert correlator.find(event_of(about=pods[0]), 0.0) is None
+    assert len(correlator._sent) == len(correlator._buckets) == MOST_REMEMBERED
 
 
 def test_an_event_of_a_node_lives_in_the_default_namespace_and_names_no_other() -> None:
-    event = new_event(telling(about=NODE), "n1.1", "n1", 1_800_000_000.0)
+    event = new_event(event_of(about=NODE), "n1.1", "n1", 1_800_000_000.0)
     assert event["metadata"]["namespace"] == "default"
     assert "namespace" not in event["involvedObject"]
     assert event["firstTimestamp"] == event["lastTimestamp"] == "2027-01-15T08:00:00Z"
@@ -242,6 +243,6 @@ def test_an_event_of_a_node_lives_in_the_default_namespace_and_names_no_other() 
 
 @given(words=st.text(max_size=3000))
 def test_a_message_is_no_longer_than_the_server_takes(words: str) -> None:
-    short = shortened(words)
+    short = truncated(words)
     assert len(short.encode()) <= MOST_MESSAGE_BYTES
     assert short == words or words.startswith(short.removesuffix("…"))

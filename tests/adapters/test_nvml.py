@@ -605,7 +605,7 @@ def test_a_session_ends_only_when_no_call_is_under_way(bench: MakeBench, monkeyp
     there.simulator.hang("nvmlDeviceGetCount")
     counter = threading.Thread(target=there.driver.count)
     counter.start()
-    eventually(lambda: there.driver._nvml._session._under_way == 1, "the call is under way")
+    eventually(lambda: there.driver._nvml._session._in_flight == 1, "the call is under way")
     monkeypatch.setattr(calls, "_CLOSING_SECONDS", 0.01)
     with pytest.raises(DriverError, match="calls under way have not come back: 1") as held:
         there.driver.close()

@@ -110,12 +110,12 @@ def files_in(folder: Path, pem: Pem, authorities: str) -> TlsFiles:
 
 def handed_over(certificates: Certificates) -> bool:
     """Whether gRPC is given something new at the next connection."""
-    return certificates._hand_over() is not None
+    return certificates._fetch() is not None
 
 
 def test_files_that_stay_are_not_renewed(authority: Authority, tmp_path: Path) -> None:
     certificates = Certificates(files_in(tmp_path / "tls", authority.issue("one"), authority.ca.read_text()))
-    assert certificates.look() is None
+    assert certificates.reload() is None
     assert not handed_over(certificates)
 
 
@@ -123,13 +123,13 @@ def test_a_swapped_folder_is_taken_up_once(authority: Authority, tmp_path: Path)
     folder, ca = tmp_path / "tls", authority.ca.read_text()
     certificates = Certificates(files_in(folder, authority.issue("one"), ca))
     swap(folder, authority.issue("two"), ca)
-    found = certificates.look()
+    found = certificates.reload()
     assert found is not None
     assert (found.taken, found.revokes) == (True, False)
     assert found.words == "the agent's certificate was renewed"
     assert handed_over(certificates)
     assert not handed_over(certificates)
-    assert certificates.look() is None
+    assert certificates.reload() is None
 
 
 def test_a_folder_that_is_swapped_for_an_equal_one_is_no_news(authority: Authority, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_folder_that_is_swapped_for_an_equal_one_is_no_news(authority: Authori
     folder, ca, pem = tmp_path / "tls", authority.ca.read_text(), authority.issue("one")
     certificates = Certificates(files_in(folder, pem, ca))
     swap(folder, pem, ca)
-    assert certificates.look() is None
+    assert certificates.reload() is None
     assert not handed_over(certificates)
 
 
@@ -149,7 +149,7 @@ def test_an_authority_more_revokes_nothing_and_one_less_does(authority: Authorit
     told = []
     for authorities in (old + new, new + old, new):
         swap(folder, pem, authorities)
-        told.append(certificates.look())
+        told.append(certificates.reload())
     assert [each and each.revokes for each in told] == [False, False, True]
     assert told[0] is not None
     assert told[0].words == "the clients' authority was renewed"
@@ -176,17 +176,17 @@ def test_a_rotation_that_cannot_be_used_leaves_the_former(broken: str, authority
             swap(folder, other, ca)
         case "gone":
             shutil.rmtree(folder / (folder / "..data").readlink())
-    found = certificates.look()
+    found = certificates.reload()
     assert found is not None
     assert not found.taken
     assert found.words.startswith("cannot ")
     assert found.words.endswith("; the former certificates stay in use")
     assert not handed_over(certificates)
-    assert certificates.look() is None
+    assert certificates.reload() is None
     if broken == "gone":
         (folder / "..data").unlink()
     swap(folder, authority.issue("three"), ca)
-    found = certificates.look()
+    found = certificates.reload()
     assert found is not None
     assert found.taken
     assert handed_over(certificates)
@@ -197,7 +197,7 @@ def test_two_rotations_between_two_connections_give_the_last(authority: Authorit
     certificates = Certificates(files_in(folder, authority.issue("one"), ca))
     for name in ("two", "three"):
         swap(folder, authority.issue(name), ca)
-        assert certificates.look() is not None
+        assert certificates.reload() is not None
     assert handed_over(certificates)
     assert not handed_over(certificates)
 
@@ -222,7 +222,7 @@ def test_files_that_are_swapped_while_they_are_read_are_read_again(
         return data
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    found = certificates.look()
+    found = certificates.reload()
     assert swapped
     assert found is not None
     assert found.taken

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_agent.client import Client, UsageError, arg_checks
-from mig_agent.client.request_args import Asking, request_for
+from mig_agent.client.request_args import RequestArgs, request_for
 
 ODD = [
     object(),
@@ -31,11 +31,11 @@ ODD = [
     dt.timedelta(minutes=1),
     1j,
 ]
-NAMES = sorted(Asking.__annotations__)
+NAMES = sorted(RequestArgs.__annotations__)
 
 
 def test_each_argument_has_a_kind() -> None:
-    assert sorted(arg_checks.ASKING) == NAMES
+    assert sorted(arg_checks.REQUEST_ARGS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ import pytest
 
 from mig_agent.adapters.transport.tls import Certificates, Renewal
 from mig_agent.daemon import cert_reload
-from mig_agent.daemon.cert_reload import Renewing
+from mig_agent.daemon.cert_reload import CertificateReloader
 
 TAKEN = Renewal(words="the clients' authority was renewed", taken=True, revokes=True)
 KEPT = Renewal(words="cannot read the file; the former certificates stay in use", taken=False)
@@ -28,7 +28,7 @@ class Files:
         self.may_end = threading.Event()
         self.may_end.set()
 
-    def look(self) -> Renewal | None:
+    def reload(self) -> Renewal | None:
         self.looks += 1
         self.began.set()
         self.may_end.wait()
@@ -36,8 +36,8 @@ class Files:
 
 
 @contextmanager
-def looking_at(files: Files, told: list[Any]) -> Iterator[Renewing]:
-    found = Renewing(cast("Certificates", files), lambda: told.append("closed"))
+def looking_at(files: Files, told: list[Any]) -> Iterator[CertificateReloader]:
+    found = CertificateReloader(cast("Certificates", files), lambda: told.append("closed"))
     found.report_to(told.append)
     try:
         yield found
@@ -50,14 +50,14 @@ async def test_connections_of_before_are_closed_when_a_look_has_found_that_an_au
     """Before the look returns, and with it before the connection that it was for goes on."""
     told: list[Any] = []
     with looking_at(Files(TAKEN), told) as found:
-        await found.look()
+        await found.check()
     assert told == ["closed", TAKEN]
 
 
 async def test_nothing_is_closed_where_the_former_ones_stay() -> None:
     told: list[Any] = []
     with looking_at(Files(KEPT), told) as found:
-        await found.look()
+        await found.check()
     assert told == [KEPT]
 
 
@@ -67,9 +67,9 @@ async def test_who_comes_during_a_look_gets_one_that_began_later() -> None:
     files.may_end.clear()
     told: list[Any] = []
     with looking_at(files, told) as found:
-        first = asyncio.create_task(found.look())
+        first = asyncio.create_task(found.check())
         assert await asyncio.to_thread(files.began.wait, 30)
-        others = [asyncio.create_task(found.look()) for _ in range(20)]
+        others = [asyncio.create_task(found.check()) for _ in range(20)]
         await asyncio.sleep(0)
         files.may_end.set()
         await asyncio.gather(first, *others)
@@ -78,19 +78,19 @@ async def test_who_comes_during_a_look_gets_one_that_began_later() -> None:
 
 
 async def test_files_that_do_not_answer_keep_no_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cert_reload, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(cert_reload, "_CHECK_TIMEOUT_SECONDS", 0.01)
     files = Files()
     files.may_end.clear()
     with looking_at(files, []) as found:
         for _ in range(3):
-            await found.look()
+            await found.check()
         assert files.looks == 1
 
 
 async def test_they_are_looked_at_also_where_nobody_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cert_reload, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(cert_reload, "CHECK_SECONDS", 0.0)
     seen = asyncio.Event()
-    found = Renewing(cast("Certificates", Files(TAKEN)), seen.set)
+    found = CertificateReloader(cast("Certificates", Files(TAKEN)), seen.set)
     found.start()
     try:
         async with asyncio.timeout(30):

@@ -197,7 +197,7 @@ def test_whatever_writes_to_standard_error_becomes_lines_of_the_log(tmp_path: Pa
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     told = "\n".join(f"{each['level']} {each['event']} {each.get('exception', '')}" for each in lines)
     for part in (
-        "nobody could catch an exception",
+        "uncaught exception",
         "OSError: in a finaliser",
         "UserWarning: a warning",
         "warning half a line \\u202e of stderr",

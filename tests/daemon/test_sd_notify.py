@@ -34,8 +34,8 @@ def test_a_listener_that_does_not_read_holds_nothing_up(monkeypatch: pytest.Monk
         systemd.bind(str(folder / "s"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(folder / "s"))
         for _ in range(2000):  # far more than its queue holds
-            notify("WATCHDOG=1", patience_seconds=0.0)
-        notify("STOPPING=1", patience_seconds=0.01)
+            notify("WATCHDOG=1", timeout_seconds=0.0)
+        notify("STOPPING=1", timeout_seconds=0.01)
 
 
 @pytest.mark.parametrize("variables", [{}, {"WATCHDOG_USEC": "x"}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}])

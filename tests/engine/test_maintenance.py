@@ -255,7 +255,7 @@ async def test_a_driver_that_hangs_when_it_was_opened_is_not_served_with_and_is_
         assert "cannot let go of the driver" in again.message
         wait_for_the_driver(node, 30.0)
         node.simulator.clear()
-        await node.until(lambda: not node.driver._nvml._session._under_way)
+        await node.until(lambda: not node.driver._nvml._session._in_flight)
         answer = await node.manager.pause("", ADMIN, lasting=True)
         assert (answer.driver_released, answer.message) == (True, "")
         assert (await node.manager.resume("", ADMIN, lasting=True)).paused == ()

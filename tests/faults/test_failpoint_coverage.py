@@ -26,7 +26,7 @@ OF_THE_SESSION = {
 }
 """They change what the library keeps for this process, and nothing on the machine."""
 EXCEPTIONS = {
-    ("adapters/nvml/calls.py", "_made", "any call of pynvml"),  # those that change nothing: see the test of it
+    ("adapters/nvml/calls.py", "_invoke", "any call of pynvml"),  # those that change nothing: see the test of it
     (
         "adapters/driver_libraries.py",
         "_outcome",
@@ -81,7 +81,7 @@ def test_nothing_goes_round_the_door() -> None:
 
 
 def test_the_calls_of_the_driver_outside_the_door_are_those_that_change_nothing() -> None:
-    """In `_made` one way leads round the door, for names that are not in CHANGING; the rest of the module has none."""
+    """`_invoke` has one way around failpoints, for names not in CHANGING; the rest of the module has none."""
     tree = ast.parse((PACKAGE / "adapters/nvml/calls.py").read_text())
     calls = [each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) == "getattr"]
     ways = [ast.unparse(each) for each in ast.walk(tree) if isinstance(each, ast.If) and "CHANGING" in ast.dump(each)]

@@ -78,7 +78,7 @@ async def left(node: Node, fates: ConnectionEnds, peer: str, fate: ConnectionEnd
     held.cancel()
     await asyncio.sleep(0)
     if fate is not None:
-        fate.sealed(Ending.BROKEN)
+        fate.set(Ending.BROKEN)
     with contextlib.suppress(asyncio.CancelledError):
         await held
     await node.quiet()
@@ -99,7 +99,7 @@ async def test_how_long_a_held_lease_stays_goes_by_how_its_connection_ended(
             fates, fate = ConnectionEnds(), ConnectionEnd()
             fates.begin(peer, fate)
             if ending is not None and not late:
-                fate.sealed(ending)
+                fate.set(ending)
             await left(node, fates, peer, fate if late else None)
             if seconds:
                 assert node.leases

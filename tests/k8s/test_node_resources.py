@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from mig_agent.adapters.kubeapi import KubeApiError, NodeFacts, PodInformer
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.core.model import Holder, KubeletDevice, Pod
 from mig_agent.engine import tasks
@@ -44,13 +44,15 @@ class Server:
     patches: int = 0
     refused: int = 0
     told: list[str] = field(default_factory=list)
-    watches: list[PodInformer] = field(default_factory=list)
+    watches: list[InformerSubscription] = field(default_factory=list)
 
     async def node(self) -> NodeFacts:
         return self.facts
 
-    def follow_node(self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]) -> PodInformer:
-        following = PodInformer(on_change, on_lost, self.watches.remove)
+    def follow_node(
+        self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]
+    ) -> InformerSubscription:
+        following = InformerSubscription(on_change, on_lost, self.watches.remove)
         self.watches.append(following)
         asyncio.get_running_loop().call_soon(lambda: following.change(self.facts))
         return following

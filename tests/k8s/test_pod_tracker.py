@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, PodFacts, PodName
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
@@ -35,7 +35,7 @@ class Server:
     pods: dict[PodName, PodFacts] = field(default_factory=dict)
     down: bool = False
     asked: list[PodName] = field(default_factory=list)
-    watches: list[PodInformer] = field(default_factory=list)
+    watches: list[InformerSubscription] = field(default_factory=list)
     closed: int = 0
     before_answer: Callable[[], None] = lambda: None
 
@@ -49,12 +49,12 @@ class Server:
 
     def follow_pods(
         self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
-    ) -> PodInformer:
-        def left(following: PodInformer) -> None:
+    ) -> InformerSubscription:
+        def left(following: InformerSubscription) -> None:
             self.closed += 1
             self.watches.remove(following)
 
-        following = PodInformer(on_change, on_lost, left)
+        following = InformerSubscription(on_change, on_lost, left)
         self.watches.append(following)
         return following
 

@@ -60,7 +60,7 @@ class Place:
         self.target = Target(folder / "inner", backlog)
         self.places = places
         self.fates = ConnectionEnds()
-        self.relay = Relay(listener, str(folder / "inner"), who=who, places=places, users=users, fates=self.fates)
+        self.relay = Relay(listener, str(folder / "inner"), who=who, limits=places, users=users, ends=self.fates)
         self.relay.start()
 
     async def connect(self) -> socket.socket:
@@ -185,7 +185,7 @@ async def test_when_one_end_is_gone_the_other_is_told_and_the_place_is_free(fold
         assert await read_all(left) == b""
         left.close()
         await place.until(lambda: not len(place.relay))
-        assert place.places.take(ME.uid) == ""
+        assert place.places.acquire(ME.uid) == ""
 
 
 async def test_a_silent_client_keeps_no_place_when_grpc_has_ended_its_connection(
@@ -217,7 +217,7 @@ async def test_who_reads_nothing_for_long_loses_its_place(
                 await asyncio.sleep(0.001)
             with contextlib.suppress(OSError):
                 await filling
-        assert place.places.take(ME.uid) == ""
+        assert place.places.acquire(ME.uid) == ""
 
 
 async def test_who_reads_a_little_now_and_then_keeps_its_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +270,7 @@ async def test_over_tcp_an_end_is_told_from_a_reset(folder: Path, abruptly: bool
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     places, fates = ConnectionLimits(5), ConnectionEnds()
-    relay = Relay(listener, str(folder / "inner"), who=client_of, places=places, users=Users(), fates=fates)
+    relay = Relay(listener, str(folder / "inner"), who=client_of, limits=places, users=Users(), ends=fates)
     relay.start()
     client = socket.create_connection(("127.0.0.1", port))
     server, seen = await target.accept()
@@ -366,7 +366,7 @@ async def test_at_the_end_what_was_said_last_still_arrives(folder: Path) -> None
 async def test_a_directory_that_hangs_delays_only_the_first_connection_of_its_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mig_agent.adapters.users._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("mig_agent.adapters.users._LOOKUP_WAIT_SECONDS", 0.1)
     answer = threading.Event()
 
     def find(_: int) -> str:
@@ -406,13 +406,13 @@ async def test_users_names_are_learned_once_and_odd_ones_not_at_all() -> None:
 
 def test_places_are_counted_in_all_and_for_one_user() -> None:
     places = ConnectionLimits(5, most_of_one=2, unbounded=(0,))
-    assert [bool(places.take(7)) for _ in range(3)] == [False, False, True]
-    assert [bool(places.take(0)) for _ in range(4)] == [False, False, False, True]
-    places.give_back(0)
-    assert places.take(7)
-    assert not places.take(8)
-    places.give_back(7)
-    assert not places.take(7)
+    assert [bool(places.acquire(7)) for _ in range(3)] == [False, False, True]
+    assert [bool(places.acquire(0)) for _ in range(4)] == [False, False, False, True]
+    places.release(0)
+    assert places.acquire(7)
+    assert not places.acquire(8)
+    places.release(7)
+    assert not places.acquire(7)
 
 
 async def test_a_user_with_subordinate_uids_is_one_user(folder: Path) -> None:

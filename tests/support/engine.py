@@ -54,7 +54,7 @@ class Node:
     settings: EngineSettings
     happened: list[Event] = field(default_factory=list)
 
-    # Asking
+    # Requests
 
     def request(self, *wants: str | Want, name: str = "alice", **fields: Any) -> Request:
         """A request for devices: a profile's name, a quantity of memory, or a Want."""
@@ -132,7 +132,7 @@ class Node:
         """Returns when a call of the driver is under way on a GPU: one that hangs by an injected fault."""
         lane = self.manager._context.lanes[self.gpu(gpu).uuid]
         track = lane._reader if reader else lane._worker
-        await self.until(lambda: any(call.begun for call in track._waiting))
+        await self.until(lambda: any(call.started for call in track._waiting))
 
     async def look(self) -> None:
         """Compares ledger and hardware now; what it tells may be heard a moment later (`quiet`)."""

@@ -1,8 +1,8 @@
 """CDI files: what the container runtime reads to put a device into a container.
 
-One file for each device that the kubelet counts, in JSON as the Container Device Interface specification has it
-(https://github.com/cncf-tags/container-device-interface). The runtime reads the folder each time it makes a container,
-so a file is there whole or not at all: written beside and renamed.
+One file per device that the kubelet counts, in JSON as the Container Device Interface specification defines it
+(https://github.com/cncf-tags/container-device-interface). The runtime reads the folder each time it creates a
+container, so a file appears whole or not at all: written under another name and renamed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from mig_agent.core.errors import MigAgentError
 CDI_KIND = "mig-agent.io/mig"
 """Vendor and class of every device that the agent names to the kubelet."""
 _VERSION = "0.5.0"
-"""The least that has all that is written here: a runtime leaves out files of a version that it does not know."""
+"""The oldest version with all that is written here: a runtime ignores files of a version that it does not know."""
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _LONGEST_NAME = 200
-"""Names of files have 255 bytes."""
+"""Limit of a device's name; file names have at most 255 bytes."""
 _FILE_MODE = 0o644
 _FOLDER_MODE = 0o755
 
 
 class CdiError(MigAgentError):
-    """A CDI file cannot be written or removed; in words."""
+    """A CDI file cannot be written or removed; has a message for people."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -44,21 +44,21 @@ class CdiError(MigAgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CdiDevice:
-    """One MIG device, or one whole GPU, as the files name it."""
+    """One MIG device or one whole GPU, as named in the files."""
 
     gpu_minor: int
-    """Of `/dev/nvidia<minor>`."""
+    """The minor number of `/dev/nvidia<minor>`."""
     gpu_uuid: str
     """The GPU's UUID, `GPU-...`."""
     gpu_instance_id: int | None = None
-    """None, as the next, for a whole GPU."""
+    """None for a whole GPU, as is the compute instance's id."""
     compute_instance_id: int | None = None
     uuid: str
-    """As CUDA_VISIBLE_DEVICES takes it: `MIG-...`, or the GPU's for a whole GPU."""
+    """The value for CUDA_VISIBLE_DEVICES: `MIG-...`, or the GPU's UUID for a whole GPU."""
 
 
 class CdiFolder:
-    """The agent's files in the folder where the container runtime looks; those of others are not touched.
+    """The agent's files in the container runtime's CDI folder; other programs' files are not touched.
 
     Thread-safe. Every call blocks: `write` for a disk's flush, and the first one after the driver changed for as long
     as `nvidia-ctk` takes, at most `driver_libraries.MOST_SECONDS`; so call them in a thread.
@@ -67,7 +67,7 @@ class CdiFolder:
     def __init__(
         self, folder: Path, kind: str, host: Host, *, simulated: bool, libraries: DriverLibraries | None = None
     ) -> None:
-        """`simulated`: device nodes are plain files on `host`; `libraries`: the driver's, None for devices alone."""
+        """Write into `folder`. `simulated`: device nodes are plain files; without `libraries`: only device nodes."""
         self.folder = folder
         self.kind = kind
         self._host = host
@@ -77,15 +77,15 @@ class CdiFolder:
         self._mutex = threading.Lock()
 
     def qualified(self, name: str) -> str:
-        """As the kubelet and the runtime are told it: `mig-agent.io/mig=mig-1g.10gb-0`."""
+        """Return the qualified name for kubelet and runtime: `mig-agent.io/mig=mig-1g.10gb-0`."""
         return f"{self.kind}={name}"
 
     def prepare(self) -> None:
-        """Makes the folder, for the runtime to watch it before the first file comes. Raises CdiError."""
+        """Create the folder, so that the runtime watches it before the first file is written. Raises CdiError."""
         self._make_folder()
 
     def warm_up(self) -> None:
-        """Looks for the driver's libraries, so that the first pod need not wait. Not while the driver is let go of."""
+        """Find the driver's libraries now, so that the first pod need not wait. Not while the driver is released."""
         self._find_libraries()
 
     def write(
@@ -96,11 +96,11 @@ class CdiFolder:
         *,
         with_libraries: bool = True,
     ) -> None:
-        """Writes the file of one device of the kubelet's, in the place of any that is there.
+        """Write the file of one Kubernetes device, replacing any there is.
 
-        `name` is what stands behind the `=` of the qualified name. A container with several such devices gets the
-        libraries by each of their files; `with_libraries` spares it running the same hooks twice. A file that says
-        the same already is left alone. Raises CdiError, and DriverError where the driver does not know an instance.
+        `name` is the part after `=` of the qualified name. A container with several such devices gets the libraries
+        from each of their files; `with_libraries=False` avoids running the same hooks twice. An unchanged file is not
+        rewritten. Raises CdiError, and DriverError if the driver does not know an instance.
         """
         self._check(name)
         nodes = [node for device in devices for node in self._nodes(device)]
@@ -120,7 +120,7 @@ class CdiFolder:
                 ) from error
 
     def remove(self, name: str) -> None:
-        """Removes the file of a device, if there is one. Raises CdiError."""
+        """Remove the file of a device, if there is one. Raises CdiError."""
         self._check(name)
         with self._mutex:
             for path in (self._path(name), self._temporary(name)):
@@ -133,7 +133,7 @@ class CdiFolder:
                     raise CdiError(f"cannot remove the CDI file {path}: {error.strerror or error}") from error
 
     def names(self) -> tuple[str, ...]:
-        """The devices that have a file, also a damaged one or one that was not finished; sorted. Raises CdiError."""
+        """Return the devices that have a file, damaged and unfinished ones included; sorted. Raises CdiError."""
         try:
             found = [entry.name for entry in os.scandir(self.folder)]
         except FileNotFoundError:
@@ -155,8 +155,8 @@ class CdiFolder:
         return self.folder / f"{self._prefix}{name}.json"
 
     def _temporary(self, name: str) -> Path:
-        # Runtimes read *.json and *.yaml and nothing else. It is in the same folder because what a runtime's watch
-        # hears of a rename is that the old name has gone from a folder that it watches.
+        # Runtimes read *.json and *.yaml and nothing else. It is in the same folder because a runtime's watch reports a
+        # rename as the removal of the old name from a watched folder.
         return self.folder / f".{self._prefix}{name}.tmp"
 
     def _nodes(self, device: CdiDevice) -> tuple[DeviceNode, ...]:
@@ -183,7 +183,7 @@ class CdiFolder:
         try:
             with FAILPOINTS.around("cdi-folder"):
                 self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-                self.folder.chmod(_FOLDER_MODE)  # whatever the umask took away
+                self.folder.chmod(_FOLDER_MODE)  # restore what the umask removed
         except OSError as error:
             raise CdiError(f"cannot make the folder {self.folder}: {error.strerror or error}", "see cdi_dir") from error
 
@@ -215,7 +215,7 @@ class CdiFolder:
 def _encode(
     kind: str, name: str, nodes: Sequence[DeviceNode], environment: Mapping[str, str], libraries: Edits
 ) -> bytes:
-    """The file's contents, the same for the same device."""
+    """Return the file's contents; equal for equal devices."""
     variables = [f"{key}={value}" for key, value in sorted(environment.items())]
     device = {"deviceNodes": [node.as_cdi() for node in nodes]} | ({"env": variables} if variables else {})
     whole = {

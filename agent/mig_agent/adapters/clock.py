@@ -1,4 +1,4 @@
-"""The one clock: wall time for what is recorded, timers on the event loop."""
+"""The clock of the agent: wall time for records, timers on the event loop. Tests replace it with one they advance."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """Something that will happen."""
+    """A pending callback."""
 
     def cancel(self) -> None:
-        """It will not; harmless when it has."""
+        """Cancel the callback; harmless if it was called."""
 
 
 class Clock(Protocol):
-    """Belongs to one event loop. Moments are seconds since the epoch."""
+    """Clock of one event loop. Times are seconds since the epoch."""
 
     def now(self) -> float:
-        """The moment on the wall clock."""
+        """Return the wall-clock time."""
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back on the event loop."""
+        """Call back on the event loop after `seconds`."""
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when the time is over."""
+        """Return after `seconds`."""
 
 
 class SystemClock:
     """The machine's own clock."""
 
     def now(self) -> float:
-        """The moment on the wall clock."""
+        """Return the wall-clock time."""
         return time.time()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Calls back on the running event loop, by monotonic time."""
+        """Call back on the running event loop after `seconds` of monotonic time."""
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     async def sleep(self, seconds: float) -> None:
-        """Returns when the time is over."""
+        """Return after `seconds`."""
         await asyncio.sleep(seconds)

@@ -1,6 +1,6 @@
 """The device nodes that a container needs for one GPU or MIG device, with their numbers.
 
-The numbers are written out for the container runtime, which then makes the nodes itself and needs none on the host.
+The numbers are written out for the container runtime, which then creates the nodes itself and needs none on the host.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mig_agent.adapters.host import CapsNode, Host
 from mig_agent.core.errors import DriverError, DriverErrorKind
 
 _OPEN_TO_ALL = 0o666
-"""As the driver makes them; who gets into the container at all is the runtime's business."""
+"""Mode that the driver gives its nodes; access to the container is up to the runtime."""
 _CAPS_MODE = 0o444
 _CONTROL_MINOR = 255
 _MODESET_MINOR = 254
@@ -23,16 +23,16 @@ _MODESET_MINOR = 254
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceNode:
-    """A character device, to be read and written in a container."""
+    """A character device that a container may read and write."""
 
     path: str
-    """As in the container: `/dev/nvidia0`."""
+    """Path in the container: `/dev/nvidia0`."""
     major: int
     minor: int
     mode: int = _OPEN_TO_ALL
 
     def as_cdi(self) -> dict[str, str | int]:
-        """As a `deviceNodes` entry of CDI 0.5.0: complete, so that no runtime looks for the node on the host."""
+        """Return the `deviceNodes` entry of CDI 0.5.0, complete: no runtime searches the host for the node."""
         return {
             "path": self.path,
             "type": "c",
@@ -51,17 +51,18 @@ def nodes_of(
     *,
     simulated: bool = False,
 ) -> tuple[DeviceNode, ...]:
-    """Those of the GPU, of the instance if one is named, and of the driver itself, in a fixed order.
+    """Return the nodes of the GPU, of the instance if one is named, and of the driver itself, in a fixed order.
 
-    Raises DriverError of kind NOT_FOUND for what CUDA cannot do without, naming it, and as `Host.make_caps_nodes`.
+    Raises DriverError of kind NOT_FOUND that names a missing node which CUDA requires, and what `Host.make_caps_nodes`
+    raises.
     """
     return (
         _needed(host, f"/dev/nvidia{gpu_minor}", "nvidia", gpu_minor, simulated=simulated),
         *_capabilities(host, gpu_minor, gpu_instance_id, compute_instance_id),
         _needed(host, "/dev/nvidiactl", "nvidia", _CONTROL_MINOR, simulated=simulated),
         _needed(host, "/dev/nvidia-uvm", "nvidia-uvm", 0, simulated=simulated),
-        *_if_there(host, "/dev/nvidia-uvm-tools", "nvidia-uvm", 1, simulated=simulated),
-        *_if_there(host, "/dev/nvidia-modeset", "nvidia", _MODESET_MINOR, simulated=simulated),
+        *_if_present(host, "/dev/nvidia-uvm-tools", "nvidia-uvm", 1, simulated=simulated),
+        *_if_present(host, "/dev/nvidia-modeset", "nvidia", _MODESET_MINOR, simulated=simulated),
     )
 
 
@@ -76,14 +77,14 @@ def _capabilities(
 
 
 def _needed(host: Host, path: str, driver: str, minor: int, *, simulated: bool) -> DeviceNode:
-    for node in _if_there(host, path, driver, minor, simulated=simulated):
+    for node in _if_present(host, path, driver, minor, simulated=simulated):
         return node
     hint = "; load the module: nvidia-modprobe -u -c=0" if driver == "nvidia-uvm" else ""
     raise DriverError(DriverErrorKind.NOT_FOUND, f"stat {path}", detail=f"there is no such device{hint}")
 
 
-def _if_there(host: Host, path: str, driver: str, minor: int, *, simulated: bool) -> Iterator[DeviceNode]:
-    """One node, or none. A simulated one is a plain file: its numbers are those of its driver."""
+def _if_present(host: Host, path: str, driver: str, minor: int, *, simulated: bool) -> Iterator[DeviceNode]:
+    """Yield the node if it exists. A simulated node is a plain file with the numbers of its driver."""
     try:
         found = (host.root / path[1:]).stat()
     except OSError:

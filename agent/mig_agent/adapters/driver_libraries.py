@@ -1,8 +1,8 @@
-"""What a container needs of the driver's user space: libraries, programs, sockets, and the hooks that make them found.
+"""The driver's user space for containers: libraries, programs, sockets, and the hooks that make them found.
 
-Where they lie is known to NVIDIA's container toolkit: `nvidia-ctk cdi generate` writes it, whatever the distribution.
-Of what it writes the edits that all devices share are taken over; devices and their nodes are the agent's own. The
-toolkit is run as the machine has it: an agent in a container goes to the machine's files through its first process.
+NVIDIA's container toolkit knows where they are: `nvidia-ctk cdi generate` writes it, on any distribution. The agent
+uses the edits that all devices share; devices and their nodes are its own. The toolkit runs as installed on the
+machine: an agent in a container reaches the machine's files through its first process.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from pathlib import Path
 from mig_agent.adapters.host import Host
 
 MOST_SECONDS = 10.0
-"""So long may `nvidia-ctk` take; it takes one or two."""
+"""Time limit for `nvidia-ctk`, which normally takes one or two seconds."""
 _KILLED_SECONDS = 1.0
 _TRY_AGAIN_SECONDS = 60.0
-"""After a failure, and for more than the second of the ways gives."""
+"""Delay before trying again after a failure, or after a result without the sockets of the driver's daemons."""
 _MACHINE = Path("/proc/1/root")
 """The machine's own files, also from a container that sees the machine's processes (hostPID)."""
 _FOLDERS = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/nvidia/toolkit", "run/current-system/sw/bin")
-"""Where distributions, and NVIDIA's GPU operator, put the toolkit."""
+"""Folders in which distributions, and NVIDIA's GPU operator, install the toolkit."""
 _OPERATOR_DRIVER = "run/nvidia/driver"
-"""Where the GPU operator mounts a driver that itself lives in a container."""
+"""Where the GPU operator mounts a driver that itself runs in a container."""
 _OWN_VARIABLES = ("NVIDIA_VISIBLE_DEVICES=", "CUDA_VISIBLE_DEVICES=")
 _MODES = ((), ("--mode=management",))
-"""As the toolkit finds best; else without asking NVML, which some versions need where MIG mode is on and empty. That
-gives the libraries, but not the sockets of the driver's daemons."""
+"""Options in the order of trial: the toolkit's own choice, then without NVML.
+
+Some versions need the second where MIG mode is on without instances. It finds the libraries, but not the sockets of the
+driver's daemons.
+"""
 _SHOWN_OF_WORDS = 300
 Edit = Mapping[str, object]
 
@@ -49,79 +52,79 @@ class Edits:
     variables: tuple[str, ...] = ()
 
     def as_cdi(self) -> dict[str, object]:
-        """As the file has it: empty parts are left out."""
+        """Return the edits as in the file, without empty parts."""
         parts = {"env": self.variables, "mounts": self.mounts, "hooks": self.hooks}
         return {name: list(part) for name, part in parts.items() if part}
 
 
 class _FailedError(Exception):
-    """No edits; why, in words."""
+    """No edits could be made; the text says why."""
 
 
 class NotNowError(Exception):
-    """The toolkit would have to be asked, and it opens the driver, which the agent has let go."""
+    """The toolkit would have to run, which opens the driver, but the agent has released the driver."""
 
 
 class DriverLibraries:
-    """Found once for each version of the driver and of the toolkit. Thread-safe: whoever comes meanwhile waits."""
+    """Finds the edits once per version of driver and toolkit. Thread-safe: concurrent callers wait."""
 
     def __init__(
         self,
         host: Host,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         machine: Path = _MACHINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` hears in words why there are none, once for each reason; it is called in the thread that asked."""
+        """`report` is called with the reason why there are none, once per reason, in the thread of the caller."""
         self._host = host
-        self._tell = tell
+        self._report = report
         self._machine = machine
         self._clock = clock
         self._mutex = threading.Lock()
         self._found: tuple[object, Edits, float] | None = None
-        """What it was found for, and until when it is good."""
+        """The key it was found for, the edits, and until when they are valid."""
         self._failed: tuple[object, float] | None = None
-        self._told = ""
-        self.resting = False
-        """Set while the agent has let go of the driver: the toolkit is not called then."""
+        self._reported = ""
+        self.driver_released = False
+        """Set while the agent has released the driver: the toolkit is not run then."""
 
     def find(self) -> Edits:
-        """The edits that every container needs; empty where they cannot be found, which is told and tried again later.
+        """Return the edits that every container needs; none if they cannot be found, which is logged and retried later.
 
-        Never those of another version of the driver: a container with mounts that are not there does not start at all.
-        Raises NotNowError.
+        Never those of another driver version: a container with missing mounts does not start at all. Raises
+        NotNowError.
         """
         with self._mutex:
             root = self._root()
             program = self._program(root)
             key = (self._driver_version(), program, _changed_at(root, program))
-            if self._found is not None and self._is_good(root, key, *self._found):
+            if self._found is not None and self._is_valid(root, key, *self._found):
                 return self._found[1]
             if self._failed is not None and self._failed[0] == key and self._clock() < self._failed[1]:
                 return Edits()
-            if self.resting and program:
+            if self.driver_released and program:
                 raise NotNowError
             try:
                 edits, is_whole = self._generate(root, program)
             except _FailedError as error:
                 self._failed = (key, self._clock() + _TRY_AGAIN_SECONDS)
-                self._tell_once(str(error))
+                self._report_once(str(error))
                 return Edits()
             until = math.inf if is_whole else self._clock() + _TRY_AGAIN_SECONDS
-            self._found, self._failed, self._told = (key, edits, until), None, ""
+            self._found, self._failed, self._reported = (key, edits, until), None, ""
             return edits
 
-    def _is_good(self, root: Path, key: object, found_for: object, edits: Edits, until: float) -> bool:
-        return key == found_for and self._clock() < until and self._are_there(root, edits)
+    def _is_valid(self, root: Path, key: object, found_for: object, edits: Edits, until: float) -> bool:
+        return key == found_for and self._clock() < until and self._all_exist(root, edits)
 
-    def _tell_once(self, words: str) -> None:
-        if words != self._told:
-            self._told = words
-            self._tell(f"cannot give the driver's libraries to pods, which start without them: {words}")
+    def _report_once(self, words: str) -> None:
+        if words != self._reported:
+            self._reported = words
+            self._report(f"cannot give the driver's libraries to pods, which start without them: {words}")
 
     def _root(self) -> Path:
-        """Where the machine's files are for this process: `/`, unless it is in a container."""
+        """Return where this process sees the machine's files: `/`, unless it is in a container."""
         try:
             if os.path.samestat(self._machine.stat(), Path("/").stat()):
                 return Path("/")
@@ -132,7 +135,7 @@ class DriverLibraries:
 
     @staticmethod
     def _program(root: Path) -> str:
-        """Path on the machine; empty where there is none."""
+        """Return the program's path on the machine; empty if there is none."""
         found = (f"/{folder}/nvidia-ctk" for folder in _FOLDERS if (root / folder / "nvidia-ctk").exists())
         return next(found, "")
 
@@ -143,13 +146,13 @@ class DriverLibraries:
             return ""
 
     @staticmethod
-    def _are_there(root: Path, edits: Edits) -> bool:
-        """Whether a driver that was installed anew, under the same version, left every file where it was."""
+    def _all_exist(root: Path, edits: Edits) -> bool:
+        """Return True if every file still exists: reinstalling the same driver version may have moved them."""
         paths = [str(mount["hostPath"]) for mount in edits.mounts] + [str(hook["path"]) for hook in edits.hooks]
         return all((root / path.lstrip("/")).exists() for path in paths)
 
     def _generate(self, root: Path, program: str) -> tuple[Edits, bool]:
-        """What the toolkit wrote, and whether it is all that it could."""
+        """Run the toolkit; return the edits, and True if they are complete."""
         if not program:
             folders = ", ".join(f"/{folder}" for folder in _FOLDERS)
             raise _FailedError(
@@ -183,9 +186,9 @@ class DriverLibraries:
 
 
 def _outcome(command: Sequence[str], path: str, seconds: float) -> tuple[int | None, bytes, bytes]:
-    """Exit code, output and words of a program; None where it did not end in time. Raises _FailedError.
+    """Run a program; return exit code, output and error output; the code is None on timeout. Raises _FailedError.
 
-    One that hangs in the driver cannot be killed: it is left behind, and nobody waits for it.
+    A program that hangs in the driver cannot be killed: it is left behind without waiting for it.
     """
     try:
         process = subprocess.Popen(  # noqa: S603 -- fixed arguments, and a program that root installed
@@ -219,22 +222,22 @@ def _changed_at(root: Path, program: str) -> int:
 
 
 def _read(output: bytes) -> Edits:
-    """Reads what `nvidia-ctk` wrote. Raises _FailedError where it is no CDI."""
+    """Parse the output of `nvidia-ctk`. Raises _FailedError if it is not CDI."""
     try:
         whole = json.loads(output)
-        whole["cdiVersion"]  # any: what is taken over has been in it since 0.4.0
+        whole["cdiVersion"]  # any version: what is used has been in it since 0.4.0
         edits = whole.get("containerEdits") or {}
         variables = tuple(str(each) for each in edits.get("env") or ())
         return Edits(
-            mounts=tuple(_kept(edits.get("mounts"), "hostPath", "containerPath", "options", "type")),
-            hooks=tuple(_kept(edits.get("hooks"), "hookName", "path", "args", "env", "timeout")),
+            mounts=tuple(_known_fields(edits.get("mounts"), "hostPath", "containerPath", "options", "type")),
+            hooks=tuple(_known_fields(edits.get("hooks"), "hookName", "path", "args", "env", "timeout")),
             variables=tuple(each for each in variables if not each.startswith(_OWN_VARIABLES)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _FailedError(f"nvidia-ctk wrote something else than CDI ({type(error).__name__}: {error})") from None
 
 
-def _kept(entries: Sequence[Edit] | None, *names: str) -> Iterator[Edit]:
-    """Each entry with the fields that CDI 0.5.0 knows; the first two are needed."""
+def _known_fields(entries: Sequence[Edit] | None, *names: str) -> Iterator[Edit]:
+    """Yield each entry with the fields that CDI 0.5.0 knows; the first two are required."""
     for entry in entries or ():
         yield {name: entry[name] for name in names if name in names[:2] or entry.get(name) is not None}

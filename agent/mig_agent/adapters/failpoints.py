@@ -1,10 +1,9 @@
 """Failpoints: named places before and after every change of the outside world, where a test can kill the process.
 
-Commits, changing calls of the driver, device nodes, files: each is made inside `FAILPOINTS.around(NAME)`. Entering
-reaches the failpoint `before-NAME`; leaving, when the change was made, `after-NAME`. `MIG_AGENT_CRASH_AT` set to
-`before-commit:3` kills the process with SIGKILL, as a power cut would, when it reaches that failpoint for the third
-time. Without the variable a failpoint costs two comparisons. `tests/faults/test_failpoint_coverage.py` fails where a
-change is made outside one.
+Commits, changing driver calls, device nodes, files: each is made inside `FAILPOINTS.around(NAME)`. Entering reaches the
+failpoint `before-NAME`; leaving after success reaches `after-NAME`. `MIG_AGENT_CRASH_AT` set to `before-commit:3` kills
+the process with SIGKILL, as a power cut would, when it reaches that failpoint for the third time. Without the variable
+a failpoint costs two comparisons. `tests/faults/test_failpoint_coverage.py` fails if a change is made outside one.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ VARIABLE = "MIG_AGENT_CRASH_AT"
 
 
 class Failpoints:
-    """Counts how often the armed place is reached. Thread-safe."""
+    """Counts how often the armed failpoint is reached. Thread-safe."""
 
     def __init__(self, name: str = "", count: int = 1) -> None:
         self._name = name
-        self._left = count
+        self._remaining = count
         self._mutex = threading.Lock()
         self.listener: Callable[[str], None] | None = None
-        """Hears of every place that is reached, in the thread that reaches it."""
+        """Called with the name of every failpoint, in the thread that reaches it."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Failpoints:
-        """Armed with what the variable says: `NAME:N`, or `NAME` for the first time. Raises ConfigError."""
+        """Arm the failpoint that the variable names: `NAME:N`, or `NAME` for the first time. Raises ConfigError."""
         text = environment.get(VARIABLE, "")
         if not text:
             return cls()
@@ -42,23 +41,23 @@ class Failpoints:
         return cls(name, int(count or "1"))
 
     def arm(self, name: str, count: int) -> None:
-        """Crashes at this place instead, at the `count`-th time from now."""
+        """Crash at this failpoint instead, at the `count`-th time from now."""
         with self._mutex:
-            self._name, self._left = name, count
+            self._name, self._remaining = name, count
 
-    def around(self, name: str) -> _Door:
-        """What is changed inside is done between the places `before-NAME` and `after-NAME`."""
-        return _Door(self, name)
+    def around(self, name: str) -> _Change:
+        """Return a context for one change, between the failpoints `before-NAME` and `after-NAME`."""
+        return _Change(self, name)
 
     def reach(self, name: str) -> None:
-        """Called at each place, with its name."""
+        """Count the failpoint, and kill the process if it is due."""
         if self.listener is not None:
             self.listener(name)
         if name != self._name:
             return
         with self._mutex:
-            self._left -= 1
-            if self._left == 0:
+            self._remaining -= 1
+            if self._remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
                 # The first process of a container cannot be killed from within it; this is as sudden.
                 os._exit(128 + signal.SIGKILL)
@@ -68,8 +67,8 @@ class Failpoints:
         return not self._name and self.listener is None
 
 
-class _Door:
-    """One way through; an error inside passes through it, and the place after is not reached then."""
+class _Change:
+    """The context of one change; an error inside propagates without reaching the failpoint after it."""
 
     __slots__ = ("_name", "_points")
 
@@ -89,5 +88,8 @@ class _Door:
 
 
 FAILPOINTS = Failpoints.from_environment(os.environ)
-"""Of this process. The one thing that is read from the environment on import, since it concerns a process and not an
-agent, and a test must be able to reach it through any way of starting one."""
+"""The failpoints of this process.
+
+The only thing read from the environment on import: it concerns the process and not an agent, and a test must be able to
+set it for any way of starting one.
+"""

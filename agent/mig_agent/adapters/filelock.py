@@ -1,7 +1,7 @@
 """Locks that end with their process: of a state directory, of a socket, and of each GPU on the whole machine.
 
-flock(2) needs no more than an open file, so whoever can open a lock's file can hold it. The file is therefore one of
-mode 0600 in a folder of mode 0700 that the agent itself makes: nobody else has ever been able to open it.
+flock(2) needs only an open file, so any user who can open a lock's file can hold it. The file therefore has mode 0600
+in a folder of mode 0700 that the agent creates: no other user has ever been able to open it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mig_agent.core.model import GpuUuid
 _MODE = 0o600
 _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe in its place hangs nobody
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # opening a pipe must not block
 
 _log = structlog.get_logger(__name__)
 
 
 class LockedError(MigAgentError):
-    """Somebody else has it; the message names them."""
+    """Another process holds the lock; the message names it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -42,10 +42,10 @@ class LockedError(MigAgentError):
 
 
 class FileLock:
-    """A file that is locked as long as this object, or the process, lives."""
+    """A file that is locked until `release` or the end of the process."""
 
     def __init__(self, path: Path, descriptors: Sequence[int], what: str = "", hint: str = "") -> None:
-        """`what` is locked, in words; the first descriptor is of `path`."""
+        """Own locked descriptors, the first of which is of `path`; `what` names the locked thing in messages."""
         self.path = path
         self._what = what
         self._hint = hint
@@ -61,12 +61,12 @@ class FileLock:
         former: Path | None = None,
         search: HolderSearch | None = None,
     ) -> FileLock:
-        """Lock a file, making it and its folder, which holds nothing but locks; `what` is being locked, in words.
+        """Lock a file, creating it and its folder, which holds only locks; `what` names the locked thing.
 
-        `former` is the file that versions before this one lock for the same, where everybody could open it: it is held
-        as well, so that such an agent and this one exclude each other. Who holds it without the right to write to it is
-        no agent, and is ignored. `search` bounds the time for finding who holds it. Raises LockedError where another
-        agent has either, naming its pid.
+        `former` is the file that earlier versions lock for the same thing, where everybody could open it: it is held as
+        well, so that such an agent and this one exclude each other. A holder without the right to write to it is no
+        agent and is ignored. `search` bounds the time for finding the holder. Raises LockedError if another agent has
+        either, naming its pid.
         """
         with ExitStack() as undo:
             descriptor = _take(path, what, hint)
@@ -76,25 +76,25 @@ class FileLock:
         return cls(path, [each for each in (descriptor, also) if each is not None], what, hint)
 
     def is_in_place(self) -> bool:
-        """Return whether its path still names the file that is locked: another one is for anybody to lock."""
+        """Return True if the path still names the locked file: any process could lock another file there."""
         try:
             return bool(self._descriptors) and os.path.samestat(os.fstat(self._descriptors[0]), self.path.stat())
         except OSError:
             return False
 
     def keep(self) -> None:
-        """Make sure that the file of this lock is still in its place, locked by this process.
+        """Make sure that the lock's file is in place and locked by this process.
 
-        A file that was removed locks nobody out; it is made and locked anew. Raises LockedError where another process
-        has locked what is there now.
+        A removed file excludes nobody, so it is created and locked again. Raises LockedError if another process has
+        locked the file that is there now.
         """
         if self.is_in_place():
             return
-        anew = _take(self.path, self._what, self._hint)
-        self._descriptors = (anew, *self._descriptors)
+        replacement = _take(self.path, self._what, self._hint)
+        self._descriptors = (replacement, *self._descriptors)
 
     def release(self) -> None:
-        """Let others have it. The file stays: removing it could take the lock of whoever opened it meanwhile."""
+        """Release the lock. The file stays: removing it could void the lock of a process that opened it meanwhile."""
         descriptors, self._descriptors = self._descriptors, ()
         for descriptor in descriptors:
             os.close(descriptor)
@@ -109,7 +109,7 @@ class FileLock:
 
 
 def lock_state_directory(folder: Path, search: HolderSearch | None = None) -> FileLock:
-    """Raises LockedError where another agent keeps its state there."""
+    """Lock a state directory. Raises LockedError if another agent uses it."""
     return FileLock.take(
         folder / "locks/state.lock",
         f"the state directory {folder}",
@@ -120,7 +120,7 @@ def lock_state_directory(folder: Path, search: HolderSearch | None = None) -> Fi
 
 
 def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]], search: HolderSearch | None = None) -> ExitStack:
-    """Locks all of them (index, UUID), or raises LockedError and has none; closing the stack unlocks them."""
+    """Lock all GPUs (index, UUID) or, raising LockedError, none; closing the stack unlocks them."""
     search = search or HolderSearch()
     with ExitStack() as taken:
         for index, uuid in gpus:
@@ -137,7 +137,7 @@ def lock_gpus(folder: Path, gpus: Iterable[tuple[int, GpuUuid]], search: HolderS
 
 
 def _take(path: Path, what: str, hint: str) -> int:
-    """Lock the file; its descriptor."""
+    """Lock the file and return its descriptor."""
     try:
         folder = PrivateDir.open(path.parent)
     except ConfigError as error:
@@ -161,7 +161,7 @@ def _take(path: Path, what: str, hint: str) -> int:
 
 
 def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int | None:
-    """Lock the file of versions before this one; None where no agent could have it, or where no agent has it."""
+    """Lock the file of earlier versions; None if no agent could hold it, or if the holder is no agent."""
     try:
         with FAILPOINTS.around("lock-file"):
             descriptor = os.open(path, _FLAGS, _MODE)
@@ -175,11 +175,13 @@ def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int 
         try:
             _lock(descriptor)
         except BlockingIOError:
-            # Among root's and this user's processes: another user's can be no agent, and may have any number of files.
+            # Search root's and this user's processes: another user's can be no agent, and may have any number of files.
             for holder in search.trusted(descriptor):
                 if holder.writes:
                     raise LockedError(_used_by(what, holder.pid), hint) from None
-            _log.warning("somebody who is no agent holds a lock of former versions, and is ignored", path=str(path))
+            _log.warning(
+                "a process that is no agent holds the lock of earlier versions, and is ignored", path=str(path)
+            )
             return None
         except OSError:
             return None
@@ -188,7 +190,7 @@ def _take_former(path: Path, what: str, hint: str, search: HolderSearch) -> int 
 
 
 def _lock(descriptor: int) -> None:
-    """Lock an open file, for its own user alone, and write into it for people who has it. Raises OSError."""
+    """Lock an open file, restrict it to its owner, and write this pid into it for people. Raises OSError."""
     # A lock of the open file: it also excludes a second one in this process, and no child inherits it.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +204,7 @@ def _lock(descriptor: int) -> None:
 
 
 def _check_own(descriptor: int, path: Path, what: str) -> None:
-    """Raise LockedError for what only somebody else can have put into the agent's own folder."""
+    """Raise LockedError for a file that another user must have put into the agent's own folder."""
     there = os.fstat(descriptor)
     if not stat.S_ISREG(there.st_mode) or there.st_uid != os.geteuid() or there.st_nlink != 1:
         raise LockedError(
@@ -211,7 +213,7 @@ def _check_own(descriptor: int, path: Path, what: str) -> None:
 
 
 def _held(descriptor: int, path: Path, what: str) -> str:
-    """Say who has the lock: a process that lives, or none by number."""
+    """Return a message that names the holder of the lock, if it can be found."""
     holders = lock_holders(descriptor)
     for holder in holders:
         if holder.writes:

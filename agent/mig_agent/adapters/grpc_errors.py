@@ -1,8 +1,7 @@
 """Refusals on the wire: one table from reason to gRPC status, and the typed details that travel as a trailer.
 
-Trailing metadata has little room: gRPC's implementations stop reading at 8 KiB of headers unless told otherwise, and
-binary values grow by a third. So texts, the list of blockers and the explanation are shortened until they fit, the most
-telling first.
+Trailing metadata is small: gRPC's implementations accept 8 KiB of headers by default, and binary values grow by a
+third. So texts, the list of blockers and the explanation are shortened until they fit, the most useful first.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 TRAILER: Final = "migagent-refusal-bin"
 """The key of trailing metadata under which a serialised RefusalDetail travels."""
 MOST_TRAILER_BYTES: Final = 3000
-"""Of the serialised RefusalDetail, before base64."""
+"""Limit of the serialised RefusalDetail, before base64."""
 MOST_DETAIL_BYTES: Final = 8000
-"""The same within the body of a message, such as the answer of Plan."""
+"""Limit of the same within a message body, such as the answer of Plan."""
 LONGEST_WORDS: Final = 600
-"""Bytes of a message or hint on the wire; where gRPC writes one into a header, a byte may become three."""
+"""Limit of a message or hint on the wire in bytes; where gRPC writes one into a header, a byte may become three."""
 LONGEST_LINE: Final = 200
-"""Bytes of a line of the explanation on the wire."""
+"""Limit of a line of the explanation on the wire, in bytes."""
 LONGEST_NAME: Final = 128
-"""Bytes of any name in a blocker."""
+"""Limit of any name in a blocker, in bytes."""
 _ELLIPSIS: Final = "…"
 
 STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
@@ -59,16 +58,16 @@ STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
         Reason.NOT_PERMITTED: StatusCode.PERMISSION_DENIED,
     }
 )
-"""The one table. A test holds it complete."""
+"""gRPC status of every reason. A test holds it complete."""
 
 
 def trailer_of(refusal: Refusal) -> bytes:
-    """What travels under TRAILER: the details, shortened to MOST_TRAILER_BYTES."""
+    """Return the trailer's value: the details, shortened to MOST_TRAILER_BYTES."""
     return detail_of(refusal, MOST_TRAILER_BYTES).SerializeToString()
 
 
 def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.RefusalDetail:
-    """The typed details of a refusal, shortened to so many bytes."""
+    """Return the typed details of a refusal, shortened to `most_bytes`."""
     detail = pb.RefusalDetail(
         reason=refusal.reason.value,
         message=shortened(visible(refusal.message), LONGEST_WORDS),
@@ -77,25 +76,25 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         revision=refusal.revision,
         changed=refusal.changed,  # kinds of events: few and short
     )
-    room = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
+    space = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
     for blocker in refusal.blockers:
         message = _blocker(blocker)
-        room -= message.ByteSize() + 4  # its tag and length
-        if room < 0:
+        space -= message.ByteSize() + 4  # its tag and length
+        if space < 0:
             break
         detail.blockers.append(message)
     detail.blockers_left_off = len(refusal.blockers) - len(detail.blockers)
     for line in refusal.explanation:
         words = shortened(visible(line), LONGEST_LINE)
-        room -= len(words.encode()) + 4
-        if room < 0:
+        space -= len(words.encode()) + 4
+        if space < 0:
             break
         detail.explanation.append(words)
     return detail
 
 
 def shortened(text: str, most: int) -> str:
-    """`text` in at most so many bytes of UTF-8, with an ellipsis where it was longer."""
+    """Return `text` in at most `most` bytes of UTF-8, with an ellipsis if it was cut."""
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= most:
         return text

@@ -1,6 +1,6 @@
 """The machine around the GPUs: its boot id, its processes, and the device nodes of MIG capabilities.
 
-Everything is read under a root, so that a mounted host (`/host`) or a simulated one can stand for `/`.
+Everything is read under a root, so that a mounted host (`/host`) or a simulated one can replace `/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NODE_MODE = 0o444
 _BUSES = "sys/bus"
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-"""What the PCI class of a GPU begins with, with an output or without."""
+"""Prefix of the PCI class of a GPU, with or without a display output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class ProcessInfo:
 
     pid: int
     command: str
-    """The command line, words separated by blanks; the program's name in brackets where it has none."""
+    """The command line, words separated by blanks; the program's name in brackets if it has none."""
     container: str
-    """Id of its container, 64 hexadecimal digits; empty outside of one."""
+    """Id of its container, 64 hexadecimal digits; empty outside a container."""
     started: int
-    """Clock ticks from boot to its start: with the pid it names a process for good."""
+    """Clock ticks from boot to its start; together with the pid it identifies a process for good."""
 
     def __str__(self) -> str:
-        """For messages: `python train.py (pid 4711, container 0123456789ab)`."""
+        """Return a text for messages: `python train.py (pid 4711, container 0123456789ab)`."""
         command = self.command
         if len(command) > _SHOWN_OF_COMMAND:
             command = f"{command[:_SHOWN_OF_COMMAND]}..."
@@ -59,7 +59,7 @@ class CapsNode:
     """The device node that opens one GPU instance or compute instance to a container."""
 
     path: str
-    """As a container and a device list name it: `/dev/nvidia-caps/nvidia-cap12`."""
+    """Path in containers and device lists: `/dev/nvidia-caps/nvidia-cap12`."""
     major: int
     minor: int
 
@@ -68,16 +68,16 @@ class Host:
     """One machine, seen under a root."""
 
     def __init__(self, root: Path = Path("/"), *, simulated: bool = False) -> None:
-        """`simulated` makes plain files of device nodes, which needs no privilege."""
+        """See the machine under `root`; `simulated` creates plain files for device nodes, which needs no privilege."""
         self.root = root
         self._simulated = simulated
 
     def boot_id(self) -> str:
-        """Another one after every boot. Raises OSError."""
+        """Return the boot id, which differs after every boot. Raises OSError."""
         return (self.root / "proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
     def has_nvidia_gpu(self) -> bool:
-        """Whether the PCI bus has a GPU of NVIDIA's, be its driver there or not; yes where nobody can tell."""
+        """Return True if the PCI bus has an NVIDIA GPU, with or without its driver, or if this cannot be read."""
         buses = self.root / _BUSES
         if not buses.is_dir():
             return True
@@ -95,7 +95,7 @@ class Host:
     # Processes
 
     def process(self, pid: int) -> ProcessInfo | None:
-        """A process, or None where there is none with that pid (a zombie is none)."""
+        """Return the process with this pid; None if there is none (a zombie counts as none)."""
         folder = self.root / "proc" / str(pid)
         try:
             fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -104,7 +104,7 @@ class Host:
             if state in {"Z", "X"}:
                 return None
             words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            # Whoever owns the process has written it, and others read it.
+            # Its owner chose these characters, and other users read them.
             command = visible(b" ".join(words).decode(errors="replace").strip())
             if not command:
                 command = f"[{visible((folder / 'comm').read_text(encoding='utf-8', errors='replace').strip())}]"
@@ -113,22 +113,22 @@ class Host:
         return ProcessInfo(pid=pid, command=command, container=self._container(folder), started=started)
 
     def describe_process(self, pid: int) -> str:
-        """In words, also where it is gone or not to be seen from here: `pid 4711`."""
+        """Return a text for messages, `pid 4711` for a process that has ended or cannot be seen."""
         process = self.process(pid)
         return f"pid {pid}" if process is None else str(process)
 
     # Clients: their pids are counted as this process counts, whatever the root
 
     def client_started(self, pid: int) -> int | None:
-        """Return when a client's process started, in clock ticks from boot; None where there is none now."""
+        """Return when a client's process started, in clock ticks from boot; None if there is none now."""
         return processes.started(pid)
 
     def client_lives_since(self, pid: int, moment: float) -> bool:
-        """Return whether a client that was there at a moment (seconds since the epoch) is the one with this pid."""
+        """Return True if the pid belongs to the client that existed at a moment (seconds since the epoch)."""
         return processes.lives_since(pid, moment)
 
     def watch_client(self, pid: int, started: int | None, on_end: Callable[[], None]) -> processes.ProcessWatch:
-        """Call back once, on the event loop, when a client that started then has ended; at once if it has already."""
+        """Call back once, on the event loop, when the client's process has ended; at once if it has already."""
         return processes.ProcessWatch(pid, started, on_end)
 
     @staticmethod
@@ -141,18 +141,18 @@ class Host:
         return found[-1] if found else ""
 
     def own_device_nodes(self) -> tuple[str, ...]:
-        """The driver's device nodes that this very process has open, by path."""
+        """Return the driver's device nodes that this process itself has open, by path."""
         found = set()
         for each in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the listing's own descriptor
                 found.add(str(each.readlink()))
         return tuple(sorted(each for each in found if each.startswith(f"{self.root / 'dev'}/nvidia")))
 
     def holders(self, gpu_minor: int, gpu_instance_id: int | None = None) -> tuple[ProcessInfo, ...]:
-        """The processes that have an instance's capability open (or, without an instance, the GPU itself).
+        """Return the processes that have an instance's capability open, or without an instance the GPU itself.
 
-        They keep it in use though the driver lists no process on it. Only processes whose open files may be read are
-        seen: all of them needs root, and the host's pids.
+        They keep it in use even if the driver lists no process on it. Only processes whose open files may be read are
+        found: for all of them this needs root and the host's pids.
         """
         if gpu_instance_id is None:
             wanted = {f"/dev/nvidia{gpu_minor}"}
@@ -190,7 +190,7 @@ class Host:
     # Capabilities
 
     def caps_nodes(self, gpu_minor: int, gpu_instance_id: int, compute_instance_id: int) -> tuple[CapsNode, CapsNode]:
-        """The nodes of a GPU instance and of its compute instance. Raises DriverError where the driver lists none."""
+        """Return the nodes of a GPU instance and its compute instance. Raises DriverError if the driver lists none."""
         minors = self._minors()
         prefix = f"gpu{gpu_minor}/gi{gpu_instance_id}/"
         names = (f"{prefix}access", f"{prefix}ci{compute_instance_id}/access")
@@ -209,21 +209,23 @@ class Host:
     def make_caps_nodes(
         self, gpu_minor: int, gpu_instance_id: int, compute_instance_id: int
     ) -> tuple[CapsNode, CapsNode]:
-        """The same, after making the nodes that are not there: the driver does not.
+        """Return the same nodes, after creating missing ones, which the driver does not do.
 
-        `nvidia-modprobe` does where it is installed, else mknod. Raises DriverError, of kind NO_PERMISSION without
-        root.
+        Uses `nvidia-modprobe` if installed, otherwise mknod. Raises DriverError, of kind NO_PERMISSION without root.
         """
         nodes = self.caps_nodes(gpu_minor, gpu_instance_id, compute_instance_id)
         instance = f"gpu{gpu_minor}/mig/gi{gpu_instance_id}"
         for node, capability in zip(nodes, (instance, f"{instance}/ci{compute_instance_id}"), strict=True):
-            if not self._is_there(node):
+            if not self._exists(node):
                 with FAILPOINTS.around("device-node"):
                     self._make_node(node, f"/proc/driver/nvidia/capabilities/{capability}/access")
         return nodes
 
     def _minors(self) -> dict[str, int]:
-        """Minor numbers by capability: `gpu0/gi1/ci0/access`. Parsed and never computed: the kernel module decides."""
+        """Return minor numbers by capability: `gpu0/gi1/ci0/access`.
+
+        Read, never computed: the kernel module chooses them.
+        """
         path = self.root / "proc/driver/nvidia-caps/mig-minors"
         minors = {}
         try:
@@ -236,7 +238,7 @@ class Host:
         return minors
 
     def major(self, driver: str) -> int:
-        """The major number of a character device's driver: `nvidia-caps`. Raises DriverError where it is not loaded."""
+        """Return the major number of a driver such as `nvidia-caps`. Raises DriverError if it is not loaded."""
         devices = (self.root / "proc/devices").read_text(encoding="ascii", errors="replace")
         for line in devices.splitlines():
             number, _, name = line.strip().partition(" ")
@@ -244,7 +246,7 @@ class Host:
                 return int(number)
         raise DriverError(DriverErrorKind.NOT_FOUND, "/proc/devices", detail=f"no major number for {driver}")
 
-    def _is_there(self, node: CapsNode) -> bool:
+    def _exists(self, node: CapsNode) -> bool:
         try:
             found = (self.root / node.path[1:]).stat()
         except FileNotFoundError:
@@ -259,11 +261,11 @@ class Host:
                 path.touch(mode=_NODE_MODE)
                 return
             path.unlink(missing_ok=True)  # it has another device's number
-            if not (self._run_modprobe(capability) and self._is_there(node)):
+            if not (self._run_modprobe(capability) and self._exists(node)):
                 os.mknod(path, _NODE_MODE | stat.S_IFCHR, os.makedev(node.major, node.minor))
-                path.chmod(_NODE_MODE)  # whatever the umask took away
+                path.chmod(_NODE_MODE)  # restore what the umask removed
         except FileExistsError:
-            return  # somebody was faster
+            return  # another process was faster
         except OSError as error:
             denied = isinstance(error, PermissionError)
             kind = DriverErrorKind.NO_PERMISSION if denied else DriverErrorKind.UNKNOWN

@@ -1,8 +1,8 @@
-"""Which processes hold a lock of flock(2) on a file, and whether they had the right to write to it.
+"""Processes that hold a flock(2) lock on a file, and whether they had the right to write to it.
 
-The lock itself tells nobody: its number in /proc/locks may be that of a process which has ended and left the open file
-to a child. What counts is who has it open. The open files of a process cost time to look through, and any user can have
-many, with many locks: other users' processes are looked through on request alone, and the whole search has an end.
+The lock itself does not identify them: the pid in /proc/locks may be of a process that has ended and left the open file
+to a child. What counts is who has the file open. Scanning a process's open files takes time, and any user can have
+many, with many locks: other users' processes are scanned only on request, and the whole search is bounded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
 _ROOT: Final = 0
 _MOST_BYTES: Final = 4096
-"""Of what the kernel tells about an open file: its flags come first, then its locks of flock(2), then all others."""
+"""How much of an fdinfo file is read: an open file's flags come first, then its flock(2) locks, then all others."""
 SEARCH_SECONDS: Final = 1.0
 
 
@@ -29,25 +29,25 @@ class LockHolder:
     pid: int
     uid: int
     writes: bool
-    """Whether it has opened the file for writing: only root and the file's owner could, whoever locks it."""
+    """True if it opened the file for writing, which only root and the file's owner could; anyone can lock it."""
 
 
 class HolderSearch:
-    """Searches for holders of locks, all of them together within a bounded time."""
+    """Searches for lock holders, all searches together within a bounded time."""
 
     def __init__(self, seconds: float = SEARCH_SECONDS) -> None:
         self._seconds = seconds
-        """What is left."""
+        """Seconds left."""
 
     def trusted(self, descriptor: int) -> tuple[LockHolder, ...]:
-        """Find who holds a lock on the file of a descriptor, of the processes of root and of this process's user.
+        """Find holders of a lock on the descriptor's file among processes of root and of this process's user.
 
-        An agent can be no other: they alone can write to the file.
+        An agent runs as one of these, since only they can write to the file.
         """
         return self._search(descriptor, strangers=False)
 
     def everybody(self, descriptor: int) -> tuple[LockHolder, ...]:
-        """Find who holds a lock on the file of a descriptor; processes of other users come last."""
+        """Find holders of a lock on the descriptor's file; processes of other users come last."""
         return self._search(descriptor, strangers=False) or self._search(descriptor, strangers=True)
 
     def _search(self, descriptor: int, *, strangers: bool) -> tuple[LockHolder, ...]:
@@ -59,10 +59,10 @@ class HolderSearch:
 
 
 def lock_holders(descriptor: int) -> tuple[LockHolder, ...]:
-    """Find who holds a lock on the file of a descriptor, that descriptor itself left out.
+    """Find holders of a lock on the descriptor's file, that descriptor itself left out.
 
-    Only processes of this PID namespace are found, and only those whose open files this one may see: as root all. The
-    search ends after a second.
+    Finds only processes of this PID namespace whose open files this process may see: as root all. The search ends after
+    a second.
     """
     return HolderSearch().everybody(descriptor)
 
@@ -77,7 +77,7 @@ def _holders(descriptor: int, until: float, *, strangers: bool) -> Iterator[Lock
             users = _users(pid)
         except (OSError, ValueError):
             continue  # it has ended
-        # Of a program like su only some of them are root, and its open files may be those of whoever started it.
+        # Of a program like su only some uids are root, and its open files may be those of the user who started it.
         if (not trusted.issuperset(users)) != strangers:
             continue
         for name in _names(f"/proc/{pid}/fdinfo"):
@@ -89,7 +89,7 @@ def _holders(descriptor: int, until: float, *, strangers: bool) -> Iterator[Lock
                 lines = _beginning(f"/proc/{pid}/fdinfo/{name}").splitlines()
                 if not any(line.startswith("lock:") and "FLOCK" in line for line in lines):
                     continue
-                # Only now: asking for a file on a server that does not answer would take for ever.
+                # Only now: stat of a file on a server that does not answer would block for ever.
                 file = Path(f"/proc/{pid}/fd/{name}").stat()
                 if (file.st_dev, file.st_ino) == (there.st_dev, there.st_ino):
                     flags = int(dict(line.split(":", 1) for line in lines if ":" in line)["flags"], 8)
@@ -116,9 +116,10 @@ def _names(folder: str) -> list[str]:
 
 
 def _users(pid: int) -> tuple[int, ...]:
-    """Return a process's users: real, effective, saved, and for files.
+    """Return a process's uids: real, effective, saved, and of the file system.
 
-    Not the owner of its folder: that is root for every process that has made itself private, whoever runs it.
+    The owner of its /proc folder is no substitute: that is root for every process that is not dumpable, whoever runs
+    it.
     """
     for line in _beginning(f"/proc/{pid}/status").splitlines():
         if line.startswith("Uid:"):

@@ -1,4 +1,4 @@
-"""Folders that only this process's user can enter: what is in them nobody else can reach, whatever its own mode."""
+"""Folders that only this process's user can enter, so that no other user reaches the files in them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _OTHERS = 0o077
 _OTHERS_WRITE = 0o022
 _ROOT = 0
 _OF_FILE_SYSTEMS = frozenset({"lost+found"})
-"""What an empty folder may hold that is a file system of its own."""
+"""Names in an otherwise empty folder that is the root of a file system."""
 
 
 class PrivateDir:
-    """A folder of the agent's own user, mode 0700; open until it is closed, though its path may change meanwhile."""
+    """A folder of the agent's own user with mode 0700, held open, so that its path may change meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     @classmethod
     def open(cls, path: Path, purpose: str = "use the folder", known: Container[str] | None = None) -> PrivateDir:
-        """Open the folder, making it where it is missing, and close it to others where they may enter or read it.
+        """Open the folder, creating it if missing, and deny others access to it.
 
-        A folder is closed to others only where it surely is the agent's: it is empty, or one of the `known` names is in
-        it (without `known`, always, but never one in which everybody makes files, as in /tmp). A link is not followed.
-        `purpose` completes "cannot ... PATH". Raises ConfigError where the folder cannot be made, belongs to another
-        user, or where others could have put into it what is there.
+        An existing folder is closed to others only if it certainly is the agent's: it is empty, or contains one of the
+        `known` names (without `known`: always, except one in which everybody creates files, as /tmp). A link is not
+        followed. `purpose` completes "cannot ... PATH". Raises ConfigError if the folder cannot be created, belongs to
+        another user, or if others could have created the files in it.
         """
         try:
             with FAILPOINTS.around("private-folder"):
@@ -61,23 +61,23 @@ class PrivateDir:
         return cls(descriptor)
 
     def path_of(self, name: str) -> str:
-        """Return the path of something in it, for this process: short enough for sockets, wherever the folder is."""
+        """Return the path of an entry for this process: short enough for sockets, wherever the folder is."""
         return f"/proc/self/fd/{self._descriptor}/{name}"
 
     def open_file(self, name: str, flags: int, mode: int) -> int:
-        """Open something in it as os.open does; the descriptor. Raises OSError."""
+        """Open an entry as os.open does and return the descriptor. Raises OSError."""
         return os.open(name, flags, mode, dir_fd=self._descriptor)
 
     def close(self) -> None:
-        """Close the folder; what is open in it stays open."""
+        """Close the folder; open files in it stay open."""
         os.close(self._descriptor)
 
 
 def refuse_if_replaceable(path: Path, thing: str, hint: str) -> None:
-    """Raise ConfigError where others than root and the agent may put something else in the place of the path.
+    """Raise ConfigError if other users than root and the agent's could replace what is at the path.
 
-    They may in any of the folders above it, up to the root: who renames one of them away takes along what is below. The
-    folders count by which the path is written, and those behind links.
+    They could by renaming any of the folders above it. Both the folders of the path as written and those behind links
+    are checked.
     """
     written = path.absolute()
     for folder in dict.fromkeys((*written.parents, *written.resolve().parents)):
@@ -91,7 +91,7 @@ def _refuse_if_others_rename(folder: Path, there: os.stat_result, what: str, hin
             f"chown {folder} to root or the agent's user, or {hint}",
         )
     if there.st_mode & stat.S_ISVTX:
-        return  # as in /tmp: nobody renames what is another's
+        return  # as in /tmp: only an owner renames its files
     if there.st_mode & stat.S_IWOTH:
         raise ConfigError(f"{what} everybody may rename files in {folder}", f"chmod o-w {folder}, or {hint}")
     if there.st_mode & stat.S_IWGRP and there.st_gid not in {_ROOT, os.getegid()}:

@@ -1,4 +1,4 @@
-"""Whether a process lives, and being told when it ends. Of this machine, as this process sees it."""
+"""Finds out whether a process lives and reports its end. For this machine's processes, as seen by this process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 _POLL_SECONDS = 2.0
 _INEXACT_SECONDS = 2.0
-"""Between the wall clock and the start of a process, which is counted from boot."""
+"""Tolerance between the wall clock and a process's start time, which is counted from boot."""
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in clock ticks from boot; None where there is none (a zombie is none).
+    """Return when a process started, in clock ticks from boot; None if there is none (a zombie counts as none).
 
-    With the pid it names a process for good: pids are given again.
+    Together with the pid it identifies a process for good: pids are reused.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -29,7 +29,7 @@ def started(pid: int) -> int | None:
 
 
 def lives_since(pid: int, moment: float) -> bool:
-    """Whether a process that was there at a moment (seconds since the epoch) is there still, and not another one."""
+    """Return True if the process with this pid existed at `moment` (seconds since the epoch) and is the same one."""
     ticks = started(pid)
     if ticks is None:
         return False
@@ -38,7 +38,7 @@ def lives_since(pid: int, moment: float) -> bool:
 
 
 class ProcessWatch:
-    """Calls back once, on the event loop, when a process has ended; at once where it has ended already."""
+    """Calls back once, on the event loop, when a process has ended; soon if it has ended already."""
 
     def __init__(self, pid: int, started_at: int | None, on_end: Callable[[], None]) -> None:
         self._pid = pid
@@ -47,17 +47,17 @@ class ProcessWatch:
         self._loop = asyncio.get_running_loop()
         self._descriptor: int | None = None
         self._timer: asyncio.TimerHandle | None = None
-        with contextlib.suppress(OSError):  # no such process, or a kernel without pidfd: looking tells which
+        with contextlib.suppress(OSError):  # no such process, or a kernel without pidfd: decided below
             self._descriptor = os.pidfd_open(pid)
         if started_at is None or started(pid) != started_at:
             self._timer = self._loop.call_later(0, self._ended)
         elif self._descriptor is not None:
             self._loop.add_reader(self._descriptor, self._ended)
         else:
-            self._timer = self._loop.call_later(_POLL_SECONDS, self._look)
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._poll)
 
     def close(self) -> None:
-        """No longer calls back."""
+        """Stop watching; no callback follows."""
         if self._timer is not None:
             self._timer.cancel()
         descriptor, self._descriptor = self._descriptor, None
@@ -65,11 +65,11 @@ class ProcessWatch:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if started(self._pid) != self._started:
             self._ended()
         else:
-            self._timer = self._loop.call_later(_POLL_SECONDS, self._look)
+            self._timer = self._loop.call_later(_POLL_SECONDS, self._poll)
 
     def _ended(self) -> None:
         self.close()

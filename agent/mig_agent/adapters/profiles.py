@@ -1,4 +1,4 @@
-"""The catalog's files, `profiles/*.yaml`: one GPU model each. They are data, checked here in words."""
+"""The catalog's files, `profiles/*.yaml`: one GPU model each, checked with messages for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mig_agent.core.model import Engines, Layout, Placement, Profile
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = (_PACKAGE / "_profiles", _PACKAGE.parent.parent / "profiles")
-"""Inside the wheel; and in a checkout."""
+"""Folder in the wheel, and in a checkout."""
 _ATTRIBUTE = re.compile(r"[+-][a-z][a-z.]*")
 _MODEL_KEYS = {"product_names", "memory_mib", "memory_slices", "profiles", "sources", "uncertain"}
 _PROFILE_KEYS = {"id", "name", "compute_slices", "memory_slices", "memory_mib", "starts", "engines"}
@@ -23,7 +23,7 @@ _MOST_SLICES = 64
 
 
 def load(directory: Path | None = None) -> Catalog:
-    """All models of a folder; by default of the wheel's, else the checkout's.
+    """Return all models of a folder; by default the wheel's, otherwise the checkout's.
 
     Raises ConfigError, naming the file and what is wrong in it.
     """
@@ -37,7 +37,7 @@ def load(directory: Path | None = None) -> Catalog:
 
 
 def load_model(path: Path) -> CatalogEntry:
-    """One model. Raises ConfigError."""
+    """Return one model. Raises ConfigError."""
     try:
         content: object = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 -- a safe loader
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -46,12 +46,12 @@ def load_model(path: Path) -> CatalogEntry:
     return _Reader(path).entry(content)
 
 
-# The loader in C, where it was built, reads the catalog eight times as fast.
+# The loader in C, if it was built, reads the catalog eight times as fast.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Reader:
-    """Turns what YAML gave into an entry, or raises ConfigError with the place in the file."""
+    """Turns parsed YAML into an entry, or raises ConfigError with the place in the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

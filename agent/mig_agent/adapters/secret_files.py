@@ -1,4 +1,4 @@
-"""Files that hold a key: regular ones, of the agent's user or root's, that nobody else may read or write."""
+"""Files that hold a key: regular ones, owned by the agent's user or root, that no other user may read or write."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _GROUP_READS = 0o040
 
 
 def read_secret(path: Path, *, follow_links: bool, group_of_root: bool) -> BinaryIO:
-    """Open a file with a key for reading, when it is one that nobody else knows; the caller closes it.
+    """Open a file with a key for reading, if no other user can read it; the caller closes it.
 
-    `group_of_root`: whether the group of a file of root's may read it, as with keys for `ssl-cert`. Where links are
-    followed it is the file behind them that counts. Raises FileNotFoundError where there is nothing, and ConfigError
-    for a link that is not to be followed, for a folder or a pipe, for a file of another user, and for one that others
-    may read or write.
+    `group_of_root`: whether the group of a file owned by root may read it, as with keys for `ssl-cert`. If links are
+    followed, the file behind them is checked. Raises FileNotFoundError if there is none, and ConfigError for a link
+    that is not followed, a folder, a pipe, a file of another user, and one that others may read or write.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in its place would hang whoever opens it
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # opening a pipe must not block
     try:
         descriptor = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A thread that makes calls one after the other. Daemonic: one that hangs does not keep the process from ending."""
+"""Threads that make blocking calls in order. Daemonic: a call that hangs does not keep the process from exiting."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Call(Generic[_Answer]):
-    """A call on its way; `answer` belongs to the event loop. `on_return` is called there when it has come back."""
+    """A blocking call in a thread; `answer` is a future of the event loop, where `on_return` is called."""
 
-    __slots__ = ("_error", "_function", "_loop", "_on_return", "_value", "answer", "begun")
+    __slots__ = ("_error", "_function", "_loop", "_on_return", "_value", "answer", "started")
 
     def __init__(
         self,
@@ -28,18 +28,18 @@ class Call(Generic[_Answer]):
         self._on_return = on_return
         self._value: _Answer | None = None
         self._error: BaseException | None = None
-        self.begun = False
+        self.started = False
         self.answer: asyncio.Future[_Answer] = loop.create_future()
 
     def run(self) -> None:
-        """Makes the call, in the thread; not when nobody waits for it any more."""
+        """Make the call in the thread; skip it if its caller has given up waiting."""
         if not self.answer.done():
-            self.begun = True
+            self.started = True
             try:
                 self._value = self._function()
-            except BaseException as error:  # noqa: BLE001 -- whatever it is, it goes to whoever waits
+            except BaseException as error:  # noqa: BLE001 -- any error goes to the waiting caller
                 self._error = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._settle)
 
     def _settle(self) -> None:
@@ -53,7 +53,7 @@ class Call(Generic[_Answer]):
 
 
 class CallThread:
-    """Runs calls in order. Starts with the first one."""
+    """Runs calls in order, in a thread that starts with the first one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,24 +61,24 @@ class CallThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: Call[_Answer]) -> None:
-        """Has the call made after those submitted before."""
+        """Queue a call after those submitted before."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._calls.put(call)
 
     def run(self, function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-        """Has a function called; its answer, on the running event loop."""
+        """Queue a function call; return its future on the running event loop."""
         call = Call(function, asyncio.get_running_loop())
         self.submit(call)
         return call.answer
 
     def close(self) -> None:
-        """Ends the thread after the calls submitted so far; does not wait."""
+        """End the thread after the calls submitted so far, without waiting."""
         if self._thread is not None:
             self._calls.put(None)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call.run()
-            del call  # a thread that waits must not keep the last answer alive
+            del call  # a waiting thread must not keep the last answer alive

@@ -1,4 +1,4 @@
-"""Tokens of leases: HMAC-SHA256 of the lease id, so that they are never stored and the same again for a retry."""
+"""Lease tokens: HMAC-SHA256 of the lease id, so that they need no storage and a retry gets the same one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _KEY_BYTES = 32
 
 
 class Tokens:
-    """Makes tokens and checks them, in constant time."""
+    """Makes tokens and checks them in constant time."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     @classmethod
     def load_or_make(cls, path: Path) -> Tokens:
-        """With the key in this file, which is made when it is not there, readable by its owner alone.
+        """Use the key in this file; create it, readable by its owner alone, if it is missing.
 
-        Two processes that make it at once end with one key, and a crash leaves a whole one or none. Raises ConfigError
-        where it cannot be made, for what is no key (a link, a folder), and for a file that others may read or own: who
-        owns it knows every token.
+        Two processes that create it at once end with one key, and a crash leaves a whole one or none. Raises
+        ConfigError if it cannot be created, if it is no key (a link, a folder), and if others may read or own it: its
+        owner knows every token.
         """
         try:
             return cls(_read(path))
@@ -44,16 +44,16 @@ class Tokens:
         return cls(_read(path))
 
     def token(self, lease: LeaseId) -> str:
-        """64 hexadecimal digits."""
+        """Return the lease's token, 64 hexadecimal digits."""
         return hmac.digest(self._key, lease.encode(), "sha256").hex()
 
     def matches(self, lease: LeaseId, token: str) -> bool:
-        """Whether this is the lease's token."""
+        """Return True if this is the lease's token."""
         return hmac.compare_digest(self.token(lease).encode(), token.encode(errors="replace"))
 
 
 def _read(path: Path) -> bytes:
-    """Return the key. Raises FileNotFoundError where there is nothing, and ConfigError for what is no key."""
+    """Return the key. Raises FileNotFoundError if there is no file, and ConfigError for what is no key."""
     with read_secret(path, follow_links=False, group_of_root=False) as file:
         key = file.read(_KEY_BYTES + 1)
     if len(key) != _KEY_BYTES:
@@ -73,7 +73,7 @@ def _make(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            os.link(temporary, path)  # unlike a rename, never replaces the key that another has just made
+            os.link(temporary, path)  # unlike a rename, never replaces a key that another process has just made
         except FileExistsError:
             return
     finally:

@@ -55,7 +55,7 @@ _ASYNCHRONOUS = {
 
 
 def __getattr__(name: str) -> object:
-    """What is asynchronous, once somebody names it: `migctl` starts without it."""
+    """Import the asynchronous client when it is first used: `migctl` starts without it."""
     if name in _ASYNCHRONOUS:
         return getattr(import_module(_ASYNCHRONOUS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""An Acquire stream: from the request to the confirmation that the lease has arrived."""
+"""An Acquire stream: from the request to the confirmation that the lease was received."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 RECEIVED = pb.AcquireRequest(received=pb.Received())
 GIVE_UP_SECONDS = 5.0
-"""How long to try to give back a lease whose caller was interrupted while it was being confirmed."""
+"""Time limit for releasing a lease whose caller was interrupted while confirming it."""
 
 
-class Wanted:
-    """A request for a lease, and whether anybody else can know its id."""
+class AcquireCall:
+    """A request for a lease, and whether another program can know its id."""
 
-    def __init__(self, asking: Asking) -> None:
-        """Raise UsageError for what cannot be meant."""
-        self.request = calls.request_for(asking)
+    def __init__(self, args: RequestArgs) -> None:
+        """Raise UsageError for invalid arguments."""
+        self.request = calls.request_for(args)
         self.message = pb.AcquireRequest(request=self.request)
         self.timeout = calls.acquire_seconds(self.request)
-        self.is_own = not asking.get("request_id")
-        """Whether the id was made up here: then nobody can ask for the same lease again."""
+        self.is_own = not args.get("request_id")
+        """True if the id was generated here, so that no other program can request the same lease."""
 
 
 class Acquiring:
-    """Takes one lease, and confirms it. What the connection breaks off is asked for again, by the request's id."""
+    """Takes one lease and confirms it. After a broken connection it repeats the request by its id."""
 
-    def __init__(self, connection: Connection, asking: Asking) -> None:
-        """Raise UsageError for what cannot be meant."""
+    def __init__(self, connection: Connection, args: RequestArgs) -> None:
+        """Raise UsageError for invalid arguments."""
         self._connection = connection
-        self._wanted = Wanted(asking)
+        self._acquire = AcquireCall(args)
         self._stream: _Stream | None = None
-        """The one that has brought a lease which is not confirmed yet."""
+        """The stream of a granted lease that is not confirmed yet."""
 
     def take(self, on_queued: OnQueued | None, *, confirm: bool) -> Grant:
-        """Return the lease, confirmed or else to be confirmed later. Raises Refused, NoAgent.
+        """Return the lease, confirmed or to be confirmed later. Raises Refused, NoAgent.
 
-        Its confirmation is known to have arrived: a connection that breaks just then would end the lease of a client
-        that has it.
+        If confirmed, the agent has acknowledged that: a connection that breaks just then would otherwise end the lease
+        of a client that has it.
         """
 
         def attempt(stub: PartitionManagerStub) -> Grant:
-            stream = self._stream = _Stream(stub, self._wanted)
+            stream = self._stream = _Stream(stub, self._acquire)
             grant = stream.granted(on_queued)
             if confirm:
                 self._finish(grant)
@@ -63,18 +63,18 @@ class Acquiring:
         return self._connection.call_safely_repeated(attempt)
 
     def confirm(self) -> None:
-        """Tell the agent that the lease has arrived. Raises Refused where it has ended meanwhile, NoAgent."""
+        """Tell the agent that the lease was received. Raises Refused if it has ended meanwhile, NoAgent."""
 
         def attempt(stub: PartitionManagerStub) -> None:
             if self._stream is None:
-                self._stream = _Stream(stub, self._wanted)
+                self._stream = _Stream(stub, self._acquire)
                 self._stream.granted(None)
             self._finish(None)
 
         self._connection.call_safely_repeated(attempt)
 
     def close(self) -> None:
-        """Leave the lease as it is: one that is not confirmed ends by itself."""
+        """Leave the lease as it is: an unconfirmed one ends by itself."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
@@ -88,7 +88,7 @@ class Acquiring:
         except grpc.RpcError:
             raise
         except BaseException:  # such as KeyboardInterrupt: the agent may take the lease for confirmed
-            if grant is not None and self._wanted.is_own:
+            if grant is not None and self._acquire.is_own:
                 self._give_up(grant)
             raise
 
@@ -99,13 +99,13 @@ class Acquiring:
 
 
 class _Stream:
-    """One call of Acquire. gRPC reads its requests in a thread, which ends when the call does."""
+    """One Acquire call. gRPC reads its requests in a thread, which ends with the call."""
 
-    def __init__(self, stub: PartitionManagerStub, wanted: Wanted) -> None:
+    def __init__(self, stub: PartitionManagerStub, acquire: AcquireCall) -> None:
         requests: SimpleQueue[pb.AcquireRequest | None] = SimpleQueue()
-        requests.put(wanted.message)
+        requests.put(acquire.message)
         self._requests = requests
-        self._call = stub.Acquire(iter(requests.get, None), timeout=wanted.timeout)
+        self._call = stub.Acquire(iter(requests.get, None), timeout=acquire.timeout)
         if not self._call.add_callback(lambda: requests.put(None)):
             requests.put(None)
 
@@ -114,7 +114,7 @@ class _Stream:
         return first_grant(self._call, on_queued)
 
     def confirm(self) -> None:
-        """Send `received`, and wait until the agent has it. Raises grpc.RpcError."""
+        """Send `received` and wait until the agent has it. Raises grpc.RpcError."""
         try:
             self._requests.put(RECEIVED)
             for _ in self._call:

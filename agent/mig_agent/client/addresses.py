@@ -1,4 +1,4 @@
-"""Where the agent is: an address as people write it, or the environment's, or the default socket."""
+"""The agent's address: as people write it, from the environment, or the default socket."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from mig_agent.core.quantities import shown
 DEFAULT_ADDRESS = "unix:///run/mig-agent/mig-agent.sock"
 ADDRESS_VARIABLE = "MIG_AGENT_ADDRESS"
 ADMIN_SOCKET = "admin.sock"
-"""The administrators' socket stands beside the users' one under this name."""
+"""File name of the administrators' socket, beside the users' one."""
 
 _TCP = re.compile(
     r"(?:(?:dns|ipv4|ipv6|tcp):(?://[^/]*/|///?)?)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})"
 )
 _MOST_PORT = 65535
 _LONGEST_SOCKET_PATH = 107
-"""Bytes that `sun_path` has room for, its end aside."""
+"""Limit of `sun_path` in bytes, without its terminator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A place to connect to: a Unix socket, or host and port."""
+    """An address to connect to: a Unix socket, or host and port."""
 
     path: Path | None = None
     host: str = ""
@@ -37,16 +37,16 @@ class Address:
 
     @property
     def target(self) -> str:
-        """As gRPC takes it."""
+        """The address as gRPC takes it."""
         return f"unix:{self.path}" if self.path is not None else f"dns:///{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        """As people write it."""
+        """Return the address as people write it."""
         return f"unix://{self.path}" if self.path is not None else f"{self.host}:{self.port}"
 
     @property
     def for_admin(self) -> Address:
-        """The administrators' socket beside this one where it may be opened; otherwise this one itself."""
+        """The administrators' socket beside this one if it may be opened; otherwise this one."""
         if self.path is None or self.path.name == ADMIN_SOCKET:
             return self
         beside = self.path.with_name(ADMIN_SOCKET)
@@ -54,12 +54,12 @@ class Address:
 
 
 def resolve(address: str | None = None, environment: Mapping[str, str] = os.environ) -> Address:
-    """The agent's address: this one, else the environment's MIG_AGENT_ADDRESS, else the default. Raises UsageError."""
+    """Return the given address, else MIG_AGENT_ADDRESS of the environment, else the default. Raises UsageError."""
     return parse_address(address or environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS)
 
 
 def parse_address(text: str) -> Address:
-    """`unix:///run/x.sock`, `unix:x.sock`, `/run/x.sock` or `host:port`. Raises UsageError."""
+    """Parse `unix:///run/x.sock`, `unix:x.sock`, `/run/x.sock` or `host:port`. Raises UsageError."""
     stripped = text.strip()
     if stripped.startswith("unix:"):
         return _unix(stripped.removeprefix("unix:"), stripped)
@@ -75,9 +75,9 @@ def parse_address(text: str) -> Address:
 
 
 def addresses_by_node(endpoint_slices: Iterable[Mapping[str, Any]], port: str = "grpc") -> dict[str, str]:
-    """Where the agents listen that are ready, by node: from the EndpointSlices of their headless Service, as JSON.
+    """Return the addresses of ready agents by node, from the EndpointSlices of their headless Service, as JSON.
 
-    `port` is its name in the Service; in the chart's it is `grpc`.
+    `port` is the port's name in the Service; in the chart's it is `grpc`.
     """
     return {
         endpoint["nodeName"]: f"{_bracketed(endpoint['addresses'][0])}:{each['port']}"
@@ -85,13 +85,13 @@ def addresses_by_node(endpoint_slices: Iterable[Mapping[str, Any]], port: str = 
         for each in piece.get("ports") or ()
         if each.get("name") == port
         for endpoint in piece.get("endpoints") or ()
-        # Nothing said counts as ready, as the API has it.
+        # A missing condition counts as ready, as the API defines it.
         if endpoint.get("nodeName") and (endpoint.get("conditions") or {}).get("ready") is not False
     }
 
 
 def diagnose(address: Address) -> NoAgent | None:
-    """Why the socket of an address does not answer, in words; None when somebody does, or when it is no Unix socket."""
+    """Return why a Unix socket does not answer; None if it accepts connections, or for another kind of address."""
     if address.path is None:
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -105,7 +105,7 @@ def diagnose(address: Address) -> NoAgent | None:
 
 
 def _why(error: OSError, path: Path) -> tuple[str, str]:
-    """What a failed connection means, and what would help."""
+    """Return what a failed connection means, and a hint."""
     elsewhere = f"start it with `mig-agent serve`, or say where it is with --address or {ADDRESS_VARIABLE}"
     match error:
         case TimeoutError():

@@ -1,4 +1,4 @@
-"""What a Python program hands over, judged by its type: a wrong one is told in words instead of by protobuf."""
+"""Type checks of arguments, so that a wrong type gives a message for people instead of protobuf's."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 
 _MOST_REVISION = 2**64 - 1
-"""Of the API's uint64."""
+"""Largest uint64, as the API's revisions."""
 _MOST_COUNT = 2**32 - 1
-"""Of its uint32."""
+"""Largest uint32, as the API's counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """What a value may be; its words complete "give"."""
+class ArgType:
+    """Types that an argument may have; `words` completes "give"."""
 
     types: tuple[type, ...]
     words: str
     optional: bool = True
-    """Whether None will do."""
+    """True if None is allowed."""
     several: bool = False
-    """Whether it is a list of them."""
+    """True if it is a list of such values."""
 
     def check(self, name: str, value: object) -> None:
-        """Raises UsageError for another kind of value. `name` is that of the argument."""
+        """Raise UsageError if the value of the argument `name` has another type."""
         if value is None and self.optional:
             return
         if not self.several:
@@ -43,7 +43,7 @@ class Kind:
                 self._check_one(f"one of {name}", each)
 
     def _check_one(self, name: str, value: object) -> None:
-        # True and False are whole numbers to Python.
+        # True and False are integers to Python.
         if isinstance(value, bool) or not isinstance(value, self.types):
             raise self._refusal(name, value)
 
@@ -52,23 +52,23 @@ class Kind:
         return UsageError(f"cannot take {what} as {name}", f"give {self.words}")
 
 
-TEXT: Final = Kind((str,), "a text", optional=False)
-ADDRESS: Final = Kind((str,), "a text such as 'unix:///run/mig-agent/mig-agent.sock'")
-MOMENT: Final = Kind((Real,), "seconds since the epoch, as a number")
-DURATION: Final = Kind((str, Real), "a text such as '10m', or seconds as a number")
-_MAYBE_TEXT: Final = Kind((str,), "a text")
-_NUMBER: Final = Kind((Integral,), "a whole number")
-_COUNT: Final = Kind((Integral,), "a whole number", optional=False)
+TEXT: Final = ArgType((str,), "a text", optional=False)
+ADDRESS: Final = ArgType((str,), "a text such as 'unix:///run/mig-agent/mig-agent.sock'")
+MOMENT: Final = ArgType((Real,), "seconds since the epoch, as a number")
+DURATION: Final = ArgType((str, Real), "a text such as '10m', or seconds as a number")
+_MAYBE_TEXT: Final = ArgType((str,), "a text")
+_NUMBER: Final = ArgType((Integral,), "a whole number")
+_COUNT: Final = ArgType((Integral,), "a whole number", optional=False)
 
-ASKING: Final[Mapping[str, Kind]] = {
-    "gpu_memory": Kind((str,), "a text such as '4G'"),
-    "mig_profile": Kind((str,), "a text such as '2g.10gb'"),
-    "gpu_fraction": Kind((str, Real), "a number such as 0.25"),
+REQUEST_ARGS: Final[Mapping[str, ArgType]] = {
+    "gpu_memory": ArgType((str,), "a text such as '4G'"),
+    "mig_profile": ArgType((str,), "a text such as '2g.10gb'"),
+    "gpu_fraction": ArgType((str, Real), "a number such as 0.25"),
     "num_gpus": _NUMBER,
-    "devices": Kind((str,), "a list of texts, such as ['2g.10gb', '4G']", optional=False, several=True),
+    "devices": ArgType((str,), "a list of texts, such as ['2g.10gb', '4G']", optional=False, several=True),
     "min_compute": _NUMBER,
-    "attributes": Kind((str,), "a list of texts, such as ['+me']", optional=False, several=True),
-    "gpus": Kind((str, Integral), "a list of indexes or UUIDs", optional=False, several=True),
+    "attributes": ArgType((str,), "a list of texts, such as ['+me']", optional=False, several=True),
+    "gpus": ArgType((str, Integral), "a list of indexes or UUIDs", optional=False, several=True),
     "wait": DURATION,
     "priority": _COUNT,
     "ttl": DURATION,
@@ -76,21 +76,21 @@ ASKING: Final[Mapping[str, Kind]] = {
     "request_id": _MAYBE_TEXT,
     "tenant": TEXT,
     "name": _MAYBE_TEXT,
-    "pod": Kind((Pod,), "a mig_agent.client.Pod"),
+    "pod": ArgType((Pod,), "a mig_agent.client.Pod"),
     "if_revision": _NUMBER,
 }
-"""What each argument of a request may be."""
+"""Types of each argument of a request."""
 
 
 def check_revision(name: str, value: object) -> None:
-    """Raises UsageError for what is no revision of a node."""
+    """Raise UsageError unless the value is a revision of a node or None."""
     _NUMBER.check(name, value)
     if isinstance(value, Integral) and not 0 <= int(value) <= _MOST_REVISION:
         raise UsageError(f"cannot take {int(value)} as {name}", "give a revision as `migctl status` shows it")
 
 
 def check_count(name: str, value: object) -> None:
-    """Raises UsageError for what is no number of things, 0 among them."""
+    """Raise UsageError unless the value is a count, from 0."""
     _COUNT.check(name, value)
     if isinstance(value, Integral) and not 0 <= int(value) <= _MOST_COUNT:
         raise UsageError(f"cannot take {int(value)} as {name}", f"give a number from 0 to {_MOST_COUNT}")

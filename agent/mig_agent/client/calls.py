@@ -1,4 +1,4 @@
-"""The API's methods as values: what is sent, how long it may take, how the answer is read. For both clients."""
+"""The API's methods as values for both clients: what to send, the time limit, how to read the answer."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 ANSWER_SECONDS = 60.0
-"""How long a plain call may take."""
+"""Time limit of a plain call."""
 WORK_SECONDS = 240.0
-"""How long a call may take that works on the hardware, waiting in the queue aside: the agent gives up long before."""
+"""Time limit of a call that works on the hardware, without its wait in the queue: the agent gives up long before."""
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[Answer]):
-    """One call of a method that answers once."""
+    """One call of a method with a single answer."""
 
     method: str
-    """Its name in the service."""
+    """The method's name in the service."""
     request: Message
     read: Callable[[Any], Answer]
-    """From the method's message to what the caller gets."""
+    """Converts the method's message to the caller's value."""
     seconds: float = ANSWER_SECONDS
     for_admin: bool = False
-    """On the administrators' socket where this person may open it; otherwise the agent refuses in words."""
+    """True if it goes to the administrators' socket if this user may open it; otherwise the agent refuses."""
     repeated: bool = True
-    """Whether it does no harm when it is done twice, and so is repeated while the connection breaks."""
+    """True if it is safe to repeat, and so repeated while the connection breaks."""
 
     def on(self, stub: object) -> Any:  # noqa: ANN401 -- an answer, or with an asynchronous stub what gives one
-        """Calls it."""
+        """Call the method."""
         return getattr(stub, self.method)(self.request, timeout=self.seconds)
 
 
 def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
-    """Ends a lease. Raises UsageError."""
+    """Return the call that ends a lease. Raises UsageError."""
     _check_lease(lease, token)
     return Call(
         method="Release",
@@ -56,7 +56,7 @@ def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
 
 
 def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
-    """Gives a lease a new deadline, or none. Raises UsageError."""
+    """Return the call that sets a lease's deadline, or none. Raises UsageError."""
     _check_lease(lease, token)
     return Call(
         method="Renew",
@@ -67,7 +67,7 @@ def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseIn
 
 
 def recover(lease: str, token: str) -> Call[types.Recovered]:
-    """Makes a lease of before again. Raises UsageError."""
+    """Return the call that restores a lease of a lost ledger. Raises UsageError."""
     _check_lease(lease, token)
     if not token:
         raise UsageError(f"cannot recover lease {lease} without its token", "give the token that came with it")
@@ -79,27 +79,27 @@ def recover(lease: str, token: str) -> Call[types.Recovered]:
     )
 
 
-def plan_each(askings: Sequence[Asking], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
-    """How each of several requests would be served. Raises UsageError."""
+def plan_each(args_list: Sequence[RequestArgs], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
+    """Return the call that plans several requests. Raises UsageError."""
     return Call(
         method="Plan",
-        request=pb.PlanRequest(requests=[request_for(each) for each in askings], explain=explain),
+        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], explain=explain),
         read=lambda answer: [decode.outcome(each, answer.revision) for each in answer.outcomes],
     )
 
 
 def status() -> Call[types.Status]:
-    """The node."""
+    """Return the call for the node's state."""
     return Call(method="Status", request=pb.StatusRequest(), read=decode.status)
 
 
 def profiles() -> Call[tuple[types.GpuModel, ...]]:
-    """What the GPUs can be cut into."""
+    """Return the call for the GPUs' profiles."""
     return Call(method="Profiles", request=pb.ProfilesRequest(), read=decode.models)
 
 
 def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[types.Event, ...]]:
-    """What happened. Raises UsageError."""
+    """Return the call for past events. Raises UsageError."""
     arg_checks.MOMENT.check("since", since)
     arg_checks.check_count("limit", limit)
     return Call(
@@ -110,7 +110,7 @@ def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple
 
 
 def usage() -> Call[dict[int, types.Usage]]:
-    """What is used on each instance."""
+    """Return the call for the usage of each instance."""
     return Call(
         method="Usage",
         request=pb.UsageRequest(),
@@ -119,7 +119,7 @@ def usage() -> Call[dict[int, types.Usage]]:
 
 
 def reclaim(gpus: Sequence[str | int]) -> Call[tuple[types.Instance, ...]]:
-    """Destroys the idle instances. Raises UsageError."""
+    """Return the call that destroys idle instances. Raises UsageError."""
     return Call(
         method="Reclaim",
         request=pb.ReclaimRequest(gpus=[_gpu_name(each) for each in gpus]),
@@ -131,7 +131,7 @@ def reclaim(gpus: Sequence[str | int]) -> Call[tuple[types.Instance, ...]]:
 
 
 def adopt(uuids: Sequence[str], gpus: Sequence[str | int], *, everything: bool) -> Call[tuple[types.Instance, ...]]:
-    """Adopts foreign instances. Raises UsageError."""
+    """Return the call that adopts foreign instances. Raises UsageError."""
     for each in uuids:
         arg_checks.TEXT.check("uuid", each)
     if not (uuids or gpus or everything):
@@ -147,18 +147,18 @@ def adopt(uuids: Sequence[str], gpus: Sequence[str | int], *, everything: bool) 
 
 
 def cordon(gpu: str | int, reason: str) -> Call[types.Gpu]:
-    """Keeps new leases off a GPU. Raises UsageError."""
+    """Return the call that keeps new leases off a GPU. Raises UsageError."""
     arg_checks.TEXT.check("reason", reason)
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), reason=reason))
 
 
 def uncordon(gpu: str | int) -> Call[types.Gpu]:
-    """Allows new leases on a GPU again. Raises UsageError."""
+    """Return the call that allows new leases on a GPU again. Raises UsageError."""
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), uncordon=True))
 
 
 def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[types.ModeChange]:
-    """Switches a GPU's MIG mode. Raises UsageError."""
+    """Return the call that switches a GPU's MIG mode. Raises UsageError."""
     mode = pb.MIG_MODE_TARGET_ENABLED if enable else pb.MIG_MODE_TARGET_DISABLED
     return Call(
         method="SetMigMode",
@@ -171,7 +171,7 @@ def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[types.ModeChange]:
 
 
 def pause(reason: str) -> Call[types.Paused]:
-    """Has the agent grant nothing more and let go of the driver. Raises UsageError."""
+    """Return the call that pauses the agent and releases the driver. Raises UsageError."""
     arg_checks.TEXT.check("reason", reason)
     return Call(
         method="Pause",
@@ -183,26 +183,26 @@ def pause(reason: str) -> Call[types.Paused]:
 
 
 def resume() -> Call[types.Paused]:
-    """Takes an administrator's pause back."""
+    """Return the call that ends an administrator's pause."""
     return Call(method="Resume", request=pb.ResumeRequest(), read=decode.paused, seconds=WORK_SECONDS, for_admin=True)
 
 
 def watch(after_revision: int | None) -> pb.WatchRequest:
-    """What happens after a revision, or from now on; its answers are a stream. Raises UsageError."""
+    """Return the request for a stream of events, after a revision or from now on. Raises UsageError."""
     arg_checks.check_revision("after_revision", after_revision)
     return pb.WatchRequest(after_revision=after_revision)
 
 
-def request_for(asking: Asking) -> pb.Request:
-    """What is asked for, as a message. Raises UsageError."""
-    # Only now: looking at a node, which has to be quick, needs none of what judges a request.
-    from mig_agent.client import request_args as judging  # noqa: PLC0415 -- see above
+def request_for(args: RequestArgs) -> pb.Request:
+    """Return a request as a message. Raises UsageError."""
+    # Imported here: reading a node's state, which has to be quick, needs no checks of requests.
+    from mig_agent.client import request_args  # noqa: PLC0415 -- see above
 
-    return judging.request_for(asking)
+    return request_args.request_for(args)
 
 
 def acquire_seconds(request: pb.Request) -> float | None:
-    """How long Acquire may take: the wait asked for, and the work. None: as long as the caller stays."""
+    """Return the time limit of Acquire: the requested wait, and the work. None: until the caller gives up."""
     if not request.HasField("wait_seconds"):
         return WORK_SECONDS
     return None if math.isinf(request.wait_seconds) else request.wait_seconds + WORK_SECONDS
@@ -222,14 +222,14 @@ def _check_lease(lease: str, token: str) -> None:
 
 
 def _seconds(value: str | float | None) -> float | None:
-    """A duration as text or seconds."""
-    from mig_agent.client import request_args as judging  # noqa: PLC0415 -- as above
+    """Return a duration, given as text or seconds, in seconds."""
+    from mig_agent.client import request_args  # noqa: PLC0415 -- as above
 
-    return judging.seconds(value)
+    return request_args.seconds(value)
 
 
 def _gpu_name(gpu: str | int) -> str:
-    """An index or UUID as the API takes it."""
+    """Return an index or UUID as the API takes it."""
     from mig_agent.core.requests import parse_gpu  # noqa: PLC0415 -- as above
 
     return parse_gpu(str(gpu))

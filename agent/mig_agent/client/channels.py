@@ -1,4 +1,4 @@
-"""Connections to the agent: plain over a Unix socket, mutual TLS over TCP."""
+"""gRPC channels to the agent: plain over a Unix socket, mutual TLS over TCP."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _OPTIONS = (
     # Clients in one process do not share each other's back-off after a failed connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # Not the pause between two tries but the time for one: a busy machine needs more than a moment to answer.
+    # Not the pause between two attempts but the time for one: a busy machine may need seconds to answer.
     ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.enable_retries", 0),
-    # An agent that hangs, or a host that is gone without a word, is noticed while a call waits for it.
+    # An agent that hangs, or a host that disappeared, is noticed while a call waits for it.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
@@ -31,17 +31,17 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """Files in PEM: who may sign the agent's certificate, and the client's own certificate and key."""
+    """PEM files: the authority of the agent's certificate, and the client's own certificate and key."""
 
     ca: Path
     cert: Path
     key: Path
     server_name: str = ""
-    """The name in the agent's certificate, where it is not the address's host."""
+    """The name in the agent's certificate, if it is not the address's host."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Tls | None:
-        """From MIG_AGENT_TLS_CA, _CERT and _KEY, and _SERVER_NAME; None when none of them is set. Raises UsageError."""
+        """Read MIG_AGENT_TLS_CA, _CERT, _KEY and _SERVER_NAME; None if no file is set. Raises UsageError."""
         return cls.of(
             ca=environment.get("MIG_AGENT_TLS_CA", ""),
             cert=environment.get("MIG_AGENT_TLS_CERT", ""),
@@ -51,13 +51,13 @@ class Tls:
 
     @classmethod
     def in_folder(cls, folder: str | Path, *, server_name: str = "") -> Tls:
-        """From a mounted Secret, with the names that cert-manager gives: `ca.crt`, `tls.crt` and `tls.key`."""
+        """Return the files of a mounted Secret, with cert-manager's names: `ca.crt`, `tls.crt` and `tls.key`."""
         there = Path(folder)
         return cls(ca=there / "ca.crt", cert=there / "tls.crt", key=there / "tls.key", server_name=server_name)
 
     @classmethod
     def of(cls, *, ca: str, cert: str, key: str, server_name: str = "") -> Tls | None:
-        """All three files, or none of them; empty texts count as not given. Raises UsageError."""
+        """Return all three files; None if all texts are empty. Raises UsageError if only some are."""
         given = {"ca": ca, "cert": cert, "key": key}
         missing = [name for name, value in given.items() if not value]
         if len(missing) == len(given):
@@ -71,11 +71,11 @@ class Tls:
 
 
 Versions: TypeAlias = "tuple[tuple[int, int, int] | None, ...]"
-"""Of a connection's files: when each was written, which it is, and its size; None for one that is not there."""
+"""Modification time, inode and size of each of a connection's files; None for a missing one."""
 
 
 def versions_of(address: Address, tls: Tls | None) -> Versions:
-    """They change when certificates are renewed; nothing changes for a Unix socket."""
+    """Return the versions of the certificate files, which change with a renewal; empty for a Unix socket."""
     return () if tls is None or address.path is not None else tuple(map(_version, (tls.ca, tls.cert, tls.key)))
 
 
@@ -88,14 +88,14 @@ def _version(path: Path) -> tuple[int, int, int] | None:
 
 
 def open_channel(address: Address, tls: Tls | None) -> grpc.Channel:
-    """A channel that connects when it is first used. Raises UsageError where TLS is missing or cannot be read."""
+    """Return a channel that connects on first use. Raises UsageError if TLS is missing or cannot be read."""
     if address.path is not None:
         return grpc.insecure_channel(address.target, options=_OPTIONS)
     return grpc.secure_channel(address.target, _credentials(address, tls), options=_options(tls))
 
 
 def open_async_channel(address: Address, tls: Tls | None) -> grpc.aio.Channel:
-    """As `open_channel`, for the running event loop."""
+    """Return an asyncio channel for the running event loop; otherwise as `open_channel`."""
     if address.path is not None:
         return grpc.aio.insecure_channel(address.target, options=_OPTIONS)
     return grpc.aio.secure_channel(address.target, _credentials(address, tls), options=_options(tls))

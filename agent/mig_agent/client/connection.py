@@ -1,4 +1,4 @@
-"""One connection to the agent, and calls on it whose failures are errors in words; broken ones are repeated."""
+"""One connection to the agent; failed calls become errors with messages, and interrupted ones are repeated."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 PATIENCE_SECONDS = 15.0
-"""How long a call is repeated whose connection broke, as it does when the agent restarts."""
+"""Time during which an interrupted call is repeated, as when the agent restarts."""
 MOST_FORMER = 8
-"""Channels that stay for what still runs on them, when one with renewed certificates has taken their place."""
+"""Limit of replaced channels kept open for their unfinished calls after certificates were renewed."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
-"""Reasons that a repeated call does not meet again: `cancelled` is for the broken connection that it comes after."""
+"""Reasons of refusals worth retry_arguments: `cancelled` comes from the broken connection before."""
 
 
-class Line:
-    """What connections have in common: where they lead, and when a call on them is worth repeating."""
+class BaseConnection:
+    """What both kinds of connection share: the address, and which calls to repeat."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         self.address = address
         self._tls = tls
         self._patience = patience
         self._answered = False
-        """Whether an agent has ever answered here."""
+        """True once an agent has answered here."""
         self._files: Versions | None = None
-        """Those of the certificates, when they were last looked at."""
+        """Versions of the certificate files at the last check."""
 
     def are_files_new(self) -> bool:
-        """Whether those of the certificates have changed since this was asked the last time."""
+        """Return True if the certificate files have changed since the last call."""
         now = versions_of(self.address, self._tls)
         before, self._files = self._files, now
         return before is not None and now != before
 
-    def heard(self, failure: ClientError) -> ClientError:
-        """What a call failed with; a refusal shows that an agent is there."""
+    def record_failure(self, failure: ClientError) -> ClientError:
+        """Return the error of a failed call; a refusal proves that an agent is there."""
         self._answered = self._answered or isinstance(failure, Refused)
         return failure
 
     def is_worth_repeating(self, error: ClientError) -> bool:
-        """An agent that never answered and is not there is not waited for: then NoAgent tells at once why."""
+        """Return True if a call may be repeated; False if no agent ever answered, so that NoAgent comes at once."""
         return is_interruption(error) and (self._answered or isinstance(error, Dropped))
 
-    def repeating(self, patience: float | None) -> dict[str, Any]:
-        """For tenacity: repeated while the connection breaks, for so many seconds, with growing pauses."""
-        # Only now: most runs never need it.
+    def retry_arguments(self, patience: float | None) -> dict[str, Any]:
+        """Return tenacity's arguments: repeat interrupted calls for `patience` seconds with growing pauses."""
+        # Imported here because most runs never need it.
         from tenacity import retry_if_exception, stop_after_delay, wait_random_exponential  # noqa: PLC0415 -- see above
 
         return {
@@ -66,8 +66,8 @@ class Line:
         }
 
 
-class Connection(Line):
-    """A channel that is opened when it is first used, and the service's methods on it. Safe to share by threads."""
+class Connection(BaseConnection):
+    """A channel that opens on first use, with the service's methods. Thread-safe."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         super().__init__(address, tls, patience=patience)
@@ -77,9 +77,9 @@ class Connection(Line):
 
     @property
     def stub(self) -> PartitionManagerStub:
-        """The service's methods, with certificates as their files are now.
+        """The service's methods, on a channel with the present certificate files.
 
-        Raises UsageError where TLS is missing or cannot be read.
+        Raises UsageError if TLS is missing or its files cannot be read.
         """
         new = self.are_files_new()
         if self._stub is None:
@@ -93,7 +93,7 @@ class Connection(Line):
         try:
             channel = open_channel(self.address, self._tls)
         except UsageError:
-            return  # files that are just being replaced: they will have changed again at the next call
+            return  # files in the middle of a replacement: they will have changed again at the next call
         if self._channel is not None:
             self._former.append(self._channel)
         self._channel, self._stub = channel, PartitionManagerStub(channel)
@@ -101,7 +101,7 @@ class Connection(Line):
             self._former.pop(0).close()
 
     def close(self) -> None:
-        """Closes the channel; calls under way fail. Calls after it open a new one."""
+        """Close the channel; calls in flight fail. Later calls open a new one."""
         for channel in (*self._former, self._channel):
             if channel is not None:
                 channel.close()
@@ -109,12 +109,12 @@ class Connection(Line):
         self._channel = self._stub = None
 
     def call(self, work: Callable[[PartitionManagerStub], Answer]) -> Answer:
-        """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
+        """Return the answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
         stub = self.stub
         try:
             answer = work(stub)
         except grpc.RpcError as error:
-            raise self.heard(failure_of(error, self.address)) from error
+            raise self.record_failure(failure_of(error, self.address)) from error
         self._answered = True
         return answer
 
@@ -125,9 +125,9 @@ class Connection(Line):
         patience: float | None = None,
         unwanted: threading.Event | None = None,
     ) -> Answer:
-        """As `call`, for work that does no harm when done twice: repeated while the connection breaks.
+        """Call `work`, which must be safe to repeat, and repeat it while the connection breaks.
 
-        For `patience` seconds (the connection's own by default) with growing pauses, and only until `unwanted` is set.
+        Repeats for `patience` seconds (the connection's own by default) with growing pauses, until `unwanted` is set.
         """
         unwanted = unwanted or threading.Event()
         try:
@@ -137,17 +137,17 @@ class Connection(Line):
                 raise
         from tenacity import Retrying, sleep_using_event, stop_when_event_set  # noqa: PLC0415 -- as above
 
-        rules = self.repeating(patience)
+        rules = self.retry_arguments(patience)
         rules["stop"] |= stop_when_event_set(unwanted)
         answer: Answer = Retrying(sleep=sleep_using_event(unwanted), **rules)(self.call, work)
         return answer
 
 
-AnyConnection = TypeVar("AnyConnection", bound=Line)
+AnyConnection = TypeVar("AnyConnection", bound=BaseConnection)
 
 
 class Connections(Generic[AnyConnection]):
-    """A client's connections: to the agent, and to its administrators' socket once something is asked there."""
+    """A client's connections: to the agent, and to its administrators' socket once a call needs it."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Connections(Generic[AnyConnection]):
         tls: Tls | None,
         patience: float,
     ) -> None:
-        """`make` is the class of the connections. Raises UsageError for an address that cannot be meant."""
+        """Connect by `make`, the class of the connections. Raises UsageError for an invalid address."""
         if not isinstance(address, Address):
             arg_checks.ADDRESS.check("address", address)
         tls = tls or Tls.from_environment()
@@ -165,7 +165,7 @@ class Connections(Generic[AnyConnection]):
         self._admins: AnyConnection | None = None
 
     def of(self, call: Call[Any]) -> AnyConnection:
-        """Where a call belongs: the administrators' socket only where this person may open it."""
+        """Return the connection for a call: to the administrators' socket only if this user may open it."""
         if not call.for_admin:
             return self.users
         if self._admins is None:
@@ -174,12 +174,12 @@ class Connections(Generic[AnyConnection]):
         return self._admins
 
     def opened(self) -> tuple[AnyConnection, ...]:
-        """All that there are."""
+        """Return all open connections."""
         return (self.users,) if self._admins in {None, self.users} else (self.users, self._admins)
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether an agent that restarts, or a connection that broke, explains the error."""
+    """Return True if a restarting agent or a broken connection explains the error."""
     if isinstance(error, Refused):
         return error.reason in _PASSING
     return isinstance(error, NoAgent) and not isinstance(error, TooSlow)

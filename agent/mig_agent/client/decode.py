@@ -1,4 +1,4 @@
-"""Decodes messages of the API into the values of `types`. Nothing is decided here."""
+"""Decodes messages of the API into the values of `types`. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
 def grant(message: pb.Granted) -> types.Grant:
-    """A lease with its token."""
+    """Decode a lease with its token."""
     lease = message.lease
     return types.Grant(
         id=lease.id,
@@ -28,7 +28,7 @@ def grant(message: pb.Granted) -> types.Grant:
 
 
 def devices(messages: Iterable[pb.Device]) -> tuple[types.Device, ...]:
-    """The devices of a lease."""
+    """Decode the devices of a lease."""
     return tuple(
         types.Device(
             uuid=each.uuid,
@@ -46,7 +46,7 @@ def devices(messages: Iterable[pb.Device]) -> tuple[types.Device, ...]:
 
 
 def lease(message: pb.Lease) -> types.LeaseInfo:
-    """A lease as everybody may see it."""
+    """Decode a lease as everybody may see it."""
     return types.LeaseInfo(
         id=message.id,
         holder=message.holder.name,
@@ -60,7 +60,7 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
         holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
         holder_pid=message.holder.pid if message.holder.HasField("pid") else None,
         pod=_pod(message.pod) if message.HasField("pod") else None,
-        # An older agent knows of pods by the kubelet's devices alone.
+        # An older agent reports a pod only by the kubelet's devices.
         arrived=message.arrived or bool(message.kubelet_devices),
         kubelet_devices=tuple(
             types.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
@@ -69,7 +69,7 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
 
 
 def status(message: pb.StatusResponse) -> types.Status:
-    """The node."""
+    """Decode the node's state."""
     return types.Status(
         node=message.node,
         revision=message.revision,
@@ -111,12 +111,12 @@ def _doubt(message: pb.LedgerDoubt) -> types.LedgerDoubt:
 
 
 def recovered(message: pb.RecoverResponse) -> types.Recovered:
-    """A lease of before that is there again."""
+    """Decode a restored lease."""
     return types.Recovered(lease=lease(message.lease), anew=message.recovered, notes=tuple(message.notes))
 
 
 def gpu(message: pb.Gpu) -> types.Gpu:
-    """A GPU with its instances."""
+    """Decode a GPU with its instances."""
     return types.Gpu(
         index=message.index,
         uuid=message.uuid,
@@ -131,12 +131,12 @@ def gpu(message: pb.Gpu) -> types.Gpu:
 
 
 def mig_mode(message: pb.MigMode) -> types.MigMode:
-    """MIG mode."""
+    """Decode a MIG mode."""
     return types.MigMode(capable=message.capable, current=message.current, pending=message.pending)
 
 
 def instance(message: pb.Instance) -> types.Instance:
-    """An instance."""
+    """Decode an instance."""
     return types.Instance(
         uuid=message.uuid,
         generation=message.generation,
@@ -157,7 +157,7 @@ def instance(message: pb.Instance) -> types.Instance:
 
 
 def models(message: pb.ProfilesResponse) -> tuple[types.GpuModel, ...]:
-    """What the GPUs can be cut into."""
+    """Decode the profiles of all GPU models."""
     return tuple(
         types.GpuModel(
             model=each.model,
@@ -171,7 +171,7 @@ def models(message: pb.ProfilesResponse) -> tuple[types.GpuModel, ...]:
 
 
 def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan:
-    """What a dry run says about one request."""
+    """Decode the plan or the refusal of one request."""
     if message.HasField("refusal"):
         refusal = message.refusal
         return types.NoPlan(
@@ -222,7 +222,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan
 
 
 def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
-    """What stands in the way."""
+    """Decode blockers."""
     return tuple(
         Blocker(gpu_index=each.gpu_index, what=each.what, state=each.state, lease=each.lease, holder=each.holder)
         for each in messages
@@ -230,7 +230,7 @@ def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
 
 
 def event(message: pb.Event) -> types.Event:
-    """Something that happened."""
+    """Decode an event."""
     return types.Event(
         kind=message.kind,
         at=message.at,
@@ -246,7 +246,7 @@ def event(message: pb.Event) -> types.Event:
 
 
 def usage(message: pb.InstanceUsage) -> types.Usage:
-    """What is used on one instance."""
+    """Decode the usage of one instance."""
     return types.Usage(
         generation=message.generation,
         memory_used_mib=message.memory_used_mib if message.HasField("memory_used_mib") else None,
@@ -257,7 +257,7 @@ def usage(message: pb.InstanceUsage) -> types.Usage:
 
 
 def mode_change(message: pb.SetMigModeResponse) -> types.ModeChange:
-    """How a switch of MIG mode went."""
+    """Decode the result of a switch of MIG mode."""
     needs = _word(pb.ModeNeeds.DESCRIPTOR, message.needs, "MODE_NEEDS_")
     return types.ModeChange(
         gpu=message.gpu, mig=mig_mode(message.mig), needs="" if needs == "nothing" else needs, message=message.message
@@ -265,7 +265,7 @@ def mode_change(message: pb.SetMigModeResponse) -> types.ModeChange:
 
 
 def paused(message: pb.PauseResponse | pb.ResumeResponse) -> types.Paused:
-    """How pausing or resuming went."""
+    """Decode the result of pausing or resuming."""
     return types.Paused(paused=tuple(message.paused), driver_released=message.driver_released, message=message.message)
 
 
@@ -292,7 +292,7 @@ def _placement(message: pb.Device | pb.Instance | pb.PlannedDevice | pb.Step) ->
 
 
 def _word(descriptor: EnumDescriptor, number: int, prefix: str) -> str:
-    """A value of an enum as the word that people read: `leased`. One that this version does not know is its number."""
+    """Return an enum value as the word that people read: `leased`; its number if this version does not know it."""
     value = descriptor.values_by_number.get(number)
     return str(number) if value is None else value.name.removeprefix(prefix).lower()
 

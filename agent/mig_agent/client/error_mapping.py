@@ -1,4 +1,4 @@
-"""From a failed call to an error in words: refusals by their typed details, the rest by what the connection tells."""
+"""Turns failed calls into errors with messages: refusals by their typed details, others by the connection's failure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 TRAILER = "migagent-refusal-bin"
-"""The key of trailing metadata that a refusal's typed details travel under; the same as in the API's description."""
+"""Trailing-metadata key of a refusal's typed details; defined by the API."""
 
 _NEVER_CONNECTED = "failed to connect to all addresses"
 _CLOSED = ("Socket closed", "Connection reset", "Broken pipe", "andshake")
-"""Somebody was there, and ended the connection while it was made."""
+"""Errors of a peer that was there but ended the connection during its setup."""
 
 
 class Dropped(NoAgent):
-    """The connection broke after it had stood, or may have: the call may have been carried out, or not."""
+    """The connection broke after it was, or may have been, established: the call may have been carried out."""
 
 
 class TooSlow(NoAgent):
-    """The agent took the call and did not answer in time; asking again would only wait as long again."""
+    """The agent took the call and did not answer in time; a repeated call would only wait as long again."""
 
 
 def failure_of(error: grpc.RpcError, address: Address) -> ClientError:
-    """What a failed call means."""
+    """Return the error that a failed call means."""
     refused = _refusal(error)
     if refused is not None:
         return refused
@@ -48,7 +48,7 @@ def failure_of(error: grpc.RpcError, address: Address) -> ClientError:
 
 
 def _refusal(error: grpc.RpcError) -> Refused | None:
-    # Both of grpc's kinds are pairs; its types know that of one.
+    # Both kinds of grpc error give pairs; the type stubs know only one.
     pairs = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
     for key, value in pairs:
         if key == TRAILER and isinstance(value, bytes):
@@ -67,7 +67,7 @@ def _refusal(error: grpc.RpcError) -> Refused | None:
 
 
 def _not_reached(address: Address, why: str) -> NoAgent:
-    """Over TCP; what certificates have to do with it is told in words (seen with gRPC 1.74 to 1.85)."""
+    """Return the error of a failed TCP connection; names certificate problems (seen with gRPC 1.74 to 1.85)."""
     if "Hostname Verification Check failed" in why:
         return NoAgent(
             f"cannot trust the agent at {address}: its certificate has another name",

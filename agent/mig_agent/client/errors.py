@@ -1,4 +1,4 @@
-"""What can go wrong for a caller of the agent, as exceptions with words, a hint, and what a program needs to decide."""
+"""Exceptions of the client, with a message, a hint, and what a program needs to decide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mig_agent.core.errors import Blocker, MigAgentError
 
 
 class ClientError(MigAgentError):
-    """The base of what a Client raises, beside UsageError for what cannot be meant."""
+    """Base of the errors that a Client raises, except UsageError for invalid arguments."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -22,35 +22,35 @@ class ClientError(MigAgentError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed at another moment."""
+        """True if the same call may succeed later."""
         return False
 
     @property
     def blockers(self) -> tuple[Blocker, ...]:
-        """What stands in the way, where that is known."""
+        """What is in the way, if known."""
         return ()
 
     @property
     def explanation(self) -> tuple[str, ...]:
-        """What was weighed and what blocks each GPU, in lines for people, where that is known."""
+        """What was considered and what blocks each GPU, in lines for people, if known."""
         return ()
 
     @property
     def revision(self) -> int | None:
-        """With `revision-changed`: the node's revision now."""
+        """With `revision-changed`: the node's present revision."""
         return None
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """With `revision-changed`: what has changed of what plans go by, as kinds of events such as `lease-granted`.
+        """With `revision-changed`: changes that matter to plans, as kinds of events such as `lease-granted`.
 
-        Empty: nothing of it. `unknown`: more has happened than the agent remembers.
+        Empty: none of them. `unknown`: more has happened than the agent remembers.
         """
         return ()
 
 
 class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoAgent`
-    """No agent answered: none listens, the socket may not be opened, or the connection broke and stayed so."""
+    """No agent answered: none listens, the socket may not be opened, or the connection broke and stayed broken."""
 
     @property
     def reason(self) -> str:
@@ -59,12 +59,12 @@ class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoA
 
     @property
     def retryable(self) -> bool:
-        """Always: the agent may be back."""
+        """Always True: the agent may come back."""
         return True
 
 
 class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Refused`
-    """The agent said no, in words."""
+    """The agent refused the request; the message says why."""
 
     def __init__(
         self,
@@ -88,30 +88,30 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
 
     @property
     def reason(self) -> str:
-        """A word such as `no-capacity`; the words of `mig_agent.core.errors.Reason`, and any that a newer agent has."""
+        """A word such as `no-capacity`: of `mig_agent.core.errors.Reason`, or one that only a newer agent has."""
         return self._reason
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed at another moment."""
+        """True if the same request may succeed later."""
         return self._retryable
 
     @property
     def blockers(self) -> tuple[Blocker, ...]:
-        """What stands in the way, and who holds it."""
+        """What is in the way, and who holds it."""
         return self._blockers
 
     @property
     def explanation(self) -> tuple[str, ...]:
-        """What was weighed and what blocks each GPU; its first lines."""
+        """The first lines of what was considered and what blocks each GPU."""
         return self._explanation
 
     @property
     def revision(self) -> int | None:
-        """As told with `revision-changed`."""
+        """With `revision-changed`: the node's present revision."""
         return self._revision
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """As told with `revision-changed`."""
+        """With `revision-changed`: changes that matter to plans, as kinds of events."""
         return self._changed

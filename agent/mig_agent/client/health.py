@@ -1,4 +1,4 @@
-"""Whether an agent serves, as probes ask it: grpc.health.v1."""
+"""The agent's health as probes check it: grpc.health.v1."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 _SERVING: Final[int] = health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING")
 _ALL: Final = ""
 _SERVICE: Final[str] = pb.DESCRIPTOR.services_by_name["PartitionManager"].full_name
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 
 
 class Health(Enum):
-    """Of an agent that answers."""
+    """Health of an agent that answers."""
 
     READY = auto()
     SERVES = auto()
     """It answers calls, but the node's kubelet does not know its resources (yet)."""
     WAITS = auto()
-    """It starts or stops."""
+    """It is starting or stopping."""
 
 
 def health_of(address: Address, tls: Tls | None = None, *, seconds: float, patience: float = 0.0) -> Health:
-    """How it is; `seconds` are for one answer. It is asked again until it is ready or the patience (seconds) has ended.
+    """Return the agent's health; ask again until it is READY or `patience` seconds are over.
 
-    The patience is also for one that has not yet begun to listen, or that is started again. Raises NoAgent where
-    nothing answers in time. An administrator is answered however many users are connected.
+    `seconds` is the time limit of one answer. `patience` also covers an agent that does not listen yet, or restarts.
+    Raises NoAgent if nothing answers in time. An administrator is answered however many users are connected.
     """
     until = time.monotonic() + patience
     while True:
@@ -49,11 +49,11 @@ def health_of(address: Address, tls: Tls | None = None, *, seconds: float, patie
         else:
             if found is Health.READY or time.monotonic() >= until:
                 return found
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def _ask(address: Address, tls: Tls | None, seconds: float) -> Health:
-    """Ask once, over a connection of its own: one that failed would be tried again only after a while."""
+    """Ask once, over a new connection: a failed one would be retried only after a while."""
     with open_channel(address.for_admin, tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
 

@@ -1,4 +1,4 @@
-"""A Hold stream that is kept open in a thread of its own, and attached to again when the agent restarts."""
+"""A Hold stream that a thread keeps open, and reopens when the agent restarts."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 ATTACH_AGAIN_SECONDS = 75.0
-"""How long to try to attach again: the agent keeps a held lease for 60 seconds after it is back."""
+"""Time limit for reopening the stream: the agent keeps a held lease for 60 seconds after its restart."""
 OnQueued: TypeAlias = Callable[[int], None]
 
 
 class GrantStream(Protocol):
-    """What Acquire and Hold answer: their messages, and a way to end it."""
+    """Responses of Acquire or Hold, with a way to end the call."""
 
     def __iter__(self) -> Iterator[pb.AcquireResponse | pb.HoldResponse]:
-        """Reads."""
+        """Yield responses."""
         ...
 
     def cancel(self) -> bool:
-        """Ends it."""
+        """End the call."""
         ...
 
 
 class Held:
-    """What a held lease is, however its stream is read."""
+    """State of a held lease that the synchronous and the asynchronous stream share."""
 
     def __init__(self, request: pb.Request, on_lost: Callable[[ClientError], None] | None) -> None:
         self._request = request
         self._on_lost = on_lost
         self.lost: ClientError | None = None
-        """Why the lease ended without being closed here."""
+        """The error that ended the lease, unless it was closed here."""
 
     def _lose(self, error: ClientError) -> None:
         self.lost = error
@@ -49,7 +49,7 @@ class Held:
 
 
 class Holding(Held):
-    """A lease that lives as long as this object is not closed and this process lives."""
+    """A lease that lasts until this object is closed or this process ends."""
 
     def __init__(
         self, connection: Connection, request: pb.Request, *, on_lost: Callable[[ClientError], None] | None
@@ -62,18 +62,18 @@ class Holding(Held):
         self._thread: threading.Thread | None = None
 
     def open(self, on_queued: OnQueued | None) -> Grant:
-        """Takes the lease and keeps the stream open. Raises Refused, NoAgent."""
+        """Take the lease and keep the stream open. Raises Refused, NoAgent."""
         grant = self._connection.call_safely_repeated(lambda _stub: self._attach(on_queued))
         self._thread = threading.Thread(target=self._keep, name=f"mig-agent-hold-{grant.id}", daemon=True)
         self._thread.start()
         return grant
 
     def stop_attaching(self) -> None:
-        """From now on the end of the stream is wanted."""
+        """Do not reopen the stream when it ends."""
         self._closing.set()
 
     def close(self) -> None:
-        """Ends the stream, and with it the lease. Returns when the thread has ended."""
+        """End the stream, and with it the lease. Returns when the thread has ended."""
         self.stop_attaching()
         with self._lock:
             if self._stream is not None:
@@ -90,7 +90,7 @@ class Holding(Held):
         return first_grant(stream, on_queued)
 
     def _keep(self) -> None:
-        """The thread: waits for the stream's end, and attaches again while the agent may be back."""
+        """Wait for the stream's end, and reopen it while the agent may come back; the thread's function."""
         error = self._end_of_stream()
         while not self._closing.is_set() and is_interruption(error):
             try:
@@ -113,27 +113,27 @@ class Holding(Held):
                 pass
         except grpc.RpcError as error:
             return failure_of(error, self._connection.address)
-        return ended_by(self._connection.address)
+        return stream_ended_error(self._connection.address)
 
 
 def first_grant(stream: GrantStream, on_queued: OnQueued | None) -> Grant:
-    """Reads places in the queue until the lease is granted. Raises what grpc raises, and NoAgent without an answer.
+    """Report queue positions until the lease is granted. Raises grpc.RpcError, and NoAgent if no lease comes.
 
-    The call is cancelled when anything else is raised, such as KeyboardInterrupt: that leaves the queue.
+    Any other exception, such as KeyboardInterrupt, cancels the call, which leaves the queue.
     """
     try:
         for response in stream:
-            grant = told(response, on_queued)
+            grant = grant_in(response, on_queued)
             if grant is not None:
                 return grant
     except BaseException:
         stream.cancel()
         raise
-    raise without_lease()
+    raise no_lease_error()
 
 
-def told(response: pb.AcquireResponse | pb.HoldResponse, on_queued: OnQueued | None) -> Grant | None:
-    """The lease, when this message brings it; a place in the queue is told to `on_queued`."""
+def grant_in(response: pb.AcquireResponse | pb.HoldResponse, on_queued: OnQueued | None) -> Grant | None:
+    """Return the lease if the response has it; pass a queue position to `on_queued`."""
     if response.HasField("granted"):
         return decode.grant(response.granted)
     if response.HasField("queued") and on_queued is not None:
@@ -141,11 +141,11 @@ def told(response: pb.AcquireResponse | pb.HoldResponse, on_queued: OnQueued | N
     return None
 
 
-def without_lease() -> Dropped:
-    """A stream that ended too early."""
+def no_lease_error() -> Dropped:
+    """Return the error for a stream that ended without a lease."""
     return Dropped("cannot take what the agent answered: its stream ended with no lease")
 
 
-def ended_by(address: Address) -> Dropped:
-    """A held lease whose stream ended with no error."""
+def stream_ended_error(address: Address) -> Dropped:
+    """Return the error for a held lease whose stream ended without an error."""
     return Dropped(f"cannot hold the lease: the agent at {address} ended the stream")

@@ -1,4 +1,4 @@
-"""A lease in the hand of the one who asked for it."""
+"""A lease as the client that requested it sees it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class Held(Protocol):
-    """What keeps a lease alive, and is told when it ended all the same."""
+    """Keeps a lease alive, and knows if it ended anyway."""
 
     @property
     def lost(self) -> ClientError | None:
-        """Why."""
+        """The error that ended the lease; None while it is active."""
         ...
 
 
-class GivenLease:
-    """What a lease has, however its client works: its devices, its token, and whether it still stands."""
+class BaseLease:
+    """The parts of a lease that the synchronous and the asynchronous client share."""
 
     def __init__(self, grant: Grant, held: Held | None) -> None:
         self._grant = grant
@@ -45,38 +45,38 @@ class GivenLease:
 
     @property
     def token(self) -> str:
-        """What releasing and renewing ask for. A secret."""
+        """The secret that releases and renews the lease."""
         return self._grant.token
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """In the order in which they were asked for."""
+        """The devices in the order in which they were requested."""
         return self._grant.devices
 
     @property
     def env(self) -> dict[str, str]:
-        """What a process needs in its environment: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES."""
+        """Environment for processes that use the devices: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES."""
         return dict(self._grant.env)
 
     @property
     def expires_at(self) -> float | None:
-        """Seconds since the epoch; None: no deadline."""
+        """Deadline in seconds since the epoch; None if there is none."""
         return self._grant.expires_at
 
     @property
     def lost(self) -> ClientError | None:
-        """Why the lease ended without being released, as far as this process was told; None while it stands."""
+        """The error that ended the lease before `release`, as far as this process knows; None while it is active."""
         return self._held.lost if self._held is not None else None
 
     def _expires(self, at: float | None) -> None:
         self._grant = replace(self._grant, expires_at=at)
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return a text without the token."""
         return f"{type(self).__name__}({self.id!r}, {[each.uuid for each in self.devices]})"
 
 
-class Lease(GivenLease):
+class Lease(BaseLease):
     """Devices that are yours until `release`, or the end of the `with` block.
 
     >>> with Client().lease(gpu_memory="4G") as lease:      # doctest: +SKIP
@@ -90,21 +90,21 @@ class Lease(GivenLease):
         self._client = client
         self._holding = holding
         self._acquiring = acquiring
-        """What confirms it, until that is done."""
+        """Confirms the lease; None once that is done."""
 
     def confirm(self) -> None:
-        """Tell the agent that the lease was written down, where it was taken with `confirm=False`; otherwise nothing.
+        """Confirm the lease after it was recorded, if it was taken with `confirm=False`; otherwise do nothing.
 
-        Raises Refused where it has ended meanwhile, NoAgent.
+        Raises Refused if it has ended meanwhile, NoAgent.
         """
         if self._acquiring is not None:
             self._acquiring.confirm()
             self._acquiring = None
 
     def renew(self, ttl: str | float | None) -> None:
-        """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
+        """Set a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
         self._expires(self._client.renew(self.id, self.token, ttl=ttl).expires_at)
-        self._leave_stream()  # whoever renews a lease has confirmed it
+        self._leave_stream()  # renewing has confirmed the lease
 
     def _leave_stream(self) -> None:
         if self._acquiring is not None:
@@ -112,7 +112,7 @@ class Lease(GivenLease):
             self._acquiring = None
 
     def release(self) -> None:
-        """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
+        """Release the devices; do nothing the second time. Raises Refused, NoAgent."""
         if self._released:
             return
         self._released = True
@@ -136,5 +136,5 @@ class Lease(GivenLease):
 
 
 def environment_of(grant: Grant) -> Mapping[str, str]:
-    """The environment of a process that uses a lease: its devices, and the lease's id."""
+    """Return the environment of a process that uses a lease: its devices, and the lease's id."""
     return {**grant.env, "MIG_AGENT_LEASE": grant.id}

@@ -1,4 +1,4 @@
-"""What a caller asks for, from texts as people write them to a message. What cannot be meant raises UsageError."""
+"""Turns request arguments, as people write them, into API messages. Raises UsageError for invalid ones."""
 
 from __future__ import annotations
 
@@ -17,95 +17,103 @@ from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 FOREVER = math.inf
-"""For `wait`: as long as the caller stays."""
+"""Value of `wait` without a limit: until the caller gives up."""
 
 
-class Asking(TypedDict, total=False):
-    """What may be asked for. Exactly one of `gpu_memory`, `mig_profile`, `gpu_fraction`, `num_gpus` and `devices`."""
+class RequestArgs(TypedDict, total=False):
+    """Arguments of a request.
+
+    Exactly one of `gpu_memory`, `mig_profile`, `gpu_fraction`, `num_gpus` and `devices` is given.
+    """
 
     gpu_memory: str | None
-    """One device with at least so much memory: `4G`, `9.5Gi`."""
+    """One device with at least this much memory: `4G`, `9.5Gi`."""
     mig_profile: str | None
     """One device of exactly this profile: `2g.10gb`."""
     gpu_fraction: str | float | None
     """One device with at least this share of a GPU's memory slices: above 0, up to 1."""
     num_gpus: int | None
-    """So many whole GPUs."""
+    """This many whole GPUs."""
     devices: Sequence[str]
     """Several devices at once, all or nothing, each a profile, a quantity of memory, or `whole`."""
     min_compute: int | None
-    """At least so many compute slices, where memory or a fraction is asked for."""
+    """At least this many compute slices, for requests by memory or fraction."""
     attributes: Sequence[str]
-    """Profiles with these attributes may serve, where memory or a fraction is asked for: `+me`, `+gfx`."""
+    """Attributes that a profile may have, for requests by memory or fraction: `+me`, `+gfx`."""
     gpus: Sequence[str | int]
     """Only these GPUs, each by index or UUID."""
     wait: str | float | None
-    """How long to queue, as text (`10m`, `forever`) or seconds. None: be refused at once."""
+    """How long to queue, as text (`10m`, `forever`) or seconds. None: do not queue."""
     priority: int
     """Higher goes first in the queue."""
     ttl: str | float | None
-    """The lease ends after so long unless it is renewed, as text (`2h`) or seconds. None: no deadline."""
+    """The lease ends after this time unless it is renewed, as text (`2h`) or seconds. None: no deadline."""
     pid: int | None
     """The lease ends when this process ends."""
     request_id: str | None
-    """Repeats an earlier request: the same id gives the same lease. None: a new one."""
+    """Repeats an earlier request: the same id gives the same lease. None: a new id."""
     tenant: str
-    """The account that it counts for."""
+    """The account that the lease counts for."""
     name: str | None
-    """Who holds it, for messages. None: the login name, or the pod's."""
+    """Name of the holder, for messages. None: the login name, or the pod's."""
     pod: types.Pod | None
-    """The pod of Kubernetes that it is taken for, which is to run on that node; for administrators and schedulers. The
-    lease is released and renewed by its token, and ends at `ttl`, until the pod has come; from then on it ends with
-    the pod, and by nobody else."""
+    """The Kubernetes pod that the lease is for, which is to run on that node; for administrators and schedulers.
+
+    Until the pod is bound, the lease is released and renewed by its token and ends at `ttl`; from then on it ends only
+    with the pod.
+    """
     if_revision: int | None
-    """Be refused when the node has changed since this revision."""
+    """Refuse if the node has changed since this revision."""
 
 
-def request_for(asking: Asking) -> pb.Request:
-    """The request as a message, with a request id. Raises UsageError for what cannot be meant, whatever the node."""
-    _check_arguments(asking)
-    gpus = tuple(requests.parse_gpu(str(each)) for each in asking.get("gpus", ()))
+def request_for(args: RequestArgs) -> pb.Request:
+    """Return the request as a message with a request id. Raises UsageError for what is invalid on every node."""
+    _check_arguments(args)
+    gpus = tuple(requests.parse_gpu(str(each)) for each in args.get("gpus", ()))
     request = Request(
-        wants=_wants(asking),
-        request_id=RequestId(asking.get("request_id") or uuid.uuid4().hex),
-        holder=_holder(asking),
+        wants=_wants(args),
+        request_id=RequestId(args.get("request_id") or uuid.uuid4().hex),
+        holder=_holder(args),
         gpus=gpus,
-        priority=asking.get("priority", 0),
-        wait_seconds=seconds(asking.get("wait")),
-        ttl_seconds=seconds(asking.get("ttl")),
-        pid=asking.get("pid"),
-        if_revision=asking.get("if_revision"),
+        priority=args.get("priority", 0),
+        wait_seconds=seconds(args.get("wait")),
+        ttl_seconds=seconds(args.get("ttl")),
+        pid=args.get("pid"),
+        if_revision=args.get("if_revision"),
     )
     requests.validate(request)
     return _message(request)
 
 
-def _check_arguments(asking: Asking) -> None:
-    unknown = sorted(set(asking) - set(Asking.__annotations__))
+def _check_arguments(args: RequestArgs) -> None:
+    unknown = sorted(set(args) - set(RequestArgs.__annotations__))
     if unknown:
-        close = difflib.get_close_matches(unknown[0], Asking.__annotations__, 1)
-        hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(Asking.__annotations__)}"
+        close = difflib.get_close_matches(unknown[0], RequestArgs.__annotations__, 1)
+        hint = f"do you mean {close[0]}?" if close else f"there is {', '.join(RequestArgs.__annotations__)}"
         raise UsageError(f"cannot ask with {shown(unknown[0])}: there is no such argument", hint)
-    for name, value in asking.items():
-        arg_checks.ASKING[name].check(name, value)
-    arg_checks.check_revision("if_revision", asking.get("if_revision"))
+    for name, value in args.items():
+        arg_checks.REQUEST_ARGS[name].check(name, value)
+    arg_checks.check_revision("if_revision", args.get("if_revision"))
 
 
 def seconds(value: str | float | None) -> float | None:
-    """A duration as text (`90s`, `10m`, `forever`) or seconds; None stays None. Raises UsageError."""
+    """Return seconds of a duration, given as text (`90s`, `10m`, `forever`) or seconds; None stays None.
+
+    Raises UsageError.
+    """
     arg_checks.DURATION.check("a duration", value)
     if isinstance(value, str):
         return FOREVER if value.strip().lower() == "forever" else parse_duration(value)
     return value
 
 
-def _wants(asking: Asking) -> tuple[Want, ...]:
+def _wants(args: RequestArgs) -> tuple[Want, ...]:
     given = {
-        "--gpu-memory": asking.get("gpu_memory"),
-        "--mig-profile": asking.get("mig_profile"),
-        "--gpu-fraction": asking.get("gpu_fraction"),
-        "--num-gpus": asking.get("num_gpus"),
-        "--device": asking.get("devices") or None,
+        "--gpu-memory": args.get("gpu_memory"),
+        "--mig-profile": args.get("mig_profile"),
+        "--gpu-fraction": args.get("gpu_fraction"),
+        "--num-gpus": args.get("num_gpus"),
+        "--device": args.get("devices") or None,
     }
     asked = [name for name, value in given.items() if value is not None]
     if len(asked) > 1:
@@ -118,9 +126,9 @@ def _wants(asking: Asking) -> tuple[Want, ...]:
             "cannot serve a request for nothing",
             "ask for memory (--gpu-memory 4G), a profile (--mig-profile 1g.10gb) or whole GPUs (--num-gpus 1)",
         )
-    compute = asking.get("min_compute")
-    attributes = frozenset(requests.parse_attribute(each) for each in asking.get("attributes", ()))
-    wants = _plain_wants(asking)
+    compute = args.get("min_compute")
+    attributes = frozenset(requests.parse_attribute(each) for each in args.get("attributes", ()))
+    wants = _plain_wants(args)
     if compute is None and not attributes:
         return wants
     flexible = [want.memory_bytes is not None or want.fraction is not None for want in wants]
@@ -130,19 +138,19 @@ def _wants(asking: Asking) -> tuple[Want, ...]:
             "a profile's name says both already; they go with --gpu-memory and --gpu-fraction",
         )
     return tuple(
-        _with(want, 1 if compute is None else compute, attributes) if bends else want
-        for want, bends in zip(wants, flexible, strict=True)
+        _with(want, 1 if compute is None else compute, attributes) if is_flexible else want
+        for want, is_flexible in zip(wants, flexible, strict=True)
     )
 
 
-def _plain_wants(asking: Asking) -> tuple[Want, ...]:
-    if (memory := asking.get("gpu_memory")) is not None:
+def _plain_wants(args: RequestArgs) -> tuple[Want, ...]:
+    if (memory := args.get("gpu_memory")) is not None:
         return (requests.memory_want(memory),)
-    if (profile := asking.get("mig_profile")) is not None:
+    if (profile := args.get("mig_profile")) is not None:
         return (requests.profile_want(profile),)
-    if (fraction := asking.get("gpu_fraction")) is not None:
+    if (fraction := args.get("gpu_fraction")) is not None:
         return (requests.fraction_want(fraction if isinstance(fraction, str) else f"{fraction:.12f}"),)
-    if (number := asking.get("num_gpus")) is not None:
+    if (number := args.get("num_gpus")) is not None:
         if not 0 < number <= requests.MOST_WANTS:
             raise UsageError(
                 f"cannot serve {number} whole GPUs: from 1 to {requests.MOST_WANTS} can be asked",
@@ -151,7 +159,7 @@ def _plain_wants(asking: Asking) -> tuple[Want, ...]:
                 else "`migctl status` shows how many there are",
             )
         return (requests.whole_gpu_want(),) * number
-    return tuple(requests.parse_device(each) for each in asking.get("devices", ()))
+    return tuple(requests.parse_device(each) for each in args.get("devices", ()))
 
 
 def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
@@ -164,14 +172,14 @@ def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
     )
 
 
-def _holder(asking: Asking) -> Holder:
-    given, name = asking.get("pod"), asking.get("name")
+def _holder(args: RequestArgs) -> Holder:
+    given, name = args.get("pod"), args.get("name")
     pod = None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
     if pod is not None:
         requests.validate_pod(pod)
     return Holder(
-        tenant=asking.get("tenant", ""),
-        # Of a pod's lease the agent makes it.
+        tenant=args.get("tenant", ""),
+        # The agent names a pod's lease itself.
         name=_name() if name is None and pod is None else name or "",
         pod=pod,
     )
@@ -180,7 +188,7 @@ def _holder(asking: Asking) -> Holder:
 def _name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user that the machine has no name for, as in many containers
+    except (KeyError, OSError):  # a uid without a name, as in many containers
         return ""
 
 

@@ -1,7 +1,7 @@
-"""Tokens that this person was given, so that `migctl release LEASE` needs no typing.
+"""Remembered tokens of this user's leases, so that `migctl release LEASE` needs no token.
 
-One JSON file under the person's own state folder ($XDG_STATE_HOME, else ~/.local/state), mode 0600, replaced by rename
-under a lock. It is a convenience: what cannot be read counts as nothing remembered, and the lease is not affected.
+One JSON file under the user's own state folder ($XDG_STATE_HOME, else ~/.local/state), mode 0600, replaced by rename
+under a lock. It is a convenience: an unreadable file counts as empty, and leases are not affected.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from pathlib import Path
 from typing import TypeAlias
 
 MOST_REMEMBERED = 1000
-"""Tokens; the oldest are forgotten first."""
+"""Limit of remembered tokens; the oldest are forgotten first."""
 _Tokens: TypeAlias = dict[str, dict[str, str | float]]
 
 
 class RememberedTokens:
-    """The tokens in one folder."""
+    """The remembered tokens in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "tokens.json"
 
     @classmethod
     def of_this_person(cls, environment: Mapping[str, str] = os.environ) -> RememberedTokens:
-        """In the person's state folder; it is made when the first token is remembered."""
+        """Return the tokens in this user's state folder, which is created with the first token."""
         state = environment.get("XDG_STATE_HOME", "")
-        # The XDG specification has relative paths ignored.
+        # The XDG specification says to ignore relative paths.
         folder = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
         return cls(folder / "mig-agent")
 
     def remember(self, lease: str, token: str, address: str) -> None:
-        """Keeps a token. Raises OSError where it cannot be written."""
+        """Store a token. Raises OSError if it cannot be written."""
         with self._locked():
             tokens = self._read()
             tokens.pop(lease, None)
             tokens[lease] = {"token": token, "address": address, "at": time.time()}
-            newest = list(tokens)[-MOST_REMEMBERED:]  # they are in the order in which they were remembered
+            newest = list(tokens)[-MOST_REMEMBERED:]  # in the order in which they were stored
             self._write({each: tokens[each] for each in newest})
 
     def token(self, lease: str) -> str:
-        """The lease's token; empty where none is remembered."""
+        """Return the lease's token; empty if none is stored."""
         return str(self._read().get(lease, {}).get("token", ""))
 
     def leases(self, address: str) -> tuple[str, ...]:
@@ -52,7 +52,7 @@ class RememberedTokens:
         return tuple(lease for lease, entry in self._read().items() if entry.get("address") == address)
 
     def forget(self, lease: str) -> None:
-        """Drops a token; no error where it was not remembered or cannot be written."""
+        """Remove a token; a missing token or a failing write is no error."""
         if not self.token(lease):
             return
         try:

@@ -1,6 +1,6 @@
-"""What the agent answers, as frozen values with types.
+"""The agent's answers as frozen, typed values.
 
-Memory is MiB, placements are memory slices, moments are seconds since the Unix epoch. None: not known or not there.
+Memory is in MiB, placements are in memory slices, times are seconds since the Unix epoch. None: unknown or absent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Device:
     """One device of a lease. `placement` and both ids are None for a whole GPU."""
 
     uuid: str
-    """Empty where it is lost: a pod's lease goes on with what is left of it."""
+    """Empty if the device was lost: a pod's lease goes on with the others."""
     gpu: str
     gpu_index: int
     profile: str
@@ -36,13 +36,13 @@ class Device:
 
     @property
     def is_mig(self) -> bool:
-        """Whether this is a MIG device, rather than a whole GPU."""
+        """True for a MIG device, False for a whole GPU."""
         return self.placement is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """A lease as it was given to this caller."""
+    """A lease as granted to this caller."""
 
     id: str
     token: str
@@ -53,12 +53,12 @@ class Grant:
     notes: tuple[str, ...] = ()
     revision: int = 0
     confirm_by: float | None = None
-    """When the lease ends unless it is confirmed before; None where nothing is awaited."""
+    """When the lease ends unless it is confirmed before; None if no confirmation is due."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of Kubernetes. `uid` is empty where it is not known."""
+    """A Kubernetes pod. `uid` is empty if unknown."""
 
     namespace: str
     name: str
@@ -73,7 +73,7 @@ class KubeletDevice:
     id: str
 
     def __str__(self) -> str:
-        """For messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
+        """Return a text for messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
         return f"{self.resource} {self.id}"
 
 
@@ -88,35 +88,35 @@ class LeaseInfo:
     created_at: float
     expires_at: float | None
     pid: int | None
-    """The process whose end ends it."""
+    """The process whose end ends the lease."""
     hold: bool
     unused: bool
     holder_uid: int | None = None
-    """Who asked for it on the agent's machine, as the kernel told; None for one over TCP."""
+    """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
     holder_pid: int | None = None
-    """The process that asked."""
+    """The process that requested it."""
     pod: Pod | None = None
-    """Whose lease it is, where that is a pod: once the pod is there it ends with the pod."""
+    """The pod that the lease is for, if any: once the pod is on the node, the lease ends with it."""
     arrived: bool = False
-    """The pod has come to the node. Until then the lease is promised to it, and ends at its deadline."""
+    """True once the pod is on the node. Until then the lease is reserved for it, and ends at its deadline."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """Of a pod's lease: for each device what it is to the kubelet; empty where no kubelet gave it."""
+    """For each device of a pod's lease the kubelet's id of it; empty if no kubelet allocated it."""
 
     @property
     def promised(self) -> bool:
-        """Whether it was taken for a pod that has not come yet."""
+        """True while the lease is reserved for a pod that has not started."""
         return self.pod is not None and not self.arrived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A lease of before that its token has brought back."""
+    """A lease of a lost ledger that its token restored."""
 
     lease: LeaseInfo
     anew: bool
-    """False where it was there already."""
+    """False if the lease was there already."""
     notes: tuple[str, ...] = ()
-    """For the person: what is not as it was."""
+    """What differs from before, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,16 +179,16 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerDoubt:
-    """The ledger was damaged and an empty one took its place, or an administrator restored an older one."""
+    """The ledger was damaged and replaced by an empty one, or an administrator restored an older one."""
 
     since: float
     why: str
     """Completes "the ledger ..."."""
     kept_as: str
-    """Where the former ledger is kept, on the agent's machine; empty where there was nothing to keep."""
+    """Where the former ledger is kept, on the agent's machine; empty if there was nothing to keep."""
     restored: bool
     recoverable: int = 0
-    """So many leases of before come back when their tokens are presented, as far as is known."""
+    """Number of lost leases that their tokens can restore, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,15 +206,15 @@ class Status:
     driver_version: str
     strict_fifo: bool
     reservation_after: float | None = None
-    """Seconds after which GPUs are kept for who waits, as things are now; None: an older agent does not tell."""
+    """Seconds after which GPUs are reserved for a waiting request, at present; None from an older agent."""
     paused: tuple[str, ...] = ()
-    """Why nothing is granted and the driver is let go, in words; empty while the agent serves."""
+    """Messages why nothing is granted and the driver is released; empty while the agent serves."""
     missing_gpus: Mapping[int, str] = field(default_factory=dict)
     """GPUs that have not answered since the agent started, by index, and why."""
     ledger_doubt: LedgerDoubt | None = None
-    """Why the ledger does not account for everything that may be leased; None where it does."""
+    """Why the ledger does not account for everything that may be leased; None if it does."""
     socket_problems: tuple[str, ...] = ()
-    """Sockets of the agent that cannot be reached by their paths, in words."""
+    """Messages about sockets of the agent that cannot be reached by their paths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """What the node's GPUs of one model can be cut into, the smallest first."""
+    """The profiles of the node's GPUs of one model, the smallest first."""
 
     model: str
     gpus: tuple[int, ...]
@@ -243,7 +243,7 @@ class GpuModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that would be done: `kind` is reuse, destroy or create."""
+    """One step of a plan: `kind` is reuse, destroy or create."""
 
     kind: str
     gpu: str
@@ -256,7 +256,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """How one wanted device would be served; `uuid` only when an idle instance is reused."""
+    """How one device of a request would be served; `uuid` only if an idle instance is reused."""
 
     gpu: str
     gpu_index: int
@@ -277,15 +277,15 @@ class Plan:
     notes: tuple[str, ...]
     revision: int
     explanation: tuple[str, ...] = ()
-    """When asked for: the places that were weighed, with what each costs, and what blocks the other GPUs."""
+    """If requested: the placements that were considered, with their costs, and what blocks the other GPUs."""
     expected_seconds: float | None = None
-    """How long the driver is expected to take; 0 where all is reused. None: an older agent, as for those below."""
+    """Expected duration of the driver's work; 0 if all is reused. None from an older agent, as for the next three."""
     wasted_mib: float | None = None
-    """The parts of the score: memory beyond what was asked for,"""
+    """A part of the score: memory beyond what was requested."""
     capacity_lost: float | None = None
-    """what can be placed no more on the GPUs, in memory slices over all windows,"""
+    """A part of the score: what can no longer be placed on the GPUs, in memory slices over all windows."""
     creation_cost: float | None = None
-    """and what creating and destroying count for, in the same unit."""
+    """A part of the score: the cost of creating and destroying, in the same unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,15 +298,15 @@ class NoPlan:
     retryable: bool
     blockers: tuple[Blocker, ...]
     explanation: tuple[str, ...] = ()
-    """When asked for: what blocks each GPU, and whose it is."""
+    """If requested: what blocks each GPU, and who holds it."""
     revision: int | None = None
-    """With `revision-changed`: where the node is now, and what has changed of what plans go by, as kinds of events."""
+    """With `revision-changed`: the node's present revision; `changed` has the kinds of events that matter to plans."""
     changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened: `kind` for programs, `message` for people."""
+    """An event: `kind` for programs, `message` for people."""
 
     kind: str
     at: float
@@ -322,7 +322,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What is used on one instance; None is what the driver does not tell."""
+    """Usage of one instance; None is what the driver does not report."""
 
     generation: int
     memory_used_mib: int | None
@@ -333,7 +333,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChange:
-    """How a switch of MIG mode went: `needs` is "", reset or reboot."""
+    """Result of a switch of MIG mode: `needs` is "", reset or reboot."""
 
     gpu: str
     mig: MigMode
@@ -343,11 +343,11 @@ class ModeChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused:
-    """How pausing or resuming went."""
+    """Result of pausing or resuming."""
 
     paused: tuple[str, ...]
-    """Why the agent is paused now, in words; empty while it serves."""
+    """Messages why the agent is paused now; empty while it serves."""
     driver_released: bool
-    """Whether nothing of the driver is open any more, so that it can be unloaded."""
+    """True if nothing of the driver is open any more, so that it can be unloaded."""
     message: str
-    """Why the driver is not as it is wanted yet; empty when it is. The agent tries again by itself."""
+    """Why the driver is not yet released or reopened; empty if it is. The agent retries by itself."""

@@ -1,4 +1,4 @@
-"""Where the agent listens: a Unix socket by its path, or TCP by host and port."""
+"""Addresses that the agent listens on: a Unix socket's path, or a TCP host and port."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class UnixAddress:
 
     @property
     def target(self) -> str:
-        """As gRPC takes it; it would count the slashes of `unix://` as part of the path, whose length is limited."""
+        """The address as gRPC takes it, without `unix://`, whose slashes would count for the path's limited length."""
         return f"unix:{self.path}"
 
     def __str__(self) -> str:
-        """As people write it."""
+        """Return the address as people write it."""
         return f"unix://{self.path}"
 
 
@@ -40,7 +40,7 @@ class TcpAddress:
     port: int
 
     def __str__(self) -> str:
-        """As gRPC takes it and people write it."""
+        """Return the address as gRPC and people write it."""
         return f"{self.host}:{self.port}"
 
 
@@ -48,7 +48,10 @@ Address = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> Address:
-    """`unix:///run/mig-agent/mig-agent.sock`, `unix:agent.sock`, `0.0.0.0:7400`, `[::]:7400`. Raises UsageError."""
+    """Parse an address that the agent listens on. Raises UsageError.
+
+    `unix:///run/mig-agent/mig-agent.sock`, `unix:agent.sock`, `0.0.0.0:7400` or `[::]:7400`.
+    """
     stripped = text.strip()
     if stripped.startswith(("unix-abstract:", "unix:@", "unix://@")):
         raise UsageError(
@@ -64,7 +67,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_tcp_address(text: str) -> TcpAddress:
-    """`127.0.0.1:9400`, `[::1]:9400`, `tcp://0.0.0.0:7400`. Raises UsageError."""
+    """Parse `127.0.0.1:9400`, `[::1]:9400` or `tcp://0.0.0.0:7400`. Raises UsageError."""
     stripped = text.strip().removeprefix("tcp://")
     match = _HOST_AND_PORT.fullmatch(stripped)
     if match is None:

@@ -1,4 +1,4 @@
-"""What people read about the settings, made from the table: the example file and the page."""
+"""Generates the documents about the settings from their table: the example file and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MADE = "Made by hack/docs.sh from agent/mig_agent/config/settings.py; change it
 
 
 def example_file() -> str:
-    """A configuration with every setting in it, explained, and set to its default or commented out."""
+    """Return a configuration file with every setting explained, set to its default or commented out."""
     lines = [
         f"# {_MADE}",
         "# The configuration of `mig-agent serve --config FILE`. Every setting is optional.",
@@ -47,7 +47,7 @@ def _scalar(text: str) -> str:
 
 
 def page() -> str:
-    """docs/configuration.md."""
+    """Return docs/configuration.md."""
     lines = [
         f"<!-- {_MADE} -->",
         "# Configuration",

@@ -1,4 +1,4 @@
-"""Fields of the settings: their types, how each is read from text, and their rows in tables and pages."""
+"""Types of settings: how each is read from text and shown, and the rows of tables and pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO = frozenset({"no", "false", "off", "0"})
 _OWNER = 0o600
 _EXECUTE = 0o111
 _LONGEST_NAME = 253
-"""Of a host, RFC 1035."""
+"""Limit of a host's name, RFC 1035."""
 _DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
 _RESOURCE = re.compile(rf"{_DOMAIN}/[A-Za-z0-9](?:[A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?", re.ASCII)
 """An extended resource of Kubernetes, as `k8s.io/apimachinery` checks qualified names."""
@@ -36,7 +36,7 @@ _LABEL = re.compile(
     re.ASCII,
 )
 _KUBERNETES_OWN = "kubernetes.io"
-"""Resources under it cannot be extended ones."""
+"""Extended resources cannot be under this domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +44,21 @@ class Kind:
     """How values of a setting are written."""
 
     metavar: str
-    """What stands for the value in help: `DURATION`."""
+    """Placeholder of the value in help: `DURATION`."""
     words: str
-    """What may be written, for the documents."""
+    """Description of valid values, for the documents."""
     parse: Callable[[str], object]
-    """One text; raises UsageError for what cannot be meant."""
+    """Parses one text; raises UsageError if it is invalid."""
     show: Callable[[object], str] = str
-    """The value as one would write it."""
+    """Formats a value as people write it."""
     many: bool = False
-    """Whether it is a list: several texts, or texts with commas between; its values are tuples."""
+    """True if it is a list: several texts, or texts with commas between; its values are tuples."""
     is_switch: bool = False
     none: str = OFF
-    """How None is written."""
+    """Text for None."""
 
     def read(self, given: str | tuple[str, ...]) -> object:
-        """The value of what was written. Raises UsageError."""
+        """Return the value of a text or texts. Raises UsageError."""
         if self.many:
             texts = (given,) if isinstance(given, str) else given
             parts = [part.strip() for each in texts for part in each.split(",")]
@@ -68,7 +68,7 @@ class Kind:
         return self.parse(given.strip())
 
     def write(self, value: object) -> str:
-        """The value as one would write it; None is `off`, or what the kind says."""
+        """Return the value as people write it; None as `off`, or as the kind says."""
         if value is None:
             return self.none
         if self.many and isinstance(value, tuple):
@@ -191,7 +191,7 @@ def _show_duration(value: object) -> str:
 
 
 def choice(*choices: str) -> Kind:
-    """One of a few words, in any case."""
+    """Return a kind with one of a few words, in any case."""
     either = _either(choices)
 
     def parse(text: str) -> str:
@@ -244,38 +244,38 @@ LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)
 ENVIRONMENT_PREFIX = "MIG_AGENT_"
 """`MIG_AGENT_STATE_DIR` sets `state_dir`."""
 ROW = "row"
-"""Under this the metadata of a field has its row."""
+"""Key of the row in a field's metadata."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One setting, as everything that is made from the table sees it."""
+    """One setting, as all that is generated from the table sees it."""
 
     name: str
-    """As the file spells it: `state_dir`."""
+    """Name in the file: `state_dir`."""
     kind: Kind
     words: str
-    """What it does, in a sentence or two."""
+    """Description in a sentence or two."""
     group: str
-    """The heading that it stands under."""
+    """Heading of its group."""
     example: str
     default: str
-    """As one would write it; "" where `when_unset` says what a missing value means."""
+    """The default as people write it; empty where `when_unset` describes a missing value."""
     when_unset: str
 
     @property
     def flag(self) -> str:
-        """`--state-dir`."""
+        """The flag: `--state-dir`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """`MIG_AGENT_STATE_DIR`."""
+        """The environment variable: `MIG_AGENT_STATE_DIR`."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
 def setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
-    """One row of the table; its name comes from the field."""
+    """Return a dataclass field with one row of the table; its name is the field's."""
     shown = "" if when_unset else kind.write(default)
     row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
     return field(default=default, metadata={ROW: row})

@@ -1,4 +1,4 @@
-"""The flags of `mig-agent serve`, made from the table of settings."""
+"""The flags of `mig-agent serve`, generated from the table of settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mig_agent.config.settings import ROWS, groups
 
 
 def settings_flags() -> list[click.Parameter]:
-    """One flag for each setting; their values arrive under the settings' names."""
+    """Return one flag per setting; their values arrive under the settings' names."""
     return [_option(row) for row in ROWS.values()]
 
 
@@ -20,7 +20,7 @@ def _option(row: Row) -> click.Option:
     if row.kind.is_switch:
         declaration = f"{row.flag}/--no-{row.flag.removeprefix('--')}"
         return click.Option([declaration, row.name], default=None, help=_help(row))
-    # A list may be given as one text with commas, as several flags, or both.
+    # A list may be one text with commas, several flags, or both.
     return click.Option([row.flag, row.name], metavar=row.kind.metavar, multiple=row.kind.many, help=_help(row))
 
 
@@ -32,7 +32,7 @@ def _help(row: Row) -> str:
 
 
 def texts_of(values: Mapping[str, object]) -> dict[str, str | tuple[str, ...] | None]:
-    """What click parsed, as `load` takes it."""
+    """Return click's values as `load` takes them."""
     found: dict[str, str | tuple[str, ...] | None] = {}
     for name, value in values.items():
         match value:
@@ -51,7 +51,7 @@ class GroupedCommand(click.Command):
     """A command whose help lists the settings under their headings."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The flags, by heading."""
+        """Write the flags by heading."""
         records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
         own = [record for name, record in records.items() if name not in ROWS]
         with formatter.section("Options"):

@@ -1,4 +1,4 @@
-"""The rows of the table of settings that concern Kubernetes."""
+"""The settings that concern Kubernetes."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
 
@@ -18,7 +18,7 @@ _KUBERNETES = "Kubernetes"
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSettings:
-    """How pods of this node are served."""
+    """Settings for serving pods of this node."""
 
     kubernetes: bool = setting(
         False,
@@ -31,8 +31,8 @@ class KubernetesSettings:
     advertise: Literal["device-plugin", "node-status", "none"] | None = setting(
         None,
         "How the node shows what it can give: `device-plugin` serves it to the kubelet, which gives containers their "
-        "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and tells pods their "
-        "devices itself; `none` shows nothing. See kubernetes.md.",
+        "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and assigns pods "
+        "their devices itself; `none` shows nothing. See kubernetes.md.",
         kind=field_types.choice("device-plugin", "node-status", "none"),
         group=_KUBERNETES,
         example="none",
@@ -116,16 +116,16 @@ class KubernetesSettings:
     )
     start_deadline: float = setting(
         25.0,
-        "A container that starts waits so long for its devices before the kubelet is told to try again; the kubelet "
-        "itself waits 30s.",
+        "How long a starting container waits for its devices before the kubelet has to try again; the kubelet itself "
+        "waits 30s.",
         kind=field_types.DURATION,
         group=_KUBERNETES,
         example="25s",
     )
     pod_arrival: float = setting(
         600.0,
-        "A lease that a scheduler took for a pod, and keeps without a deadline, ends where the API server says so long "
-        "after it was taken or last renewed that the pod is bound to no node yet.",
+        "A lease that a scheduler reserved for a pod, and keeps without a deadline, ends this long after it was taken "
+        "or last renewed if the API server says that the pod is bound to no node yet.",
         kind=field_types.DURATION,
         group=_KUBERNETES,
         example="10m",

@@ -1,4 +1,4 @@
-"""Settings from all sources together, and what is wrong with them in words."""
+"""Loads the settings from all sources, with messages for mistakes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mig_agent.core.errors import ConfigError, UsageError
 
 
 def load(file: Path | None = None, flags: Mapping[str, str | tuple[str, ...] | None] | None = None) -> Settings:
-    """The settings of the file, the environment and the flags, the later ones winning.
+    """Return the settings of the file, the environment and the flags; later ones win.
 
-    `flags` holds texts by the setting's name, None for what was not given. Raises ConfigError, which names the place
-    of the first mistake and what would be right.
+    `flags` holds texts by the setting's name, None if not given. Raises ConfigError, which names the place of the first
+    mistake and what would be right.
     """
     given: dict[str, Given] = {
         **(sources.from_file(file) if file is not None else {}),
         **sources.from_environment(),
         **sources.from_flags(flags or {}),
     }
-    # It speaks of real GPUs, whatever is simulated.
+    # CUDA_VISIBLE_DEVICES is about real GPUs, not simulated ones.
     if "gpus" not in given and not (given.get("simulate") and given["simulate"].value):
         given |= sources.from_cuda()
     values: dict[str, Any] = {name: _read(name, each) for name, each in given.items()}

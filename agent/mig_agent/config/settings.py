@@ -1,4 +1,4 @@
-"""The one table of settings. Flags, the example file and the page of documentation are all made from it."""
+"""The table of settings, from which flags, the example file and the page of documentation are generated."""
 
 # ruff: noqa: RUF009 -- setting() makes a dataclasses.field, which is no default that instances share
 
@@ -18,7 +18,7 @@ from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.core.errors import ConfigError
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
-"""Where clients look when they are told nothing else."""
+"""Where clients connect by default."""
 
 _PLACE = "Where it lives and listens"
 _TLS = "TCP, with certificates on both sides"
@@ -31,7 +31,7 @@ _SIMULATED = "Simulated GPUs"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(KubernetesSettings):
-    """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError where they do not fit together."""
+    """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError if they do not fit together."""
 
     state_dir: Path = setting(
         Path("/var/lib/mig-agent"),
@@ -83,7 +83,7 @@ class Settings(KubernetesSettings):
     )
     max_connections: int = setting(
         4096,
-        "So many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
+        "How many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
         "most 256; as many over TCP, and half as many from one address; more are turned away. Fewer where the process "
         "may not open three files for each.",
         kind=field_types.COUNT,
@@ -100,7 +100,7 @@ class Settings(KubernetesSettings):
     )
     max_calls: int = setting(
         2000,
-        "So many requests and watches may be open at once on each of `listen` and `admin_listen`, and as many other "
+        "How many requests and watches may be open at once on each of `listen` and `admin_listen`, and as many other "
         "calls; more are refused. A request that waits is one.",
         kind=field_types.COUNT,
         group=_PLACE,
@@ -179,8 +179,8 @@ class Settings(KubernetesSettings):
     )
     reuse: Literal["any", "same-tenant", "never"] = setting(
         "any",
-        "Whose idle instances serve a request as they are: `any`, those that the `same-tenant` held last, or `never`. "
-        "The others are destroyed and created anew. See security.md.",
+        "Which idle instances are reused for a request: `any`, those that the `same-tenant` held last, or none "
+        "(`never`). The others are destroyed and created again. See security.md.",
         kind=field_types.choice("any", "same-tenant", "never"),
         group=_GPUS,
         example="same-tenant",
@@ -195,7 +195,7 @@ class Settings(KubernetesSettings):
     )
     idle_limit: float | None = setting(
         None,
-        "Destroy an instance that has been idle for so long. `off` keeps it until its slices are needed.",
+        "Destroy an instance that has been idle for this time. `off` keeps it until its slices are needed.",
         kind=field_types.DURATION_OR_OFF,
         group=_GPUS,
         example="2h",
@@ -216,14 +216,14 @@ class Settings(KubernetesSettings):
     )
     reservation_after: float | None = setting(
         None,
-        "After so long the first waiting request gets GPUs kept free for it. `auto` is as long as leases last on "
+        "After this time GPUs are reserved for the first waiting request. `auto` is as long as leases last on "
         "average, between 10s and 24h; a guess of 5m counts as the first of them.",
         kind=field_types.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",
     )
     max_waiting: int = setting(
-        1000, "So many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
+        1000, "How many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
     )
     reread: float = setting(
         30.0,
@@ -241,7 +241,7 @@ class Settings(KubernetesSettings):
     )
     stop_deadline: float = setting(
         15.0,
-        "On SIGTERM the step under way may take so long before the agent ends all the same.",
+        "How long a step in progress may take after SIGTERM before the agent ends anyway.",
         kind=field_types.DURATION,
         group=_LIMITS,
         example="15s",
@@ -370,7 +370,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
 
 
 def groups() -> Mapping[str, tuple[Row, ...]]:
-    """The rows by the heading that they stand under."""
+    """Return the rows by their heading."""
     found: dict[str, list[Row]] = {}
     for row in ROWS.values():
         found.setdefault(row.group, []).append(row)

@@ -1,4 +1,4 @@
-"""Where settings come from: the file, the environment and the flags; each value remembers its place for messages."""
+"""Sources of settings: file, environment and flags; each value has its place for messages."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ _OTHERS = frozenset(
         *("CONFIG", "CRASH_AT", "CHECK_THREADS"),
     )
 )
-"""Variables of the clients, and of this program that are no settings."""
+"""Variables of the clients, and of this program, that are no settings."""
 _NULL = "tag:yaml.org,2002:null"
-_NEARLY = 0.8
-"""How alike a variable must be to a setting's to count as a mistyped one. A Kubernetes service of this name makes
-variables such as MIG_AGENT_PORT, which are no mistake."""
+_SIMILARITY = 0.8
+"""Similarity from which a variable counts as a mistyped setting.
+
+A Kubernetes service of this name makes variables such as MIG_AGENT_PORT, which are no mistake.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +38,29 @@ class Given:
 
     value: str | tuple[str, ...]
     where: str
-    """For messages: `reread in /etc/mig-agent/config.yaml, line 4`, `MIG_AGENT_REREAD`, `--reread`."""
+    """Place for messages: `reread in /etc/mig-agent/config.yaml, line 4`, `MIG_AGENT_REREAD`, `--reread`."""
 
 
 def from_flags(flags: Mapping[str, str | tuple[str, ...] | None]) -> dict[str, Given]:
-    """What the command line gives; None is a flag that was not given."""
+    """Return the values of the command line; None is a flag that was not given."""
     return {name: Given(value, ROWS[name].flag) for name, value in flags.items() if value is not None}
 
 
 def from_environment() -> dict[str, Given]:
-    """What MIG_AGENT_ variables give. Raises ConfigError for a mistyped one."""
+    """Return the values of MIG_AGENT_ variables. Raises ConfigError for a mistyped one."""
     variables = {row.variable: row.name for row in ROWS.values()}
     for variable in sorted(os.environ):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables and variable not in _OTHERS:
-            near = difflib.get_close_matches(variable, variables, n=1, cutoff=_NEARLY)
+            near = difflib.get_close_matches(variable, variables, n=1, cutoff=_SIMILARITY)
             if near:
                 raise ConfigError(f"cannot use {variable}: it is not a setting", f"did you mean {near[0]}?")
     set_ones = {variable: os.environ.get(variable, "") for variable in variables}
-    # An empty variable is how a service file or a pod takes one back.
+    # A service file or a pod unsets a variable by making it empty.
     return {variables[variable]: Given(text, variable) for variable, text in set_ones.items() if text}
 
 
 def from_cuda() -> dict[str, Given]:
-    """The GPUs that the person left visible to CUDA. Raises ConfigError where none are."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Raises ConfigError if none are."""
     text = os.environ.get(_CUDA_VARIABLE)
     if text is None or text.strip() in {"all", "void"}:
         return {}
@@ -68,7 +70,7 @@ def from_cuda() -> dict[str, Given]:
             f"cannot use {_CUDA_VARIABLE}={shown(text)}: it names MIG devices, and the agent manages whole GPUs",
             "unset it, or name the GPUs with --gpus",
         )
-    # CUDA sees those before the first that is none.
+    # CUDA uses the names before the first invalid one.
     seen = names[: next((n for n, name in enumerate(names) if name.startswith("-")), len(names))]
     if not seen:
         raise ConfigError(
@@ -78,7 +80,7 @@ def from_cuda() -> dict[str, Given]:
 
 
 def from_file(path: Path) -> dict[str, Given]:
-    """What a YAML file gives. Raises ConfigError naming the line for what cannot be meant."""
+    """Return the values of a YAML file. Raises ConfigError, which names the line of a mistake."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

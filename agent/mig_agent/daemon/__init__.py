@@ -1,1 +1,1 @@
-"""The agent as a process: settings, locks, hardware, servers, signals and logs put together around the manager."""
+"""The agent as a process: settings, locks, hardware, servers, signals and logs around the manager."""

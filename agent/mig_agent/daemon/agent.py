@@ -1,4 +1,4 @@
-"""The agent put together: locks, hardware, ledger, manager and the faces around it, and how all of it stops."""
+"""The whole agent: locks, hardware, ledger, manager and frontends, and how all of it stops."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from mig_agent.daemon.kubernetes import Kubernetes
 
 _CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
-"""For tests: the agent fails where its engine is used off the event loop."""
+"""For tests: the agent fails if its engine is used off the event loop."""
 _LAST_ANSWERS_SECONDS = 2.0
-"""For calls that are open when the manager has closed: what is decided still reaches its caller."""
+"""Time for open calls after the manager has closed, so that decided answers still reach their callers."""
 _CLOSING_SECONDS = 3.0
 _MOST_EVENTS_AT_START = 1000
 
@@ -60,11 +60,11 @@ class Agent:
     hardware: Hardware
     metrics_at: str
     kubernetes: Kubernetes | None = None
-    """None where the setting is off."""
+    """None if the setting `kubernetes` is off."""
     driver_thread: CallThread = field(repr=False)
 
     def facts(self) -> Mapping[str, object]:
-        """For the line in the log that says that it serves."""
+        """Return the fields of the log line that says that the agent serves."""
         view = self.manager.view
         return {
             "version": __version__,
@@ -79,36 +79,36 @@ class Agent:
         }
 
     async def stop(self) -> None:
-        """Finishes the step under way, refuses what waits, keeps the leases; takes `stop_deadline` and a few seconds.
+        """Finish the step in progress, refuse waiting requests and keep the leases.
 
-        Nothing here waits for a call of the driver that hangs.
+        Takes at most `stop_deadline` and a few seconds; waits for no driver call that hangs.
         """
         deadline = self.settings.stop_deadline
-        await self.servers.say_not_serving()
+        await self.servers.set_not_serving()
         for servicer in self.servicers:
             servicer.stop()
         if self.kubernetes is not None:
             await self.kubernetes.stop()
-        # No new calls from here on; those that are open get their answers from the manager's end.
+        # No new calls from here on; open ones get their answers from the manager's end.
         last_calls = asyncio.create_task(self.servers.stop(deadline + _LAST_ANSWERS_SECONDS), name="last calls")
         try:
             await asyncio.wait_for(self.manager.close(), deadline)
         except TimeoutError:
-            _log.warning("a step did not end in time; it will be looked after at the next start", seconds=deadline)
+            _log.warning("a step did not end in time; the next start reconciles it", seconds=deadline)
         await self.servers.stop(_LAST_ANSWERS_SECONDS)
         await last_calls
         await asyncio.wait({self.driver_thread.run(self.hardware.driver.close_at_exit)}, timeout=_CLOSING_SECONDS)
 
 
 async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: Callable[[], int]) -> Agent:
-    """Takes the locks and addresses, recovers, serves. What must be let go at the end is put on the stack.
+    """Take the locks and addresses, recover and serve. What must be released at the end is put on the stack.
 
-    `lines_dropped` tells how many lines of the log were dropped so far.
+    `lines_dropped` returns the number of dropped log lines so far.
 
-    Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all in words for people.
+    Raises ConfigError, LockedError, CannotServeError, DriverError and LedgerError, all with messages for people.
     """
     _make_state_dir(settings)
-    search = HolderSearch()  # one for all locks, so that all of them together delay no start for long
+    search = HolderSearch()  # one for all locks, so that together they do not delay the start for long
     state_lock = stack.enter_context(lock_state_directory(settings.state_dir, search))
     servers = Servers(settings, search)
     stack.push_async_callback(servers.stop, 0.0)
@@ -124,11 +124,11 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)
     if hardware.absent:
         paused, starts_paused = (*paused, hardware.absent), True
-    # Held as long as the process lives, whatever becomes of the rest.
+    # Held for the life of the process, whatever happens to the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items()), search))
 
     def claim(index: int, uuid: GpuUuid) -> None:
-        """Of a GPU that answers only now."""
+        """Lock a GPU that answers only now."""
         if uuid not in claimed:
             stack.enter_context(lock_gpus(hardware.lock_folder, [(index, uuid)]))
             claimed.add(uuid)
@@ -150,7 +150,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     metrics.watch(lambda: manager.published)
     event_log = EventLog()
     stack.callback(event_log.flush)
-    # What recovery found happened before anybody could listen.
+    # Recovery's events happened before there was an observer.
     for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
         event_log(event)
     manager.observers.extend((metrics.observe, event_log))
@@ -162,7 +162,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     roles = configured_roles(settings, servers.user_names)
     held: Held = {}
     servicers = tuple(
-        PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, fates=servers.fates)
+        PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, fates=servers.connection_ends)
         for admin in (False, True)
     )
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
@@ -185,7 +185,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
 
 
 def _make_state_dir(settings: Settings) -> None:
-    """Make the folder where it is missing, and see to it that only the agent's user can enter it."""
+    """Create the folder if missing, and make sure that only the agent's user can enter it."""
     folder = settings.state_dir
     known = {LEDGER_FILE, KEY_FILE, "lock", simulated_file(settings)}
     with FAILPOINTS.around("state-folder"):
@@ -197,7 +197,7 @@ def _make_state_dir(settings: Settings) -> None:
 async def _connect_to_kubernetes(settings: Settings) -> Kubernetes | None:
     if not settings.kubernetes:
         return None
-    from mig_agent.daemon.kubernetes import Kubernetes  # noqa: PLC0415 -- nobody without it pays for importing it
+    from mig_agent.daemon.kubernetes import Kubernetes  # noqa: PLC0415 -- costs only an agent that needs it
 
     return await Kubernetes.connect(settings)
 
@@ -205,7 +205,10 @@ async def _connect_to_kubernetes(settings: Settings) -> Kubernetes | None:
 async def _in_time(
     thread: CallThread, settings: Settings, metrics: Metrics, *, paused: bool
 ) -> tuple[Hardware, Mapping[int, GpuUuid]]:
-    """The hardware, and the GPUs to manage by index, from a driver that may not answer; none of an agent paused."""
+    """Return the hardware and the GPUs to manage by index; no GPUs for an agent that starts paused.
+
+    Raises CannotServeError if the driver does not answer within `call_deadline`.
+    """
 
     def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
         hardware = open_hardware(settings, metrics.nvml_call, paused=paused)
@@ -224,11 +227,11 @@ async def _in_time(
 
 
 def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) -> EngineSettings:
-    """`managed`: the GPUs that are selected, as far as they are known; None where no driver was asked."""
+    """Return the engine's settings; `managed` are the selected GPUs as far as known, None if no driver was asked."""
     names = tuple(settings.gpus or ()) if managed is None else tuple(managed.values())
     return EngineSettings(
         node=settings.node_name,
-        # Without a selection also those that do not answer now are the agent's.
+        # Without a selection, GPUs that do not answer now belong to the agent, too.
         gpus=() if settings.gpus is None else names,
         creation_cost=settings.creation_cost,
         strict_fifo=settings.strict_fifo,

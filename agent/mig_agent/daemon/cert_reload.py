@@ -1,4 +1,4 @@
-"""Looks for renewed certificates: before each connection over TCP is passed on, and every few seconds."""
+"""Reloads renewed certificates: checks before each TCP connection is relayed, and every few seconds."""
 
 from __future__ import annotations
 
@@ -11,70 +11,70 @@ from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.transport.tls import Certificates, Renewal
 from mig_agent.engine.tasks import Tasks
 
-LOOK_SECONDS = 10.0
-"""Between two looks where nobody connects: who is not to be known any more does not stay for want of others."""
-_PATIENCE_SECONDS = 5.0
-"""For a look, before a connection goes on without it: files may lie on a server that does not answer."""
+CHECK_SECONDS = 10.0
+"""Interval of checks without connections, so that clients of a removed authority are disconnected in time."""
+_CHECK_TIMEOUT_SECONDS = 5.0
+"""Time limit of a check, after which a connection goes on without it: a file server may not answer."""
 
 _log = structlog.get_logger(__name__)
 
 
-class Renewing:
-    """Loads certificates again when their files change. Not thread-safe; use from the event loop."""
+class CertificateReloader:
+    """Reloads certificates when their files change. Not thread-safe; use from the event loop."""
 
     def __init__(self, certificates: Certificates, on_revoked: Callable[[], None]) -> None:
-        """`on_revoked`: an authority is gone; called before any connection is made under the new ones."""
+        """`on_revoked` is called when an authority was removed, before any connection is made under the new files."""
         self._certificates = certificates
         self._on_revoked = on_revoked
         self._tasks = Tasks()
         self._thread = CallThread("certificates")
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
         self._report: Callable[[Renewal], None] = _write
 
     def report_to(self, report: Callable[[Renewal], None]) -> None:
-        """Report each change of the files to this function from now on; until then the log has it."""
+        """Report each change of the files to this function from now on, instead of to the log."""
         self._report = report
 
     def start(self) -> None:
-        """Looks from now on, now and then."""
-        self._timer = self._tasks.keep("certificates", self._now_and_then)
+        """Start checking at intervals."""
+        self._timer = self._tasks.keep("certificates", self._check_regularly)
 
     def stop(self) -> None:
-        """Looks no more; harmless when it does not."""
-        for task in (self._timer, self._looking):
+        """Stop checking; harmless if stopped."""
+        for task in (self._timer, self._checking):
             if task is not None:
                 task.cancel()
         self._thread.close()
 
-    async def look(self) -> None:
-        """Returns when the files were looked at, or do not answer.
+    async def check(self) -> None:
+        """Return when the files were checked, or do not answer in time.
 
-        The look began after this was called, so it has seen what was there before; several may wait for the same one.
+        The check began after this call, so it sees the files as of the call; several callers may share one.
         """
-        former = self._looking
+        former = self._checking
         if former is not None and not former.done():
-            await asyncio.wait({former}, timeout=_PATIENCE_SECONDS)
-        if self._looking is None or self._looking.done():
-            self._looking = self._tasks.spawn("a look at the certificates", self._look())
-        await asyncio.wait({self._looking}, timeout=_PATIENCE_SECONDS)
+            await asyncio.wait({former}, timeout=_CHECK_TIMEOUT_SECONDS)
+        if self._checking is None or self._checking.done():
+            self._checking = self._tasks.spawn("a check of the certificates", self._check())
+        await asyncio.wait({self._checking}, timeout=_CHECK_TIMEOUT_SECONDS)
 
-    async def _look(self) -> None:
-        renewal = await self._thread.run(self._certificates.look)
+    async def _check(self) -> None:
+        renewal = await self._thread.run(self._certificates.reload)
         if renewal is None:
             return
         if renewal.revokes:
             self._on_revoked()
         self._report(renewal)
 
-    async def _now_and_then(self) -> None:
+    async def _check_regularly(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
+            await asyncio.sleep(CHECK_SECONDS)
+            await self.check()
 
 
 def _write(renewal: Renewal) -> None:
-    """While nobody else listens."""
+    """Log a change while no other function is set."""
     if renewal.taken:
         _log.info(renewal.words)
     else:

@@ -1,4 +1,4 @@
-"""What the agent works on: the driver or the simulated one, the host around it, and the GPUs that are its own."""
+"""The hardware: the driver or a simulated one, its host, and the selection of GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_GPU: Final = "this node has no NVIDIA GPU"
 
 
 class CannotServeError(MigAgentError):
-    """The agent cannot start here; in words."""
+    """The agent cannot start here; has a message for people."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -28,20 +28,20 @@ class CannotServeError(MigAgentError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The driver, open but in an agent that starts paused, and the host that it is on."""
+    """The driver, open unless the agent starts paused, and its host."""
 
     driver: Driver
     host: Host
     lock_folder: Path
     absent: str = ""
-    """Why there is nothing to serve on this node, and nothing to wait for; the driver is closed then."""
+    """Why this node has nothing to serve and nothing to wait for; the driver is closed then."""
 
 
 def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = False) -> Hardware:
-    """Opens the driver; blocking. Raises ConfigError, or CannotServeError where there is no driver.
+    """Open the driver; blocking. Raises ConfigError, or CannotServeError if there is no driver.
 
-    With `paused` the driver is not touched, and may be missing: it is opened when the agent goes on. On a node of
-    Kubernetes it may be missing where there is no GPU: see `Hardware.absent`.
+    With `paused` the driver is not touched, and may be missing: it is opened on resume. On a Kubernetes node without a
+    GPU it may be missing: see `Hardware.absent`.
     """
     if settings.simulate:
         return _open_simulated(settings, on_call, paused=paused)
@@ -53,7 +53,7 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
         if error.kind not in {DriverErrorKind.LIBRARY, DriverErrorKind.OUTDATED}:
             raise
         if settings.kubernetes and not Host().has_nvidia_gpu():
-            # A DaemonSet goes to such nodes, too, if it is told to: nothing is wrong there.
+            # A DaemonSet may run on such nodes, too: that is no error.
             return Hardware(
                 driver=Driver.closed(on_call=on_call), host=Host(), lock_folder=settings.lock_dir, absent=NO_GPU
             )
@@ -65,16 +65,16 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
 
 
 def simulated_file(settings: Settings) -> str:
-    """Return the name of the file of the simulated machine, where that lives in the state directory; else nothing."""
+    """Return the simulated machine's file name if the file is in the state directory; otherwise an empty text."""
     if not settings.simulate or settings.simulated_dir != settings.state_dir:
         return ""
-    from mig_agent.simulator import STATE_FILE  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
+    from mig_agent.simulator import STATE_FILE  # noqa: PLC0415 -- an agent with real GPUs does not pay for importing it
 
     return STATE_FILE
 
 
 def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool) -> Hardware:
-    from mig_agent.simulator import (  # noqa: PLC0415 -- nobody with real GPUs pays for importing it
+    from mig_agent.simulator import (  # noqa: PLC0415 -- an agent with real GPUs does not import it
         STATE_FILE,
         SimulatorError,
         open_library,
@@ -98,13 +98,13 @@ def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool)
     return Hardware(
         driver=(Driver.closed if paused else Driver.open)(library, on_call=on_call),
         host=Host(simulator.host_root, simulated=True),
-        # A lock in the simulated machine keeps agents of that machine apart, as one in /run does on a real one.
+        # A lock in the simulated machine keeps its agents apart, as one in /run does on a real machine.
         lock_folder=simulator.host_root / settings.lock_dir.relative_to("/"),
     )
 
 
 def selected_gpus(there: Mapping[int, GpuUuid], selection: Iterable[str]) -> dict[int, GpuUuid]:
-    """The GPUs named by index, UUID or the beginning of one, as CUDA takes it. Raises ConfigError for another name."""
+    """Return the GPUs named by index, UUID or a UUID's beginning, as CUDA takes it. Raises ConfigError otherwise."""
     chosen: dict[int, GpuUuid] = {}
     for name in selection:
         matching = {index: uuid for index, uuid in there.items() if name in {str(index), uuid}}

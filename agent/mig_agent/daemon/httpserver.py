@@ -1,6 +1,6 @@
-"""A small HTTP server for one WSGI application, with bounds: so many requests at once, so long for each of them.
+"""A small HTTP server for one WSGI application, which limits concurrent requests and the time of each.
 
-That of prometheus_client has neither: whoever opens connections and says nothing would take a thread and a file each.
+prometheus_client's server has neither limit: each idle connection would keep a thread and a file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 MOST_AT_ONCE = 16
 SECONDS_EACH = 10.0
-"""For a request to be said and its answer to be taken."""
-_FULL = f"cannot answer: {MOST_AT_ONCE} requests are under way, which is the limit; try again later\n".encode()
-_TURNED_AWAY = (
+"""Time limit for receiving a request and sending its answer."""
+_LIMIT_MESSAGE = f"cannot answer: {MOST_AT_ONCE} requests are under way, which is the limit; try again later\n".encode()
+_REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n"
-    b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+    b"Content-Length: %d\r\n\r\n%b" % (len(_LIMIT_MESSAGE), _LIMIT_MESSAGE)
 )
 
 
@@ -27,11 +27,11 @@ class _Handler(WSGIRequestHandler):
     timeout = SECONDS_EACH
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 -- as the base class has it
-        """Who reads metrics is no news."""
+        """Log nothing: reading metrics is no news."""
 
 
 class BoundedServer(ThreadingMixIn, WSGIServer):
-    """Answers in daemonic threads. Raises OSError where it cannot listen."""
+    """Serves requests in daemonic threads. Raises OSError if it cannot listen."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -39,21 +39,21 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     def __init__(self, host: str, port: int, application: Callable[..., Any]) -> None:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
-        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._slots = threading.BoundedSemaphore(MOST_AT_ONCE)
         super().__init__((str(address[0]), int(address[1])), _Handler)
         self.set_app(application)
 
     def begin(self, name: str) -> None:
-        """Serves in a thread of its own until `end`."""
+        """Serve in a thread until `end`."""
         threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
 
     def end(self) -> None:
-        """Takes no more requests."""
+        """Stop serving."""
         self.shutdown()
         self.server_close()
 
     def server_bind(self) -> None:
-        """As the base class, but for the name of this host, which it would look up."""
+        """Bind without looking up the name of this host, as the base class does."""
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -62,17 +62,17 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
-        """Turns away who is one too many, in words."""
-        if self._places.acquire(blocking=False):
+        """Handle a request in a thread, or answer 503 at the limit."""
+        if self._slots.acquire(blocking=False):
             super().process_request(request, client_address)
             return
         with contextlib.suppress(OSError):
             request.setblocking(False)
-            request.send(_TURNED_AWAY)
+            request.send(_REFUSAL)
         self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
-        """In the request's thread."""
+        """Handle a request within its time limit, in its thread."""
         # The handler's timeout starts again with every byte.
         cut = threading.Timer(SECONDS_EACH, _cut, (request,))
         cut.daemon = True
@@ -81,10 +81,10 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             cut.cancel()
-            self._places.release()
+            self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
-        """A client that is gone, or says nothing, is no error of ours."""
+        """Ignore errors of clients that disconnected or stayed silent."""
 
 
 def _cut(request: socket.socket) -> None:

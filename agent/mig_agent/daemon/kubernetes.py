@@ -1,6 +1,6 @@
-"""The agent on a node of Kubernetes: the device plugin, the node object and the API server around the manager.
+"""The agent on a Kubernetes node: device plugin, node object and API server around the manager.
 
-Imported only where the setting `kubernetes` is on, since the libraries below it cost time and memory.
+Imported only if the setting `kubernetes` is on, since its libraries cost time and memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.driver_libraries import DriverLibraries
-from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, PodInformer
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, KubeClient
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
@@ -35,32 +35,32 @@ from mig_agent.frontends.kubernetes.resources import Naming
 
 _NAMESPACE = "POD_NAMESPACE"
 _POD = "POD_NAME"
-"""By the downward API: the agent's own pod, which tells whether it is being uninstalled."""
+"""The agent's own pod, from the downward API: it shows whether the agent is being uninstalled."""
 _CLEAR_SECONDS = 3.0
-"""An API server that does not answer keeps no pod from being served."""
+"""Time limit for clearing old numbers, so that an unreachable API server does not keep pods waiting."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Kubernetes:
-    """Connected to the API server; serves pods from `start` to `stop`."""
+    """The Kubernetes side of an agent; serves pods from `start` to `stop`."""
 
     settings: Settings
     api: KubeClient
     node_settings: NodeSettings
     paused: tuple[str, ...]
-    """Why the agent must not even open the driver when it starts."""
+    """Why the agent must not open the driver when it starts."""
     _plugin: Plugin | None = None
     _node: NodeFrontend | None = None
     _pods: PodTracker | None = None
     _numbers: NodeStatus | None = None
     _manager: Manager | None = None
-    _followings: list[PodInformer] = field(default_factory=list)
+    _subscriptions: list[InformerSubscription] = field(default_factory=list)
 
     @classmethod
     async def connect(cls, settings: Settings) -> Kubernetes:
-        """Before the manager is started. Raises ConfigError where it cannot be told how to reach the API server."""
+        """Connect before the manager starts. Raises ConfigError if the way to the API server is not configured."""
         api = KubeClient.connect(settings.kubeconfig, settings.node_name)
         node_settings = NodeSettings(
             label=settings.node_label,
@@ -81,9 +81,9 @@ class Kubernetes:
         manager: Manager,
         hardware: Hardware,
         registry: CollectorRegistry,
-        tell_ready: Callable[[bool], Awaitable[None]],
+        set_ready: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Serves pods. `tell_ready` hears whether pods that are bound to the node now would be taken."""
+        """Serve pods. `set_ready` is called with True while pods bound to the node would be admitted."""
         settings, api = self.settings, self.api
         advertise = advertised_by(settings)
         self._manager = manager
@@ -117,13 +117,13 @@ class Kubernetes:
             registry.register(NodeStatusMetrics(self._numbers))
         self._pods.start()
         if advertise == "device-plugin":
-            # What was shown without a plugin would be believed until the plugin is there.
+            # Numbers shown without a plugin would be believed until the plugin is there.
             with contextlib.suppress(KubeApiError, TimeoutError):
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
             plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
-            plugin.registering.follow_up(Readiness(plugin.registering, tell_ready).look)
+            plugin.registering.follow_up(Readiness(plugin.registering, set_ready).look)
         else:
-            await tell_ready(True)
+            await set_ready(True)
 
     async def _serve_kubelet(
         self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodTracker
@@ -144,10 +144,10 @@ class Kubernetes:
         )
         self._plugin = plugin
         pods.on_change.append(plugin.refresh)
-        self._followings.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
+        self._subscriptions.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
         if folder is None:
-            # Whose a device is the kubelet does not say then; that it is nobody's the pods of the node tell.
-            self._followings.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
+            # The kubelet does not say then which pod has a device; the node's pods show which devices are orphaned.
+            self._subscriptions.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
         await plugin.start()
         registry.register(PluginMetrics(plugin))
         return plugin
@@ -156,22 +156,22 @@ class Kubernetes:
         settings, api = self.settings, self.api
         loop = asyncio.get_running_loop()
 
-        def tell(words: str) -> None:
-            """In any thread."""
+        def report(words: str) -> None:
+            """Log the message and send an Event about the node; from any thread."""
             _log.warning(words)
             loop.call_soon_threadsafe(lambda: loop.create_task(api.tell(None, "DriverLibraries", words, warning=True)))
 
-        libraries = None if settings.simulate else DriverLibraries(hardware.host, tell)
+        libraries = None if settings.simulate else DriverLibraries(hardware.host, report)
         folder = CdiFolder(
             settings.cdi_dir, CDI_KIND, hardware.host, simulated=bool(settings.simulate), libraries=libraries
         )
         if libraries is not None:
 
-            def rest() -> None:
-                libraries.resting = bool(manager.paused)
+            def update_released() -> None:
+                libraries.driver_released = bool(manager.paused)
 
-            rest()
-            manager.on_view.append(rest)
+            update_released()
+            manager.on_view.append(update_released)
         try:
             await asyncio.to_thread(folder.prepare)
         except CdiError as error:
@@ -181,22 +181,22 @@ class Kubernetes:
         return folder
 
     async def stop(self) -> None:
-        """Before the manager is closed: running pods keep what they have."""
+        """Stop before the manager closes; running pods keep their devices."""
         if self._plugin is not None:
             await self._plugin.drain()
-        for following in self._followings:
-            following.close()
+        for subscription in self._subscriptions:
+            subscription.close()
         if self._pods is not None:
             await self._pods.close()
         if self._node is not None:
             await self._node.close()
         if self._numbers is not None and self._manager is not None:
             namespace, pod = os.environ.get(_NAMESPACE, ""), os.environ.get(_POD, "")
-            leaves = await is_leaving(self.api, namespace, pod, self.settings.node_label)
+            uninstalling = await is_leaving(self.api, namespace, pod, self.settings.node_label)
             await self._numbers.close()
             if self._plugin is not None:
                 await self._plugin.close()
-            if leaves:
+            if uninstalling:
                 served = () if self._plugin is None else tuple(self._plugin.served)
                 files = () if self._plugin is None else (self._plugin.remove_files,)
                 await leave(self.api, self._manager, served, (self._numbers.clear, *files))
@@ -204,7 +204,7 @@ class Kubernetes:
 
 
 def advertised_by(settings: Settings) -> Literal["device-plugin", "node-status", "none"]:
-    """How the node shows what it can give: as configured, or by a device plugin where there is a kubelet."""
+    """Return how the node advertises its devices: as configured, or by a device plugin if there is a kubelet."""
     if settings.advertise is not None:
         return settings.advertise
     if settings.kubelet_dir.is_dir():

@@ -1,4 +1,4 @@
-"""Limits how often libraries may log: what a caller can make gRPC say must not fill a disk."""
+"""Limits how often libraries may log: messages that a caller can provoke in gRPC must not fill a disk."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Callable
 
 _SECONDS = 60.0
 LEFT_OUT = "left_out"
-"""The attribute of a record that says how many like it were left out before."""
+"""Attribute of a record: the number of similar records left out before it."""
 
 
 class OncePerMinute(logging.Filter):
-    """Lets one record a minute pass from each place in a library's code."""
+    """Passes one record a minute from each line of a library's code."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._now = now
         self._passed: dict[tuple[str, int], float] = {}
-        """When the last record of a place passed. There are as many places as libraries have lines that log."""
+        """Time of the last passed record by logger and line; bounded by the libraries' lines that log."""
         self._left_out: dict[tuple[str, int], int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Decides on one record."""
+        """Return True if the record may pass."""
         place = (record.name, record.lineno)
         now = self._now()
         passed = self._passed.get(place)

@@ -10,66 +10,66 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MOST_BYTES = 1 << 20
-"""Lines that wait to be written. Lines that come beyond it are dropped."""
+"""Limit of queued lines; further lines are dropped."""
 _EACH_BYTES = 100
-"""What a line costs in memory beside its text."""
+"""Memory cost of a line beside its text."""
 _BATCH_BYTES = 1 << 16
-"""Written with one system call, so that a burst of lines costs few of them."""
+"""Size of one write, so that a burst of lines needs few system calls."""
 _RETRY_SECONDS = 1.0
-"""Between two tries to say how many lines were dropped, while no other line comes."""
+"""Interval of attempts to report dropped lines while no other line comes."""
 _WRITABLE_MS = 1000
 _NEWLINE = ord("\n")
 
 
 @dataclass(slots=True)
 class _Gap:
-    """Stands in the queue where lines were dropped."""
+    """Marks dropped lines in the queue."""
 
     lines: int = 1
 
 
 class _End:
-    """Stands in the queue behind the last line."""
+    """Marks the end of the queue."""
 
 
 class LogWriter:
     """A bounded queue of lines, and the daemonic thread that writes them to a file descriptor.
 
-    `write` takes a lock only for a moment in which nothing is written, so it may be called on any thread, on the event
-    loop, and in a finaliser that the garbage collector runs in the middle of another `write` (hence an RLock and a
-    SimpleQueue, which both allow that). What cannot be written is counted and never raised: the reader of a pipe is
-    gone or does not read, the disk is full, the descriptor is closed or takes nothing now.
+    `write` holds its lock only briefly and never while writing, so it may be called on any thread, on the event loop,
+    and in a finaliser that the garbage collector runs in the middle of another `write` (hence an RLock and a
+    SimpleQueue, which both allow that). Lines that cannot be written are counted; no error is raised: the reader of a
+    pipe may be gone or not read, the disk full, the descriptor closed or not writable now.
     """
 
-    def __init__(self, descriptor: int, say_dropped: Callable[[int], str], most_bytes: int = MOST_BYTES) -> None:
-        """`say_dropped` makes the line that says how many were dropped. Raises RuntimeError if no thread can start."""
+    def __init__(self, descriptor: int, format_dropped: Callable[[int], str], most_bytes: int = MOST_BYTES) -> None:
+        """`format_dropped` makes the line that reports dropped lines. Raises RuntimeError if no thread can start."""
         self._descriptor = descriptor
-        self._say_dropped = say_dropped
+        self._format_dropped = format_dropped
         self._most_bytes = most_bytes
         self._queue: queue.SimpleQueue[bytes | _Gap | _End] = queue.SimpleQueue()
         self._lock = threading.RLock()
         self._waiting_bytes = 0
         self._gap: _Gap | None = None
-        """The last thing in the queue, where that is a gap."""
+        """The gap at the end of the queue, if there is one."""
         self._overflowed = 0
         self._failed = 0
-        # What follows belongs to the thread.
-        self._unsaid = 0
-        """How many lines were dropped that the log does not tell of yet."""
+        # The rest is used by the thread alone.
+        self._unreported = 0
+        """Dropped lines that the log does not report yet."""
         self._failing = False
-        """Whether the last write failed."""
+        """True if the last write failed."""
         self._mid_line = False
-        """Whether what was written last is a part of a line."""
+        """True if the last write ended within a line."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
-        """How many lines were dropped so far."""
+        """Number of lines dropped so far."""
         return self._overflowed + self._failed
 
     def write(self, line: str) -> None:
-        """Queues a line, which ends with a newline. Drops it where too much is queued already."""
+        """Queue a line, which ends with a newline; drop it if too much is queued."""
         data = line.encode("utf-8", "backslashreplace")
         size = len(data) + _EACH_BYTES
         with self._lock:
@@ -86,7 +86,7 @@ class LogWriter:
                 self._gap.lines += 1
 
     def close(self, seconds: float) -> None:
-        """Writes what is queued, for at most so long. Nothing is written afterwards."""
+        """Write what is queued, for at most `seconds`. Nothing is written afterwards."""
         self._queue.put(_End())
         self._thread.join(seconds)
 
@@ -95,25 +95,25 @@ class LogWriter:
     def _run(self) -> None:
         while True:
             lines, behind = self._next_lines()
-            if self._unsaid and not self._say_how_many():
+            if self._unreported and not self._report_dropped():
                 self._fail(len(lines))
             elif lines:
-                self._put_out(lines)
+                self._write_lines(lines)
             if isinstance(behind, _Gap):
                 with self._lock:
-                    self._unsaid += behind.lines
+                    self._unreported += behind.lines
                     if self._gap is behind:
                         self._gap = None
             elif isinstance(behind, _End):
-                if self._unsaid:
-                    self._say_how_many()
+                if self._unreported:
+                    self._report_dropped()
                 return
 
     def _next_lines(self) -> tuple[list[bytes], _Gap | _End | None]:
-        """Wait for lines; return those to be written at once, and what ended them if that was no line."""
+        """Wait for lines; return those to write at once, and the gap or end behind them, if any."""
         try:
-            # The queue is not waited for without end while something is left to say.
-            if self._unsaid:
+            # Do not wait without limit while dropped lines are unreported.
+            if self._unreported:
                 each = self._queue.get(timeout=_RETRY_SECONDS) if self._failing else self._queue.get_nowait()
             else:
                 each = self._queue.get()
@@ -138,14 +138,14 @@ class LogWriter:
             self._waiting_bytes -= size
         return lines, behind
 
-    def _say_how_many(self) -> bool:
-        """Write how many lines were dropped; return whether that worked."""
-        if self._write_out(self._say_dropped(self._unsaid).encode("utf-8", "backslashreplace")) is None:
-            self._unsaid = 0
+    def _report_dropped(self) -> bool:
+        """Write how many lines were dropped; return True if that worked."""
+        if self._write_out(self._format_dropped(self._unreported).encode("utf-8", "backslashreplace")) is None:
+            self._unreported = 0
             return True
         return False
 
-    def _put_out(self, lines: list[bytes]) -> None:
+    def _write_lines(self, lines: list[bytes]) -> None:
         written = self._write_out(b"".join(lines))
         if written is None:
             return
@@ -157,11 +157,11 @@ class LogWriter:
 
     def _fail(self, lines: int) -> None:
         self._failed += lines
-        self._unsaid += lines
+        self._unreported += lines
 
     def _write_out(self, data: bytes) -> int | None:
-        """Write all of it, however long that takes. Return None, or how many bytes were written before it failed."""
-        # Where the line before was torn, it must not become one with this one.
+        """Write all data, however long that takes; return None, or the bytes written before it failed."""
+        # A torn line must not be joined with this one.
         begin = b"\n" if self._mid_line else b""
         left = memoryview(begin + data)
         done = 0

@@ -1,4 +1,4 @@
-"""Logs with structlog: text for people at a terminal, one JSON object a line for everything else."""
+"""Logs with structlog: text for people at a terminal, one JSON object per line otherwise."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ _ERRORS = frozenset(
     }
 )
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
-"""Another event tells the same to most readers."""
-_TOGETHER_SECONDS = 0.02
+"""Kinds logged at debug level, since another event tells most readers the same."""
+_BATCH_SECONDS = 0.02
 _STANDARD_ERROR = 2
-_LONGEST_BEGUN = 65_536
-"""Characters of a line without an end that are kept until it has one."""
+_LONGEST_UNFINISHED = 65_536
+"""Limit in characters of an unfinished line of `sys.stderr` that waits for its end."""
 
 
 def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | None:
-    """Send all logs of this process to standard error, by a thread of their own that is returned, or to the stream.
+    """Send all logs of this process to standard error, by a thread that is returned, or to the stream.
 
-    Without a stream, so goes what libraries log, Python's warnings, what nobody caught in threads and finalisers, and
-    whatever is written to `sys.stderr`.
+    Without a stream this includes logs of libraries, Python's warnings, uncaught exceptions in threads and finalisers,
+    and text written to `sys.stderr`.
     """
     out = stream or sys.stderr
     is_terminal = out is not None and out.isatty()
@@ -68,11 +68,11 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
             colors=is_terminal, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
         )
         if as_text
-        else structlog.processors.JSONRenderer(ensure_ascii=False, default=_in_words),
+        else structlog.processors.JSONRenderer(ensure_ascii=False, default=_to_text),
     ]
     writer = None
     if stream is None:
-        writer = LogWriter(_STANDARD_ERROR, functools.partial(_say_dropped, processors))
+        writer = LogWriter(_STANDARD_ERROR, functools.partial(_format_dropped, processors))
         write: Callable[[str], object] = writer.write
     else:
         write = stream.write
@@ -82,75 +82,76 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
         logger_factory=lambda *_: _LineLogger(write),
         cache_logger_on_first_use=True,
     )
-    # Libraries (gRPC, asyncio) log through the standard library; what they have to say at `info` nobody needs.
+    # Libraries (gRPC, asyncio) log through the standard library; their `info` messages are of no use.
     handler = _ToStructlog()
     handler.addFilter(OncePerMinute())
     logging.basicConfig(handlers=[handler], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
     if stream is None:
-        _catch_what_goes_to_standard_error()
+        _redirect_standard_error()
     return writer
 
 
-def _catch_what_goes_to_standard_error() -> None:
-    """A pipe that nobody reads would hold up every thread that writes to it, and a full disk would raise there."""
+def _redirect_standard_error() -> None:
+    """Send other output for standard error to the log, too.
+
+    A pipe without a reader would block every thread that writes to it, and a full disk would raise there.
+    """
     logging.captureWarnings(capture=True)
-    logging.raiseExceptions = False  # of a record that cannot be formatted a line on stderr would tell
-    threading.excepthook = _thread_failed
-    sys.unraisablehook = _nobody_caught
+    logging.raiseExceptions = False  # otherwise a record that cannot be formatted writes to stderr
+    threading.excepthook = _log_thread_failure
+    sys.unraisablehook = _log_unraisable
     sys.stderr = _StandardErrorLines()
 
 
-def _thread_failed(failure: threading.ExceptHookArgs) -> None:
+def _log_thread_failure(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_value is not None and failure.exc_type is not SystemExit:
         name = "unknown" if failure.thread is None else failure.thread.name
         structlog.get_logger("threads").error("a thread ended unexpectedly", thread=name, exc_info=failure.exc_value)
 
 
-def _nobody_caught(failure: sys.UnraisableHookArgs) -> None:
+def _log_unraisable(failure: sys.UnraisableHookArgs) -> None:
     what = failure.err_msg or "Exception ignored in"
     about = repr(failure.object)
-    structlog.get_logger("python").error(
-        "nobody could catch an exception", where=f"{what}: {about}", exc_info=failure.exc_value
-    )
+    structlog.get_logger("python").error("uncaught exception", where=f"{what}: {about}", exc_info=failure.exc_value)
 
 
 class _StandardErrorLines(io.TextIOBase):
-    """Takes the place of `sys.stderr`: each line that is written to it becomes a line of the log."""
+    """Replaces `sys.stderr`: each line written to it becomes a line of the log."""
 
     def __init__(self) -> None:
-        self._begun = ""
+        self._unfinished = ""
 
     def fileno(self) -> int:
-        """Standard error itself, for programs that are started with it."""
+        """Return standard error's descriptor, for child processes."""
         return _STANDARD_ERROR
 
     def writable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Log each line that has its end; what follows the last one waits for the rest."""
-        *lines, begun = f"{self._begun}{text}".split("\n")
-        self._begun = begun[-_LONGEST_BEGUN:]
+        """Log each complete line and keep the rest until its end comes."""
+        *lines, unfinished = f"{self._unfinished}{text}".split("\n")
+        self._unfinished = unfinished[-_LONGEST_UNFINISHED:]
         for line in filter(None, lines):
             structlog.get_logger("stderr").warning(line, logger="stderr")
         return len(text)
 
 
 class _LineLogger:
-    """What structlog calls with each finished line."""
+    """The logger that structlog calls with each finished line."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
 
     def msg(self, line: str) -> None:
-        """Write it."""
+        """Write the line."""
         self._write(line + "\n")
 
     log = debug = info = warn = warning = error = critical = exception = fatal = msg
 
 
-def _say_dropped(processors: Sequence[Processor], lines: int) -> str:
+def _format_dropped(processors: Sequence[Processor], lines: int) -> str:
     words = f"{lines} log line{' was' if lines == 1 else 's were'} dropped"
     line: Any = {"event": words, "dropped": lines}
     for each in processors:
@@ -159,7 +160,7 @@ def _say_dropped(processors: Sequence[Processor], lines: int) -> str:
 
 
 def _escaped(_logger: object, _name: str, fields: EventDict) -> EventDict:
-    """A processor: nothing that was read from elsewhere moves a cursor, hides, or starts a line of its own."""
+    """Escape all values: foreign text must not move a cursor, hide, or start a new line. A processor of structlog."""
     for name, value in fields.items():
         if name == "exception":
             fields[name] = "\n".join(map(visible, str(value).split("\n")))
@@ -182,16 +183,16 @@ def _visible_within(value: object) -> object:
             return value
 
 
-def _in_words(value: object) -> str:
-    """What JSON has no form for."""
+def _to_text(value: object) -> str:
+    """Return a text for a value that JSON cannot represent."""
     return visible(repr(value))
 
 
 class _ToStructlog(logging.Handler):
-    """Passes a library's records on."""
+    """Passes records of libraries on to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record, whatever its level and arguments are."""
+        """Log one record, whatever its level and arguments."""
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001 -- a library's mistake in a message must not raise where it logs
@@ -202,34 +203,34 @@ class _ToStructlog(logging.Handler):
 
 
 class EventLog:
-    """Writes what happens on the node; an observer of the manager. Belongs to the event loop.
+    """Logs the node's events; an observer of the manager. Not thread-safe; use from the event loop.
 
-    Ordinary events are written a moment later, together: nobody's answer waits for a line of the log. The ledger has
-    them already.
+    Ordinary events are written together a moment later, so that no answer waits for a log line. The ledger has them
+    already.
     """
 
     def __init__(self) -> None:
         self._log = structlog.get_logger("events")
-        self._unwritten: list[Event] = []
+        self._pending: list[Event] = []
 
     def __call__(self, event: Event) -> None:
-        """One event, in its own words."""
-        self._unwritten.append(event)
+        """Log an event by its message."""
+        self._pending.append(event)
         if event.kind in _ERRORS or event.kind in _WARNINGS:
             self.flush()
-        elif len(self._unwritten) == 1:
-            asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self.flush)
+        elif len(self._pending) == 1:
+            asyncio.get_running_loop().call_later(_BATCH_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Writes what has gathered, in its order."""
-        events, self._unwritten = self._unwritten, []
+        """Write the collected events in order."""
+        events, self._pending = self._pending, []
         for event in events:
             self._write(event)
 
     def _write(self, event: Event) -> None:
         facts: dict[str, object] = {"event_kind": event.kind.value, "revision": event.revision}
         named: dict[str, object] = {"gpu": event.gpu_index, "lease": event.lease, "holder": event.holder or None}
-        # Who called for it, where somebody did.
+        # The caller who caused it, if any.
         named |= {name: event.data.get(name) for name in ("by", "role", "uid", "pid", "method")}
         facts |= {name: value for name, value in named.items() if value is not None}
         if event.kind in _ERRORS:

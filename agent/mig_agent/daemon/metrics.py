@@ -15,10 +15,10 @@ _log = structlog.get_logger(__name__)
 
 
 def serve_metrics(settings: Settings, registry: CollectorRegistry) -> tuple[str, Callable[[], None]]:
-    """Serves the registry in threads of its own; where it does (`http://127.0.0.1:9400/metrics`), and how to stop.
+    """Serve the registry in threads; return its URL (`http://127.0.0.1:9400/metrics`) and a function that stops it.
 
-    Raises ConfigError where the address cannot be had. Only the default address may be missing: that another exporter
-    has it, or a second simulated agent, is no reason not to hand out GPUs.
+    Raises ConfigError if the address is not available. Only the default address may be unavailable: that another
+    exporter or a second simulated agent uses it is no reason to refuse GPUs.
     """
     address = settings.metrics
     if address is None:
@@ -41,4 +41,4 @@ def _host(address: TcpAddress) -> str:
 
 
 def _nothing() -> None:
-    """Stops what was not started."""
+    """Stop nothing."""

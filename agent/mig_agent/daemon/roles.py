@@ -1,4 +1,4 @@
-"""Who may do what, from the settings."""
+"""Roles of callers, from the settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _ROOT = 0
 
 
 def configured_roles(settings: Settings, users: Users) -> Roles:
-    """The roles. Raises ConfigError for a user that this machine does not have."""
-    local = {_ROOT, own_uid()}  # who can open the administrators' socket is trusted no less on the other one
+    """Return the roles. Raises ConfigError for a user that this machine does not have."""
+    local = {_ROOT, own_uid()}  # users who can open the administrators' socket are trusted equally on the other one
     for name in settings.socket_schedulers:
         uid = uid_named(name)
         if uid is None:

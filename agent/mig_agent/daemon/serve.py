@@ -1,4 +1,4 @@
-"""`mig-agent serve` as a process: its signals, its limits, its exit code, and the last word in its log."""
+"""`mig-agent serve` as a process: its signals, limits, exit code, and last log lines."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ CLEAN = 0
 FAILED = 1
 _BY_SIGNAL = 128
 _SAME_SIGNAL_SECONDS = 0.5
-"""timeout(1), and a shell on Ctrl-C, signal both the process and its group: that is one wish, not two."""
+"""Window in which a repeated signal counts as one: timeout(1), and a shell on Ctrl-C, signal both process and group."""
 
 _LAST_LINES_SECONDS = 1.0
-"""For the log to take the last lines; a pipe that nobody reads keeps the process no longer."""
+"""Time for the log to take the last lines; a pipe without a reader does not keep the process longer."""
 _GPUS_SECONDS = 30.0
-"""Between two looks for a GPU on a node that has none."""
+"""Interval of checks for a GPU on a node that has none."""
 
 _log = structlog.get_logger(__name__)
 
 
 def serve(settings: Settings) -> NoReturn:
-    """Serves until SIGTERM or SIGINT, and ends the process.
+    """Serve until SIGTERM or SIGINT, and end the process.
 
-    It ends without waiting for threads: one may hang in the driver for good. Nor is the event loop taken down: when
-    something has raised out of it, calls of gRPC are under way, and to cancel their tasks crashed the interpreter.
+    It ends without waiting for threads: one may hang in the driver for good. Nor is the event loop closed: when an
+    exception has left it, calls of gRPC are in progress, and cancelling their tasks crashed the interpreter.
     """
     _confine()
     log = logs.configure(settings)
@@ -50,37 +50,37 @@ def serve(settings: Settings) -> NoReturn:
     try:
         code = runner.run(_Process(settings, log).run())
     except BaseExceptionGroup as group:
-        _tell_unexpected(group.exceptions[0])
+        _log_unexpected(group.exceptions[0])
     except Exception as error:  # noqa: BLE001 -- the last line of defence: one line, and the exit code
-        _tell_unexpected(error)
+        _log_unexpected(error)
     finally:
-        _leave(log, code)
+        _exit(log, code)
 
 
-def _leave(log: LogWriter | None, code: int) -> NoReturn:
-    """End the process, with what the log takes within a moment written to it."""
+def _exit(log: LogWriter | None, code: int) -> NoReturn:
+    """Write what the log takes within a moment, and end the process."""
     if log is not None:
         log.close(_LAST_LINES_SECONDS)
     os._exit(code)
 
 
 def _confine() -> None:
-    """Give this process what must not depend on who starts it: the mode of new files, and no core dump."""
-    # Files and folders come out with the modes that the code names, which it narrows itself where only it may read.
+    """Set the umask and disable core dumps, whatever the parent process set."""
+    # The code names the modes of files and folders, and narrows them itself where only the agent may read.
     os.umask(_UMASK)
-    # A core would hold the key of the tokens and that of the certificate. Programs that cores are piped to are told of
-    # this limit, too, and systemd-coredump keeps nothing then.
+    # A core would hold the key of the tokens and that of the certificate. The kernel also passes this limit to programs
+    # that cores are piped to, and systemd-coredump then stores nothing.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _collect_garbage_from_now_on() -> None:
-    """What was made at the start is not looked at any more: going through all of it would be a pause each time."""
+def _enable_garbage_collection() -> None:
+    """Enable the garbage collector without objects of the start: scanning all of them would be a pause each time."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-def _tell_unexpected(error: BaseException) -> None:
+def _log_unexpected(error: BaseException) -> None:
     _log.critical("the agent failed in a way that it did not expect", error=f"{type(error).__name__}: {error}")
     _log.debug("where it failed", exc_info=error)
 
@@ -99,7 +99,7 @@ class _Process:
         self._code = CLEAN
 
     async def run(self) -> int:
-        """The exit code."""
+        """Run the agent and return the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
@@ -117,7 +117,7 @@ class _Process:
             if now - self._asked_at < _SAME_SIGNAL_SECONDS:
                 return
             _log.warning("stopping at once", signal=number.name)
-            _leave(self._log, _BY_SIGNAL + number)
+            _exit(self._log, _BY_SIGNAL + number)
         _log.info("stopping", signal=number.name)
         self._asked_at = now
         self._stop.set()
@@ -126,17 +126,17 @@ class _Process:
 
     @staticmethod
     def _on_hangup() -> None:
-        """Ends nothing, as it would by default: a terminal was closed, or somebody wants settings to be read again."""
+        """Ignore SIGHUP, which would end the process by default: a terminal was closed, or a reload is wanted."""
         _log.warning("SIGHUP is ignored: settings are read at the start, and renewed certificates are taken up anyway")
 
     def _on_outdated(self) -> None:
-        """The library that a container has is the one of its start; whoever started it starts it anew."""
+        """Stop with a failure: a container has the driver library of its start, so it must be restarted."""
         _log.error("stopping: the driver was replaced, and only a new container has its new library")
         self._code = FAILED
         self._stop.set()
 
-    async def _look_for_gpus(self, agent: Agent) -> None:
-        """A node without a GPU is served as it is until it has one."""
+    async def _watch_for_gpus(self, agent: Agent) -> None:
+        """Wait until a node without a GPU has one, then stop with a failure so that the container restarts."""
         while agent.hardware.absent:
             await asyncio.sleep(_GPUS_SECONDS)
             if agent.hardware.host.has_nvidia_gpu():
@@ -154,13 +154,13 @@ class _Process:
                     agent.manager.on_outdated.append(self._on_outdated)
                 notify("READY=1")
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
-                _collect_garbage_from_now_on()
+                _enable_garbage_collection()
                 watchdog = group.create_task(keep_alive(), name="watchdog")
-                looking = group.create_task(self._look_for_gpus(agent), name="look for GPUs")
+                watching = group.create_task(self._watch_for_gpus(agent), name="watch for GPUs")
                 await self._stop.wait()
                 notify("STOPPING=1")
                 watchdog.cancel()
-                looking.cancel()
+                watching.cancel()
                 await agent.stop()
         except (UsageError, LockedError, CannotServeError) as error:
             _log.error(error.message, hint=error.hint)

@@ -1,6 +1,6 @@
 """The gRPC servers: one for users (Unix sockets, TCP with certificates), one for administrators.
 
-gRPC itself is reached through relays alone: they tell it who is calling, and count connections before it sees them.
+gRPC is reached only through relays: they report who is calling, and count connections before gRPC sees them.
 """
 
 from __future__ import annotations
@@ -32,66 +32,66 @@ from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
-from mig_agent.daemon.cert_reload import Renewing
+from mig_agent.daemon.cert_reload import CertificateReloader
 from mig_agent.daemon.socket_watch import WatchedSocket
 from mig_agent.frontends.grpc.handlers import SERVICE, most_open
 from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64
-"""They have places of their own: administrators get in whatever users do."""
+"""Administrators have slots of their own, so that users cannot keep them out."""
 _INNER_FOLDER = "sockets"
-"""The socket in it behind which certificates are asked for."""
+"""Folder of gRPC's own sockets, among them the one that requires certificates."""
 _LAST_BYTES_SECONDS = 1.0
 _ROOT = 0
 _ALL: Final = ""
-"""By this name health tells of the whole server."""
+"""Health's name for the whole server."""
 _MOST_HEADER_BYTES = 8192
 _MOST_PENDING = 8192
 _CAUGHT_UP_SECONDS = 60.0
 _OWN_OPTIONS: Final = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0))
 _CAUGHT_UP: Final = "/mig-agent/CaughtUp"
-"""gRPC hands calls over in their order, so when this one is answered those before it have been handed over."""
+"""gRPC passes calls on in order, so when this one is answered, all calls before it have reached Python."""
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (
-    ("grpc.so_reuseport", 0),  # or a second agent would quietly share the port
-    ("grpc.max_receive_message_length", 1 << 20),  # a Plan of as many requests as are taken, with the longest texts
-    ("grpc.keepalive_time_ms", 60_000),  # a client's machine that dies without a word ends its Hold
+    ("grpc.so_reuseport", 0),  # otherwise a second agent would silently share the port
+    ("grpc.max_receive_message_length", 1 << 20),  # a Plan with the largest number of requests and the longest texts
+    ("grpc.keepalive_time_ms", 60_000),  # a client machine that fails silently ends its Hold
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.server_handshake_timeout_ms", 20_000),  # who connects and says nothing takes a place no longer
-    # Of one call's headers; those of our clients are below 1 KiB. The first is from where on gRPC refuses at random.
+    ("grpc.server_handshake_timeout_ms", 20_000),  # an idle connection frees its slot after this time
+    # Limits of one call's headers; our clients send less than 1 KiB. Above the first gRPC refuses at random.
     ("grpc.max_metadata_size", _MOST_HEADER_BYTES),
     ("grpc.absolute_max_metadata_size", _MOST_HEADER_BYTES),
-    ("grpc.http.tarpit", 0),  # or gRPC keeps what it refuses for up to a second
-    # Calls that wait for Python to take them. Beyond, gRPC cancels without a word, so the limits of ours come first.
+    ("grpc.http.tarpit", 0),  # otherwise gRPC delays refusals by up to a second
+    # Calls that wait for Python. Above it gRPC cancels without a message, so the agent's own limits must be lower.
     ("grpc.server.max_pending_requests", _MOST_PENDING),
     ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
     ("grpc.server_max_unrequested_time_in_server", 600),
 )
 
 _MOST_PROBES = 500
-"""Calls of health and reflection at once."""
+"""Limit of concurrent calls of health and reflection."""
 _MOST_AT_ONCE = 1000
-"""Calls of one user that begin or end, beside those that stay open."""
+"""Limit of one user's calls that begin or end, beside those that stay open."""
 _MOST_REQUEST_BYTES = 16 << 20
-"""Of one user's open calls."""
+"""Limit of request bytes of one user's open calls."""
 _MOST_OF_ONE_USER = 256
-"""Connections to the Unix sockets. One connection is enough for a thousand calls."""
+"""Limit of one user's connections to the Unix sockets. One connection is enough for a thousand calls."""
 
 Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 
 
-class _Gate(grpc.GenericRpcHandler):
-    """Answers UNAVAILABLE for the service's methods until they are there."""
+class _DeferredService(grpc.GenericRpcHandler):
+    """Answers UNAVAILABLE for the service's methods until they are set."""
 
     def __init__(self, probes: Handlers) -> None:
-        """`probes` are health and reflection, by the full names of their methods."""
+        """`probes` are the handlers of health and reflection, by the full names of their methods."""
         self.handlers: Handlers | None = None
         self._probes = probes
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Finds the handler of a call."""
+        """Return the handler of a call."""
         if handler_call_details.method == _CAUGHT_UP:
             return grpc.unary_unary_rpc_method_handler(_nothing)
         path = str(handler_call_details.method).lstrip("/")
@@ -113,57 +113,57 @@ async def _not_yet(_request: bytes, context: grpc.aio.ServicerContext[bytes, byt
 
 
 class _Server:
-    """One gRPC server with health and reflection; its service comes later."""
+    """One gRPC server with health and reflection; its service is set later."""
 
     def __init__(
         self,
         name: str,
         most_calls: int,
         folder: PrivateDir,
-        places: ConnectionLimits,
+        limits: ConnectionLimits,
         *,
         users: Users,
-        fates: ConnectionEnds,
+        ends: ConnectionEnds,
     ) -> None:
-        """`name` is that of its socket in the folder."""
+        """`name` is the name of its socket in the folder."""
         self._name = name
         self._folder = folder
-        self._places = places
+        self._limits = limits
         self._names = users
         self._subordinates = Subordinates()
-        self._fates = fates
+        self._ends = ends
         self._inner: set[str] = set()
         self.relays: list[Relay] = []
         self._remote: list[Relay] = []
-        """Those of them that stand before certificates."""
-        self.renewing: Renewing | None = None
-        """Where there are any."""
+        """The relays for connections with certificates."""
+        self.reloader: CertificateReloader | None = None
+        """None without certificates."""
         stay_open = most_open(most_calls) + _MOST_PROBES
         self._usages = Usages(
             Limits(calls=stay_open + _MOST_AT_ONCE, unseen_calls=_MOST_AT_ONCE, request_bytes=_MOST_REQUEST_BYTES),
             self._caught_up,
         )
         self._own_channel: grpc.aio.Channel | None = None
-        # One connection may have as many calls as may be open at all, or a client's library would keep them back.
+        # A connection may have as many calls as may be open in all, or a client's library would hold them back.
         self.grpc = grpc.aio.server(options=(*_OPTIONS, ("grpc.max_concurrent_streams", stay_open + _MOST_AT_ONCE)))
         self.health = health.HealthServicer()
         reflected = reflection.aio.ReflectionServicer((SERVICE.full_name, HEALTH.full_name, REFLECTION.full_name))
-        self.gate = _Gate(probe_handlers(self.health, reflected, _MOST_PROBES))
-        self.grpc.add_generic_rpc_handlers((self.gate,))
+        self.deferred = _DeferredService(probe_handlers(self.health, reflected, _MOST_PROBES))
+        self.grpc.add_generic_rpc_handlers((self.deferred,))
 
     def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> Relay:
-        """Serves who connects to this socket, too. Raises ConfigError."""
+        """Serve connections to this Unix socket. Raises ConfigError."""
         inner = self._inner_port(address, self._name, None)
-        return self._relay(owned.listen(mode, group), inner, self._local_peer, self._places, usages=self._usages)
+        return self._relay(owned.listen(mode, group), inner, self._local_peer, self._limits, usages=self._usages)
 
-    def relay_tcp(self, address: TcpAddress, certificates: Certificates, places: ConnectionLimits) -> TcpAddress:
-        """Serves who connects to this port with a certificate, too; the port with its number. Raises ConfigError."""
+    def relay_tcp(self, address: TcpAddress, certificates: Certificates, limits: ConnectionLimits) -> TcpAddress:
+        """Serve connections to this port with certificates; return the address with its port. Raises ConfigError."""
         inner = self._inner_port(address, f"{self._name}-tls", certificates)
-        if self.renewing is None:
-            self.renewing = Renewing(certificates, self._drop_remote)
+        if self.reloader is None:
+            self.reloader = CertificateReloader(certificates, self._drop_remote)
         listeners, port = tcp.listen(address.host, address.port)
         for listener in listeners:
-            self._remote.append(self._relay(listener, inner, tcp.client_of, places, before=self.renewing.look))
+            self._remote.append(self._relay(listener, inner, tcp.client_of, limits, before=self.reloader.check))
         return TcpAddress(address.host, port)
 
     def _local_peer(self, client: socket.socket) -> Peer:
@@ -171,16 +171,16 @@ class _Server:
         return peer if peer.uid is None else replace(peer, owner=self._subordinates.owner(peer.uid))
 
     def _drop_remote(self) -> None:
-        """Who comes back shows a certificate again; a held lease waits for that."""
+        """Close all TCP connections: clients that reconnect show a certificate again; held leases wait for that."""
         for relay in self._remote:
             relay.drop()
 
     def _inner_port(self, address: Address, name: str, certificates: Certificates | None) -> str:
-        """Where gRPC itself listens, plainly or behind certificates, for the relays. `address` is for messages."""
+        """Return gRPC's own socket for relays, plain or with certificates. `address` is for messages."""
         inner = self._folder.path_of(name)
         if inner not in self._inner:
             self._inner.add(inner)
-            # The one of an agent that was killed is taken over: the state directory is locked by now.
+            # A killed agent's socket is taken over: the state directory is locked by now.
             if certificates is None:
                 _add_port(address, lambda: self.grpc.add_insecure_port(f"unix:{inner}"))
             else:
@@ -192,18 +192,18 @@ class _Server:
         listener: socket.socket,
         inner: str,
         who: Callable[[socket.socket], Peer],
-        places: ConnectionLimits,
+        limits: ConnectionLimits,
         *,
         before: Callable[[], Awaitable[None]] | None = None,
         usages: Usages | None = None,
     ) -> Relay:
-        names, fates = self._names, self._fates
-        relay = Relay(listener, inner, who=who, places=places, users=names, fates=fates, before=before, usages=usages)
+        names, ends = self._names, self._ends
+        relay = Relay(listener, inner, who=who, limits=limits, users=names, ends=ends, before=before, usages=usages)
         self.relays.append(relay)
         return relay
 
     async def _caught_up(self) -> bool:
-        """Whether all calls that had reached gRPC have been handed over by now; False where that cannot be told."""
+        """Return True once all calls that had reached gRPC have been passed on to Python; False if asking failed."""
         if self._own_channel is None:
             self._own_channel = grpc.aio.insecure_channel(f"unix:{self._folder.path_of(self._name)}", _OWN_OPTIONS)
         call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = self._own_channel.unary_unary(_CAUGHT_UP)
@@ -214,21 +214,21 @@ class _Server:
         return True
 
     async def start(self) -> None:
-        """Listens, not yet serving."""
+        """Listen without serving yet."""
         await self.set_serving(SERVICE.full_name, _ALL, serving=False)
         await self.grpc.start()
         for relay in self.relays:
             relay.start()
-        if self.renewing is not None:
-            self.renewing.start()
+        if self.reloader is not None:
+            self.reloader.start()
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no new calls, and ends those that are open after the grace."""
-        if self.renewing is not None:
-            self.renewing.stop()
+        """Take no new calls, and end open ones after the grace period."""
+        if self.reloader is not None:
+            self.reloader.stop()
         for relay in self.relays:
             relay.stop_accepting()
-        # gRPC waits for clients that do not read what was sent to them, and those may never do.
+        # gRPC waits for clients that do not read what was sent to them, which may be for ever.
         stopping = asyncio.ensure_future(self.grpc.stop(grace_seconds))
         await asyncio.wait({stopping}, timeout=grace_seconds + _LAST_BYTES_SECONDS)
         for relay in self.relays:
@@ -239,7 +239,7 @@ class _Server:
         await asyncio.wait({stopping}, timeout=_LAST_BYTES_SECONDS)
 
     async def set_serving(self, *names: str, serving: bool) -> None:
-        """What health says of these: the service, or, as "", all that the agent is there for."""
+        """Set the health status of these names: the service, or "" for all that the agent is there for."""
         kind = health_pb2.HealthCheckResponse.ServingStatus
         status = kind.Value("SERVING" if serving else "NOT_SERVING")
         for name in names:
@@ -247,36 +247,36 @@ class _Server:
 
 
 class Servers:
-    """Both servers, from taking their addresses to letting them go.
+    """Both servers, from taking their addresses to releasing them.
 
-    They listen from the start, so that probes see NOT_SERVING instead of nothing, and serve when `open` is called.
+    They listen from the start, so that probes see NOT_SERVING instead of nothing, and serve after `open`.
     """
 
     def __init__(self, settings: Settings, search: HolderSearch | None = None) -> None:
-        """Takes the addresses; `search` is for holders of their locks.
+        """Take the addresses; `search` finds holders of their locks.
 
-        Raises LockedError where another has an address, ConfigError where one cannot be used.
+        Raises LockedError if another process has an address, ConfigError if one cannot be used.
         """
         self._sockets = ExitStack()
         self._search = search or HolderSearch()
         self.user_names = Users()
-        """Those of the users who have connected to a Unix socket."""
+        """Names of users who have connected to a Unix socket."""
         self.addresses: list[str] = []
-        """Where users connect; a TCP port that the kernel chose is filled in."""
-        self.fates = ConnectionEnds()
-        """What becomes of each connection."""
+        """Where users connect, with the TCP port that the kernel chose."""
+        self.connection_ends = ConnectionEnds()
+        """How connections ended."""
         self._closing = False
         self.sockets: list[WatchedSocket] = []
-        """The Unix sockets, to be watched."""
+        """The Unix sockets to watch."""
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
             folder = PrivateDir.open(_inner_folder(settings))
             self._sockets.callback(folder.close)
-            calls, names, fates = settings.max_calls, self.user_names, self.fates
-            local, remote = _places(settings)
-            self._users = _Server("users", calls, folder, local, users=names, fates=fates)
+            calls, names, ends = settings.max_calls, self.user_names, self.connection_ends
+            local, remote = _limits(settings)
+            self._users = _Server("users", calls, folder, local, users=names, ends=ends)
             apart = ConnectionLimits(_ADMIN_CONNECTIONS)
-            self._admins = _Server("admins", calls, folder, apart, users=names, fates=fates)
+            self._admins = _Server("admins", calls, folder, apart, users=names, ends=ends)
             certificates = _certificates(settings)
             for address in settings.listen:
                 if isinstance(address, UnixAddress):
@@ -288,35 +288,35 @@ class Servers:
             undo.pop_all()
 
     async def start(self) -> None:
-        """Listens, not yet serving."""
+        """Listen without serving yet."""
         for server in (self._users, self._admins):
             await server.start()
 
     async def open(self, users: Handlers, admins: Handlers) -> None:
-        """Serves; health says so of the service alone until it is `ready`."""
-        self._users.gate.handlers, self._admins.gate.handlers = users, admins
+        """Serve; health reports only the service as serving until `ready`."""
+        self._users.deferred.handlers, self._admins.deferred.handlers = users, admins
         for server in (self._users, self._admins):
             await server.set_serving(SERVICE.full_name, serving=True)
 
-    async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- what is told
-        """Whether all that the agent is there for can be had, such as devices for pods."""
+    async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- the only argument of a setter
+        """Set whether all that the agent is there for is available, such as devices for pods."""
         if not self._closing:
             for server in (self._users, self._admins):
                 await server.set_serving(_ALL, serving=is_ready)
 
-    def on_renewal(self, tell: Callable[[Renewal], None]) -> None:
-        """Who hears that certificates were renewed, or could not be; until then the log."""
-        if self._users.renewing is not None:
-            self._users.renewing.report_to(tell)
+    def on_renewal(self, report: Callable[[Renewal], None]) -> None:
+        """Report renewed certificates, and failures to renew them, to this function instead of the log."""
+        if self._users.reloader is not None:
+            self._users.reloader.report_to(report)
 
-    async def say_not_serving(self) -> None:
-        """So that probes and load balancers turn away before the sockets are gone."""
+    async def set_not_serving(self) -> None:
+        """Set health to NOT_SERVING, so that probes and load balancers turn away before the sockets are gone."""
         self._closing = True
         for server in (self._users, self._admins):
             await server.set_serving(SERVICE.full_name, _ALL, serving=False)
 
     async def stop(self, grace_seconds: float) -> None:
-        """Takes no new calls, and ends those that are open after the grace."""
+        """Take no new calls, and end open ones after the grace period."""
         await asyncio.gather(*(server.stop(grace_seconds) for server in (self._users, self._admins)))
         self._sockets.close()
 
@@ -331,8 +331,8 @@ def _inner_folder(settings: Settings) -> Path:
     return settings.state_dir / _INNER_FOLDER
 
 
-def _places(settings: Settings) -> tuple[ConnectionLimits, ConnectionLimits]:
-    """For connections to Unix sockets, and for those over TCP: neither can take the other's."""
+def _limits(settings: Settings) -> tuple[ConnectionLimits, ConnectionLimits]:
+    """Return separate limits for connections to Unix sockets and over TCP, so that neither takes the other's slots."""
     kinds = 1 + any(isinstance(address, TcpAddress) for address in settings.listen)
     most = max(min(settings.max_connections, allow_open_files() // kinds), 1)
     half = max(most // 2, 1)
@@ -342,11 +342,11 @@ def _places(settings: Settings) -> tuple[ConnectionLimits, ConnectionLimits]:
 
 
 def _bind_tcp(
-    server: _Server, address: TcpAddress, certificates: Certificates | None, places: ConnectionLimits
+    server: _Server, address: TcpAddress, certificates: Certificates | None, limits: ConnectionLimits
 ) -> TcpAddress:
     if certificates is None:
         raise ConfigError(f"cannot listen on {address} without certificates")
-    return server.relay_tcp(address, certificates, places)
+    return server.relay_tcp(address, certificates, limits)
 
 
 def _add_port(address: Address, add: Callable[[], int]) -> int:
@@ -364,6 +364,6 @@ def _certificates(settings: Settings) -> Certificates | None:
 
 
 def _why(error: RuntimeError) -> str:
-    """Why a port could not be had, in short."""
+    """Return in short why a port is not available."""
     text = str(error)
     return "the address is in use" if "in use" in text else text.partition(";")[0].strip() or "it failed"

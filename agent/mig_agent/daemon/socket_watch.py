@@ -1,4 +1,4 @@
-"""Watching the agent's Unix sockets: one that is removed or replaced under the agent is reported, and made again."""
+"""Watches the agent's Unix sockets: one that is removed or replaced is reported, and bound again if removed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mig_agent.core.errors import ConfigError
 from mig_agent.engine.start import LEDGER_WATCH_SECONDS
 
 Report = Callable[[str, tuple[str, ...], bool], None]
-"""Hears what has happened, in words, all sockets that cannot be reached by their paths, and whether one is back."""
+"""Called with a message, all problems of sockets at present, and True if a socket is back."""
 
 
 class WatchedSocket:
-    """A socket of the agent, with what is needed to make it again."""
+    """A socket of the agent, with what is needed to bind it again."""
 
     def __init__(self, owned: OwnedSocket, relay: Relay, mode: int, group: str) -> None:
         self._owned = owned
@@ -24,14 +24,14 @@ class WatchedSocket:
         self._mode = mode
         self._group = group
         self.problem = ""
-        """Why nobody can connect to it, in words; empty while they can."""
+        """Why clients cannot connect to it; empty while they can."""
 
     def missing(self) -> str:
-        """Return what became of it, in words; empty while it is in its place."""
+        """Return what happened to the socket as a message; empty while it is in place."""
         return self._owned.missing()
 
-    def mend(self) -> str:
-        """Bind it again; why that is not possible, in words, empty when it was done."""
+    def rebind(self) -> str:
+        """Bind it again; return why that is not possible as a message, empty if it was done."""
         try:
             self._relay.listen_on(self._owned.listen_again(self._mode, self._group))
         except (ConfigError, LockedError) as error:
@@ -42,7 +42,7 @@ class WatchedSocket:
 
 
 async def watch_sockets(sockets: Sequence[WatchedSocket], report: Report) -> None:
-    """Check them now and then, as long as this is not cancelled. Each occurrence is reported once."""
+    """Check the sockets regularly until cancelled; report each problem once."""
     while True:
         await asyncio.sleep(LEDGER_WATCH_SECONDS)
         for each in sockets:
@@ -56,7 +56,7 @@ def _check(watched: WatchedSocket, sockets: Sequence[WatchedSocket], report: Rep
             former, watched.problem = watched.problem, ""
             report(f"it is in its place again; {former}", _problems(sockets), True)
         return
-    why = "it is left alone" if "was replaced" in missing else watched.mend()
+    why = "it is left alone" if "was replaced" in missing else watched.rebind()
     if why:
         problem = f"{missing}: {why}"
         if problem != watched.problem:

@@ -1,8 +1,8 @@
-"""`mig-agent leave`: has the agents of a cluster go, each leaving its node clean, while their rights still stand.
+"""`mig-agent leave`: makes a cluster's agents clean their nodes and stop, while their rights still exist.
 
-Helm deletes a release's roles within moments of its DaemonSet; an agent that is told to stop then may no longer ask
-whether it is being uninstalled, nor take its labels back. So the chart runs this in a hook before it deletes anything.
-An agent that is no pod of a DaemonSet, or is dead, leaves nothing by itself: then a person cleans its node.
+Helm deletes a release's roles within moments of its DaemonSet; an agent that is stopped then may no longer check
+whether it is being uninstalled, nor remove its labels. So the chart runs this in a hook before it deletes anything. An
+agent that is no pod of a DaemonSet, or is dead, does not clean up: then a person cleans its node.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ FAILED = 1
 
 
 def uninstall(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path | None) -> int:
-    """Deletes the DaemonSet and waits for its pods; the exit code. Says on stderr what came of it."""
+    """Delete the DaemonSet and wait for its pods; return the exit code. Prints the result on stderr."""
     try:
         gone = asyncio.run(_delete(namespace, daemon_set, seconds, kubeconfig))
     except ConfigError as error:
-        return _told(f"{error.message}. Hint: {error.hint}", FAILED)
+        return _print_result(f"{error.message}. Hint: {error.hint}", FAILED)
     except KubeApiError as error:
-        return _told(error.words, FAILED)
+        return _print_result(error.words, FAILED)
     if gone:
-        return _told(f"the agents of {namespace}/{daemon_set} have gone", GONE)
-    return _told(
+        return _print_result(f"the agents of {namespace}/{daemon_set} have gone", GONE)
+    return _print_result(
         f"cannot wait any longer for the agents of {namespace}/{daemon_set}: some have not gone in {seconds:g} s. "
         f"Hint: see `kubectl -n {namespace} get pods -o wide`; a node that is down leaves when it comes back",
         FAILED,
@@ -39,14 +39,14 @@ def uninstall(namespace: str, daemon_set: str, seconds: float, kubeconfig: Path 
 
 
 def clean(node: str, kubeconfig: Path | None) -> int:
-    """Takes from a node object what an agent wrote on it; the exit code. Says on stderr what came of it."""
+    """Remove from a node object what an agent wrote on it; return the exit code. Prints the result on stderr."""
     try:
         asyncio.run(_clean(node, kubeconfig))
     except ConfigError as error:
-        return _told(f"{error.message}. Hint: {error.hint}", FAILED)
+        return _print_result(f"{error.message}. Hint: {error.hint}", FAILED)
     except KubeApiError as error:
-        return _told(error.words, FAILED)
-    return _told(f"nothing of an agent is on node {node}", GONE)
+        return _print_result(error.words, FAILED)
+    return _print_result(f"nothing of an agent is on node {node}", GONE)
 
 
 async def _clean(node: str, kubeconfig: Path | None) -> None:
@@ -67,6 +67,6 @@ async def _delete(namespace: str, daemon_set: str, seconds: float, kubeconfig: P
         api.close()
 
 
-def _told(words: str, code: int) -> int:
+def _print_result(words: str, code: int) -> int:
     sys.stderr.write(f"mig-agent: {words}\n")
     return code

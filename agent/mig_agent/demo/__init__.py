@@ -1,4 +1,4 @@
-"""`mig-agent demo`: the agent's main job over simulated GPUs, shown step by step and checked while it is shown."""
+"""`mig-agent demo`: shows the agent's main task on simulated GPUs step by step, and checks each step."""
 
 from mig_agent.demo.show import show
 

@@ -1,4 +1,4 @@
-"""The story that the demo tells, and the check of each of its sentences."""
+"""The script of the demo, with a check of each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu, render_text
-from mig_agent.demo.stage import NotAsToldError, Stage
+from mig_agent.demo.stage import DemoStepError, Stage
 from mig_agent.migctl.printing import can_unicode, wants_color
 
 # ruff: noqa: T201 -- the demo prints
@@ -47,13 +47,13 @@ Where to go next
 
 
 def show(*, fast: bool) -> int:
-    """Plays the demo; the exit code: 0 when every step was as told."""
+    """Play the demo; return the exit code, 0 if every step worked as described."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         with Stage() as stage:
-            _Story(stage, pause=0.0 if fast or not sys.stdout.isatty() else _PAUSE_SECONDS).tell()
-    except NotAsToldError as error:
+            _Script(stage, pause=0.0 if fast or not sys.stdout.isatty() else _PAUSE_SECONDS).play()
+    except DemoStepError as error:
         print(f"\nNOT AS TOLD: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
@@ -67,16 +67,16 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class _Story:
-    """Each method is one chapter."""
+class _Script:
+    """The script; each method is one chapter."""
 
     def __init__(self, stage: Stage, *, pause: float) -> None:
         self._stage = stage
         self._pause = pause
 
-    def tell(self) -> None:
-        """All chapters, in order."""
-        self._say("An agent over three simulated GPUs: one A100-40GB (GPU 0) and two H100-80GB (GPUs 1 and 2).")
+    def play(self) -> None:
+        """Play all chapters in order."""
+        self._narrate("An agent over three simulated GPUs: one A100-40GB (GPU 0) and two H100-80GB (GPUs 1 and 2).")
         self._stage.start_agent()
         alice = self._memory_becomes_the_smallest_profile("alice", _A100, "the A100", "1g.5gb")
         bob = self._memory_becomes_the_smallest_profile("bob", _H100, "an H100", "1g.10gb")
@@ -89,7 +89,9 @@ class _Story:
         self._everything_ends(workload)
 
     def _memory_becomes_the_smallest_profile(self, name: str, gpu: int, where: str, profile: str) -> Mapping[str, Any]:
-        self._say(f"4 GB on {where}, please. The smallest profile there that holds 4 GB is {profile}; it is created.")
+        self._narrate(
+            f"4 GB on {where}, please. The smallest profile there that holds 4 GB is {profile}; it is created."
+        )
         lease = self._request("--gpu-memory", "4G", "--gpu", str(gpu), "--name", name)
         self._show_map(gpu)
         device = lease["devices"][0]
@@ -97,7 +99,7 @@ class _Story:
         return lease
 
     def _a_profile_is_passed_through(self) -> Mapping[str, Any]:
-        self._say("Who knows the profile names it. Only the A100 has a 2g.10gb.")
+        self._narrate("Who knows the profile names it. Only the A100 has a 2g.10gb.")
         lease = self._request("--mig-profile", "2g.10gb", "--name", "carol")
         self._show_map(_A100)
         device = lease["devices"][0]
@@ -105,14 +107,14 @@ class _Story:
         return lease
 
     def _a_release_leaves_the_instance_idle(self, lease: Mapping[str, Any]) -> None:
-        self._say("alice's lease is released. Its instance stays, idle, for whoever comes next.")
+        self._narrate("alice's lease is released. Its instance stays, idle, for whoever comes next.")
         self._stage.migctl("release", lease["lease"])
         self._show_map(_A100)
         uuid = lease["devices"][0]["uuid"]
         self._check(self._instance(uuid)["state"] == "idle", "the released instance is idle and still there")
 
     def _the_idle_instance_serves_again(self, former: Mapping[str, Any]) -> None:
-        self._say("The next request that it fits gets it at once: nothing is created.")
+        self._narrate("The next request that it fits gets it at once: nothing is created.")
         before = self._stage.nvml_calls(_CREATE)
         device = self._request("--gpu-memory", "4500M", "--gpu", str(_A100), "--name", "dave")["devices"][0]
         self._show_map(_A100)
@@ -121,14 +123,16 @@ class _Story:
         self._check(same and created == 0, "the idle instance served the next request, with no NVML create")
 
     def _a_workload_runs(self) -> tuple[Mapping[str, Any], subprocess.Popen[bytes]]:
-        self._say("erin's workload starts on GPU 2. `migctl run` takes a device, runs the command on it, releases it.")
+        self._narrate(
+            "erin's workload starts on GPU 2. `migctl run` takes a device, runs the command on it, releases it."
+        )
         known = self._lease_ids()
-        asked = ("run", "--gpu-memory", "20G", "--gpu", str(_OTHER_H100), "--name", "erin", "--")
+        arguments = ("run", "--gpu-memory", "20G", "--gpu", str(_OTHER_H100), "--name", "erin", "--")
         workload = self._stage.run_in_background(
-            *asked, sys.executable, "-c", _WORKLOAD, shown=(*asked, "python", "train.py")
+            *arguments, sys.executable, "-c", _WORKLOAD, shown=(*arguments, "python", "train.py")
         )
         pid, uuid, _ = self._heartbeat(workload)
-        # The driver of a real machine would see the process by itself.
+        # A real driver would see the process by itself.
         self._stage.simulator("occupy", uuid, "--pid", str(pid))
         (lease,) = (each for each in self._stage.status()["leases"] if each["lease"] not in known)
         self._show_map(_OTHER_H100)
@@ -136,7 +140,9 @@ class _Story:
         return lease, workload
 
     def _idle_instances_gather(self, *leases: Mapping[str, Any]) -> None:
-        self._say("Idle instances gather: somebody takes a 3g.40gb on GPU 1 and releases it, and so do bob and carol.")
+        self._narrate(
+            "Idle instances gather: somebody takes a 3g.40gb on GPU 1 and releases it, and so do bob and carol."
+        )
         third = self._request("--mig-profile", "3g.40gb", "--gpu", str(_H100), "--name", "frank")
         self._stage.migctl("release", *(lease["lease"] for lease in (third, *leases)))
         self._show_map(_A100, _H100)
@@ -146,7 +152,7 @@ class _Story:
     def _a_large_request_destroys_just_what_is_in_its_way(
         self, lease: Mapping[str, Any], workload: subprocess.Popen[bytes]
     ) -> None:
-        self._say("Now a whole H100 as one instance. The plan names the idle instances in its way, and no others.")
+        self._narrate("Now a whole H100 as one instance. The plan names the idle instances in its way, and no others.")
         self._stage.migctl("plan", "--mig-profile", "7g.80gb")
         destroyed = self._stage.nvml_calls(_DESTROY)
         _, _, beats = self._heartbeat(workload)
@@ -168,7 +174,7 @@ class _Story:
         self._check(leased and now > beats, "the workload on GPU 2 went on undisturbed")
 
     def _everything_ends(self, workload: subprocess.Popen[bytes]) -> None:
-        self._say("The workload is stopped, and its lease ends with it. Then the agent is stopped with SIGTERM.")
+        self._narrate("The workload is stopped, and its lease ends with it. Then the agent is stopped with SIGTERM.")
         workload.terminate()
         workload.wait(_WORKLOAD_SECONDS)
         leased = [each for each in self._instances_of(_OTHER_H100) if each["state"] == "leased"]
@@ -178,30 +184,30 @@ class _Story:
 
     # The pieces
 
-    def _say(self, text: str) -> None:
+    def _narrate(self, text: str) -> None:
         time.sleep(self._pause)
         print("\n" + textwrap.fill(text, _WIDTH), flush=True)
 
     def _check(self, right: bool, words: str) -> None:  # noqa: FBT001 -- reads as an assertion
         if not right:
-            raise NotAsToldError(f"{words}\n{self._stage.log_tail()}")
+            raise DemoStepError(f"{words}\n{self._stage.log_tail()}")
         print(f"ok: {words}", flush=True)
 
     def _lease_ids(self) -> set[str]:
         return {lease["lease"] for lease in self._stage.status()["leases"]}
 
     def _request(self, *arguments: str) -> Mapping[str, Any]:
-        """Requests, and finds the new lease."""
+        """Make a request and return the new lease."""
         known = self._lease_ids()
         self._stage.migctl("request", *arguments)
         new = [lease for lease in self._stage.status()["leases"] if lease["lease"] not in known]
         if len(new) != 1:
-            raise NotAsToldError(f"there are {len(new)} new leases\n{self._stage.log_tail()}")
+            raise DemoStepError(f"there are {len(new)} new leases\n{self._stage.log_tail()}")
         found: Mapping[str, Any] = new[0]
         return found
 
     def _show_map(self, *gpus: int) -> None:
-        """The slices of the GPUs that the chapter is about, as `migctl status` draws them."""
+        """Print the slices of these GPUs, as `migctl status` draws them."""
         status = self._stage.status()
         for index in gpus:
             print(render_text(_map_of(status["gpus"][index]), _WIDTH, color=wants_color(), unicode=can_unicode()))
@@ -217,19 +223,19 @@ class _Story:
                 if instance["uuid"] == uuid:
                     found: Mapping[str, Any] = instance
                     return found
-        raise NotAsToldError(f"{uuid} is gone\n{self._stage.log_tail()}")
+        raise DemoStepError(f"{uuid} is gone\n{self._stage.log_tail()}")
 
     def _heartbeat(self, workload: subprocess.Popen[bytes]) -> tuple[int, str, int]:
-        """The workload's pid, the device that it sees, and how often its heart has beaten."""
+        """Return the workload's pid, the device that it sees, and its number of heartbeats."""
         path = self._stage.folder / "workload"
         deadline = time.monotonic() + _WORKLOAD_SECONDS
         while not path.exists():
             if workload.poll() is not None or time.monotonic() > deadline:
-                raise NotAsToldError(f"the workload does not run\n{self._stage.log_tail()}")
+                raise DemoStepError(f"the workload does not run\n{self._stage.log_tail()}")
             time.sleep(0.02)
         pid, uuid, beats = path.read_text(encoding="utf-8").split()
         if workload.poll() is not None:
-            raise NotAsToldError(f"the workload has ended\n{self._stage.log_tail()}")
+            raise DemoStepError(f"the workload has ended\n{self._stage.log_tail()}")
         return int(pid), uuid, int(beats)
 
 

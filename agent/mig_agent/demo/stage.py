@@ -1,4 +1,4 @@
-"""The demo's stage: a folder, an agent over simulated GPUs, and `migctl` called as a person would."""
+"""The demo's environment: a folder, an agent over simulated GPUs, and `migctl` called as a person would."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _LONGEST_TEMPORARY_PATH = 60
 _SHORT_PLACE = "/tmp"  # noqa: S108 -- the folder in it is made by mkdtemp
 
 
-class NotAsToldError(Exception):
+class DemoStepError(Exception):
     """A step did not do what the demo says it does."""
 
 
 class Stage:
-    """Everything lives in one temporary folder and ends with it, whatever happens."""
+    """The folder and processes of a demo, which all end with it, whatever happens."""
 
     def __init__(self) -> None:
-        # A socket's path has to be short, whatever TMPDIR says.
+        # A socket's path must be short, whatever TMPDIR is.
         place = tempfile.gettempdir() if len(tempfile.gettempdir()) < _LONGEST_TEMPORARY_PATH else _SHORT_PLACE
         self._temporary = tempfile.TemporaryDirectory(prefix="mig-agent-demo-", dir=place)
         self.folder = Path(self._temporary.name)
@@ -41,7 +41,7 @@ class Stage:
         self._log = self.folder / "agent.log"
         self._agent: subprocess.Popen[bytes] | None = None
         self._workloads: list[subprocess.Popen[bytes]] = []
-        # The person's own settings and remembered tokens stay out of it.
+        # The user's own settings and remembered tokens are not used.
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MIG_AGENT_")}
         self._environment = clean | {"MIG_AGENT_ADDRESS": self.address, "XDG_STATE_HOME": str(self.folder / "person")}
 
@@ -59,7 +59,7 @@ class Stage:
     # The agent
 
     def start_agent(self) -> None:
-        """`mig-agent serve`, until it answers."""
+        """Run `mig-agent serve` and wait until it answers."""
         command = [
             *(sys.executable, "-m", "mig_agent", "serve"),
             *("--simulate", GPUS),
@@ -68,7 +68,7 @@ class Stage:
             *("--metrics", "off"),
             *("--node", "demo"),
         ]
-        _say_command(f"mig-agent serve --simulate {GPUS} --state-dir {self.folder} --listen {self.address} &")
+        _print_command(f"mig-agent serve --simulate {GPUS} --state-dir {self.folder} --listen {self.address} &")
         with self._log.open("wb") as log:
             self._agent = subprocess.Popen(  # noqa: S603 -- our own program
                 command,
@@ -77,38 +77,38 @@ class Stage:
                 stderr=log,
                 env=self._environment,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C reaches this program alone, which then ends the others in order
+                start_new_session=True,  # Ctrl-C reaches only this program, which then ends the others in order
             )
         deadline = time.monotonic() + _READY_SECONDS
-        while self._ask("status").returncode != 0:
+        while self._migctl_quietly("status").returncode != 0:
             if self._agent.poll() is not None or time.monotonic() > deadline:
-                raise NotAsToldError(f"the agent does not serve:\n{self.log_tail()}")
+                raise DemoStepError(f"the agent does not serve:\n{self.log_tail()}")
             time.sleep(_POLL_SECONDS)
 
     def stop_agent(self) -> int | None:
-        """SIGTERM; its exit code."""
+        """Send SIGTERM and return the exit code."""
         if self._agent is None:
             return None
         self._agent.terminate()
         return self._agent.wait(_END_SECONDS)
 
     def log_tail(self) -> str:
-        """The end of the agent's log."""
+        """Return the end of the agent's log."""
         lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
         return "\n".join(lines[-_LOG_LINES:])
 
     # What a person types
 
     def migctl(self, *arguments: str) -> None:
-        """Shows a command and what it prints. Raises NotAsToldError where it fails."""
-        _say_command(f"migctl {shlex.join(arguments)}")
+        """Print a command and run it with its output. Raises DemoStepError if it fails."""
+        _print_command(f"migctl {shlex.join(arguments)}")
         done = self._migctl(*arguments, stdout=None)
         if done.returncode != 0:
-            raise NotAsToldError(f"migctl ended with exit code {done.returncode}\n{self.log_tail()}")
+            raise DemoStepError(f"migctl ended with exit code {done.returncode}\n{self.log_tail()}")
 
     def run_in_background(self, *arguments: str, shown: Sequence[str]) -> subprocess.Popen[bytes]:
-        """Starts a command that goes on, and shows how a person would type it."""
-        _say_command(f"migctl {shlex.join(shown)} &")
+        """Start a command in the background, and print it as a person would type it."""
+        _print_command(f"migctl {shlex.join(shown)} &")
         process = subprocess.Popen(  # noqa: S603 -- our own program
             [sys.executable, "-m", "mig_agent.migctl", *arguments],
             stdin=subprocess.DEVNULL,
@@ -122,24 +122,24 @@ class Stage:
     # What the demo checks it with
 
     def status(self) -> Mapping[str, Any]:
-        """`migctl status -o json`."""
-        done = self._ask("status", "-o", "json")
+        """Return the answer of `migctl status -o json`."""
+        done = self._migctl_quietly("status", "-o", "json")
         if done.returncode != 0:
-            raise NotAsToldError(f"migctl status ended with exit code {done.returncode}\n{self.log_tail()}")
+            raise DemoStepError(f"migctl status ended with exit code {done.returncode}\n{self.log_tail()}")
         answer: Mapping[str, Any] = json.loads(done.stdout)
         return answer
 
     def nvml_calls(self, function: str) -> int:
-        """How often the agent has called a function of the simulated driver."""
+        """Return how often the agent has called a function of the simulated driver."""
         machine = json.loads((self.folder / "simulated-gpus.json").read_text(encoding="utf-8"))
         return int(machine["calls"].get(function, 0))
 
     def simulator(self, *arguments: str) -> None:
-        """Does something to the simulated machine."""
+        """Change the simulated machine by a command of the simulator."""
         command = [sys.executable, "-m", "mig_agent.simulator", "--state-dir", str(self.folder), *arguments]
         subprocess.run(command, check=True, capture_output=True, env=self._environment)  # noqa: S603 -- our own program
 
-    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    def _migctl_quietly(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         return self._migctl(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def _migctl(
@@ -155,13 +155,13 @@ class Stage:
         )
 
 
-def _say_command(text: str) -> None:
+def _print_command(text: str) -> None:
     bold = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
     print(f"\n{bold[0]}$ {text}{bold[1]}", flush=True)  # noqa: T201 -- the demo prints
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and all that it started."""
+    """End a process and all that it started."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):

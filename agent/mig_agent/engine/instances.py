@@ -169,7 +169,7 @@ class Preflight:
         driver, record = self._context.driver, self._context.state.gpus[gpu]
         what = "look what stands on the GPU"
         try:
-            standing = await self._context.lanes[gpu].read(what, lambda: driver.standing(gpu))
+            standing = await self._context.lanes[gpu].read(what, lambda: driver.placements(gpu))
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
         ours = {each.gpu_instance_id for each in record.instances.values()}

@@ -17,7 +17,7 @@ from mig_agent.migctl.failures import ReaderGoneError
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 OptionMaker = Callable[[], click.Option]
@@ -169,14 +169,14 @@ def asking_options(function: _Command) -> _Command:
     return function
 
 
-def asking_of(parameters: Mapping[str, Any]) -> Asking:
+def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
     """What a command line asks for, of the parameters that `asking_options` made. Raises UsageError.
 
     Everything is judged here, so that a mistyped command line never reaches the agent.
     """
     from mig_agent.client.request_args import request_for  # noqa: PLC0415 -- a mistyped option costs no import of gRPC
 
-    asking: Asking = {
+    asking: RequestArgs = {
         "gpu_memory": parameters["gpu_memory"],
         "mig_profile": parameters["mig_profile"],
         "gpu_fraction": parameters["gpu_fraction"],

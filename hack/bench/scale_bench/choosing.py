@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from mig_agent.client import AsyncClient, AsyncLease, ClientError, Plan, Refused
-from mig_agent.client.request_args import Asking
+from mig_agent.client.request_args import RequestArgs
 
 MEMORY = ("5G", "10G", "20G", "40G")
 """What pods ask for, each as often."""
@@ -23,9 +23,9 @@ class Chooser(Protocol):
         """On the best of all nodes."""
 
 
-def asking(memory: str, revision: int | None = None) -> Asking:
+def asking(memory: str, revision: int | None = None) -> RequestArgs:
     """A lease that ends by itself, as a scheduler's does."""
-    return Asking(gpu_memory=memory, ttl=60.0, if_revision=revision)
+    return RequestArgs(gpu_memory=memory, ttl=60.0, if_revision=revision)
 
 
 class Everywhere:

@@ -1,7 +1,7 @@
-"""The API server: what the agent reads there and the little that it changes. `kubernetes` serves kubeconfigs."""
+"""The Kubernetes API server: what the agent reads there and the few things it changes."""
 
 from mig_agent.adapters.kubeapi.client import KubeClient
-from mig_agent.adapters.kubeapi.informer import PodInformer
+from mig_agent.adapters.kubeapi.informer import InformerSubscription
 from mig_agent.adapters.kubeapi.node_affinity import selects
 from mig_agent.adapters.kubeapi.objects import (
     NO_ANSWER,
@@ -16,12 +16,12 @@ from mig_agent.adapters.kubeapi.objects import (
 __all__ = [
     "NO_ANSWER",
     "DaemonSetFacts",
+    "InformerSubscription",
     "KubeApiError",
     "KubeClient",
     "NodeCondition",
     "NodeFacts",
     "PodFacts",
-    "PodInformer",
     "PodName",
     "selects",
 ]

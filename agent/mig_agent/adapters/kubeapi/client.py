@@ -1,7 +1,7 @@
-"""The API server as the rest of the agent sees it: coroutines, each with a deadline, made in daemonic threads.
+"""Coroutines for the agent's API server calls; each has a deadline and runs in a daemonic thread.
 
-A server that hangs holds up neither the event loop nor the end of the process. Reads go side by side; changes of the
-node keep their order in a thread of their own, and events in another, so that nothing important waits behind them.
+A server that hangs blocks neither the event loop nor the exit of the process. Reads run in parallel; changes of the
+node keep their order in a thread of their own, and Events in another, so that they delay nothing important.
 """
 
 from __future__ import annotations
@@ -17,8 +17,15 @@ from typing import Final, TypeVar
 
 import structlog
 
-from mig_agent.adapters.kubeapi.events import About, EventBook, Telling, again, new_event, stamp
-from mig_agent.adapters.kubeapi.informer import Followed, NodePosition, PodInformer, PodsPosition
+from mig_agent.adapters.kubeapi.events import (
+    EventContent,
+    EventCorrelator,
+    EventSubject,
+    new_event,
+    repeat_patch,
+    rfc3339,
+)
+from mig_agent.adapters.kubeapi.informer import InformerSubscription, NodeWatchState, PodsWatchState, SharedInformer
 from mig_agent.adapters.kubeapi.objects import (
     DaemonSetFacts,
     Json,
@@ -47,18 +54,21 @@ from mig_agent.adapters.threads import Call, CallThread
 from mig_agent.core.model import Pod
 
 DEADLINE_SECONDS: Final = 20.0
-"""For any call, whatever it waits for; longer than ApiServer takes for one that nothing stands before."""
+"""Deadline of any call, its wait for a thread included; longer than CALL_SECONDS, the limit of one request."""
 READERS: Final = 3
 MOST_EVENTS_WAITING: Final = 100
 
 _LONGEST_NAME: Final = 200
-"""Of the part of an Event's name that is the object's; the whole may have 253 characters."""
+"""Limit on the part of an Event's name that is the object's name, in characters; the whole name may have 253."""
 _Answer = TypeVar("_Answer")
 _LOG = structlog.get_logger(__name__)
 
 
 class KubeClient:
-    """Belongs to the event loop. What it raises is KubeApiError, whose words start with "cannot"."""
+    """Client of the API server for one node. Not thread-safe; use from the event loop.
+
+    Calls raise KubeApiError, whose message starts with "cannot".
+    """
 
     def __init__(self, server: ApiServer, node: str, clock: Callable[[], float] = time.time) -> None:
         self._server = server
@@ -68,160 +78,164 @@ class KubeClient:
         self._changes = CallThread("kube-change")
         self._events = CallThread("kube-events")
         self._out = dict.fromkeys((*self._readers, self._changes, self._events), 0)
-        """Calls that have not come back."""
-        self._book = EventBook()
-        self._telling = 0
-        self._followed_node = Followed(server, partial(NodePosition, node))
-        self._followed_pods = Followed(server, partial(PodsPosition, node))
+        """Calls per thread that have not returned."""
+        self._correlator = EventCorrelator()
+        self._events_pending = 0
+        self._node_informer = SharedInformer(server, partial(NodeWatchState, node))
+        self._pods_informer = SharedInformer(server, partial(PodsWatchState, node))
 
     @classmethod
     def connect(cls, kubeconfig: Path | None, node: str) -> KubeClient:
-        """As the pod that the agent runs in, or with a kubeconfig. Sends nothing yet. Raises ConfigError."""
+        """Return a client that uses the kubeconfig, or the service account of the agent's own pod if there is none.
+
+        Sends nothing yet. Raises ConfigError.
+        """
         return cls(ApiServer.connect(kubeconfig), node)
 
     @property
     def address(self) -> str:
-        """Where the API server is, for messages."""
+        """URL of the API server, for messages."""
         return self._server.address
 
     # Reading
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
-        """A pod; None where there is none of this name."""
+        """Return the pod; None if no pod has this name."""
         return await self._read_object(f"/api/v1/namespaces/{namespace}/pods/{name}", pod_facts)
 
     async def node(self) -> NodeFacts:
-        """The agent's own node."""
+        """Return the agent's own node. Raises KubeApiError (404) if the API server does not have it."""
         found = await self._read_object(f"/api/v1/nodes/{self._node}", node_facts)
         if found is None:
             raise KubeApiError(f"cannot find node {self._node}: the API server does not have it", 404)
         return found
 
     async def daemon_set(self, namespace: str, name: str) -> DaemonSetFacts | None:
-        """A DaemonSet; None where there is none of this name."""
+        """Return the DaemonSet; None if there is none of this name."""
         return await self._read_object(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", daemon_set_facts)
 
     def follow_node(
         self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None] = lambda _words: None
-    ) -> PodInformer:
-        """Tells of the node now and whenever it changes, on the event loop, until it is closed.
+    ) -> InformerSubscription:
+        """Call `on_change` on the event loop with the node now and at each change, until the subscription is closed.
 
-        `on_lost` hears in words when the API server cannot be reached; the next `on_change` says that it can again. All
-        who follow share one watch.
+        `on_lost` is called with a message when the API server cannot be reached; the next `on_change` means that it can
+        be reached again. All subscribers share one watch.
         """
-        return self._followed_node.follow(on_change, on_lost)
+        return self._node_informer.follow(on_change, on_lost)
 
     def follow_pods(
         self,
         on_change: Callable[[Mapping[PodName, PodFacts]], None],
         on_lost: Callable[[str], None] = lambda _words: None,
-    ) -> PodInformer:
-        """The same of the pods that are bound to the node: all of them, now and whenever one of them changes.
+    ) -> InformerSubscription:
+        """Call `on_change` with all pods bound to the node, now and whenever one changes; otherwise as `follow_node`.
 
-        A pod that is missing is gone, or was bound a moment ago; `pod` tells which.
+        A pod that is missing was deleted, or was bound a moment ago; `pod` finds out which.
         """
-        return self._followed_pods.follow(on_change, on_lost)
+        return self._pods_informer.follow(on_change, on_lost)
 
     # Changing the node
 
     async def patch_resources(
         self, counts: Mapping[str, int], capacity: Mapping[str, int] = MappingProxyType({})
     ) -> None:
-        """Sets what the node gives of these resources, and has of them: as many, where `capacity` says nothing else.
+        """Set the node's allocatable count of each resource, and its capacity.
 
-        Others stay as they are.
+        The capacity equals the allocatable count where `capacity` has no entry. Other resources stay as they are.
         """
         if counts:
             await self._patch_status(resources_patch(counts, capacity), JSON_PATCH)
 
     async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
-        """Sets what the node has and gives of resources that no device plugin serves, and annotations, in one write.
+        """Set capacity and allocatable of resources that no device plugin serves, and annotations, in one write.
 
-        None takes one away; others stay as they are.
+        None removes an entry; others stay as they are.
         """
         await self._patch_status(owned_patch(counts, annotations), MERGE_PATCH)
 
     async def patch_labels(
         self, labels: Mapping[str, str | None], annotations: Mapping[str, str | None] | None = None
     ) -> None:
-        """Sets labels and annotations of the node; None takes one away. Others stay as they are."""
+        """Set labels and annotations of the node; None removes one. Others stay as they are."""
         patch = metadata_patch(labels, annotations or {})
         await self._call(self._changes, lambda: self._server.patch_node(self._node, patch), "change the node's labels")
 
     async def patch_condition(self, condition: NodeCondition, before: NodeCondition | None) -> None:
-        """Sets a condition of the node. `before` is what the node has of this type now, as NodeFacts tells."""
+        """Set a condition of the node. `before` is the node's present condition of this type, from NodeFacts."""
         changed = before is None or before.status != condition.status
-        patch = condition_patch(condition, stamp(self._now()), changed=changed)
+        patch = condition_patch(condition, rfc3339(self._now()), changed=changed)
         await self._patch_status(patch, STRATEGIC_MERGE_PATCH)
 
     async def remove_condition(self, kind: str) -> None:
-        """Takes a condition of this type away from the node."""
+        """Remove the condition of this type from the node."""
         await self._patch_status(condition_removal_patch(kind), STRATEGIC_MERGE_PATCH)
 
     async def delete_daemon_set(self, namespace: str, name: str) -> None:
-        """Begins to delete a DaemonSet in the foreground: it is gone when its pods are."""
+        """Start deleting a DaemonSet in the foreground: the object goes after its pods."""
         await self._call(self._changes, lambda: self._server.delete_daemon_set(namespace, name), "delete a DaemonSet")
 
     # Events
 
     async def tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
-        """Tells people of something, as an Event on a pod, or on the node (None). Never raises.
+        """Send an Event about a pod, or about the node if `about` is None. Never raises.
 
-        The same again counts the Event up. What is too much for one object, or for a server that is slow, is left out.
+        A repeated Event raises the count of the existing one. Events above an object's rate limit, or while
+        MOST_EVENTS_WAITING wait for a slow server, are dropped.
         """
-        if self._telling >= MOST_EVENTS_WAITING:
+        if self._events_pending >= MOST_EVENTS_WAITING:
             return
-        self._telling += 1
+        self._events_pending += 1
         try:
-            await self._tell(about, reason, words, warning=warning)
+            await self._record_event(about, reason, words, warning=warning)
         except KubeApiError as error:
             _LOG.warning("an event did not reach the API server", event_words=words, error=error.words)
         finally:
-            self._telling -= 1
+            self._events_pending -= 1
 
-    async def _tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
+    async def _record_event(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
         subject = await self._subject(about)
-        if subject is None or not self._book.may_tell(subject, self._now()):
+        if subject is None or not self._correlator.allow(subject, self._now()):
             return
-        telling = Telling(about=subject, reason=reason, words=words, warning=warning)
-        await self._call(self._events, lambda: self._send_event(telling), "tell of an event")
+        event = EventContent(about=subject, reason=reason, words=words, warning=warning)
+        await self._call(self._events, lambda: self._send_event(event), "send an event")
 
-    async def _subject(self, pod: Pod | None) -> About | None:
+    async def _subject(self, pod: Pod | None) -> EventSubject | None:
         if pod is None:
-            node = self._followed_node.latest or await self.node()
-            return About(kind="Node", name=node.name, uid=node.uid)
+            node = self._node_informer.latest or await self.node()
+            return EventSubject(kind="Node", name=node.name, uid=node.uid)
         uid = pod.uid
         if not uid:
             found = await self.pod(pod.namespace, pod.name)
             if found is None:
                 return None
             uid = found.uid
-        return About(kind="Pod", namespace=pod.namespace, name=pod.name, uid=uid)
+        return EventSubject(kind="Pod", namespace=pod.namespace, name=pod.name, uid=uid)
 
-    def _send_event(self, telling: Telling) -> None:
-        """In the thread of events, which alone uses what was told."""
-        now, namespace = self._now(), telling.about.events_namespace
-        told = self._book.told(telling, now)
-        if told is not None:
+    def _send_event(self, event: EventContent) -> None:
+        """Send or count up one Event; runs in the Events thread, the only user of the record of sent Events."""
+        now, namespace = self._now(), event.about.events_namespace
+        sent = self._correlator.find(event, now)
+        if sent is not None:
             try:
-                self._server.patch_event(namespace, told.name, again(told.count + 1, now))
+                self._server.patch_event(namespace, sent.name, repeat_patch(sent.count + 1, now))
             except KubeApiError as error:
                 if not error.not_found:
                     raise
-                self._book.forget(telling)
+                self._correlator.forget(event)
             else:
-                told.count += 1
+                sent.count += 1
                 return
-        name = f"{telling.about.name[:_LONGEST_NAME].rstrip('-.')}.{secrets.token_hex(8)}"
-        self._server.create_event(namespace, new_event(telling, name, self._node, now))
-        self._book.remember(telling, name, now)
+        name = f"{event.about.name[:_LONGEST_NAME].rstrip('-.')}.{secrets.token_hex(8)}"
+        self._server.create_event(namespace, new_event(event, name, self._node, now))
+        self._correlator.remember(event, name, now)
 
     # The rest
 
     def close(self) -> None:
-        """Nothing is told any more and no thread takes another call; does not wait."""
-        self._followed_node.close()
-        self._followed_pods.close()
+        """Stop all watches and threads without waiting; callbacks are not called afterwards."""
+        self._node_informer.close()
+        self._pods_informer.close()
         for thread in self._out:
             thread.close()
 
@@ -240,7 +254,7 @@ class KubeClient:
             raise KubeApiError(f"cannot read {path}: the answer is not what it should be") from error
 
     def _free_reader(self) -> CallThread:
-        """The one with the fewest calls, those that nobody waits for any more included."""
+        """Return the reading thread with the fewest calls, including calls whose caller has given up waiting."""
         return min(self._readers, key=self._out.__getitem__)
 
     async def _call(self, thread: CallThread, function: Callable[[], _Answer], what: str) -> _Answer:
@@ -248,8 +262,8 @@ class KubeClient:
         self._out[thread] += 1
         thread.submit(call)
         try:
-            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the answer, and who
-            # cancelled waits for ever.
+            # Not wait_for: before Python 3.12 it loses a cancellation that arrives together with the answer, and the
+            # canceller waits for ever.
             async with asyncio.timeout(DEADLINE_SECONDS):
                 return await call.answer
         except TimeoutError:

@@ -1,7 +1,7 @@
-"""Events as `kubectl describe` shows them: which to send, which to count up, which to leave out. Pure; bounded.
+"""Events as `kubectl describe` shows them: which to send, count up or drop. Pure, with bounded memory.
 
-An event that was told before is counted up instead of told anew, and each object gets a burst of events and then a
-trickle: a cluster's etcd is shared by everybody in it.
+An Event that was sent before is counted up instead of created again, and each object gets a burst of Events and then a
+trickle: a cluster's etcd is shared by all its users.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from mig_agent.core.texts import visible
 
 COMPONENT: Final = "mig-agent"
 MOST_MESSAGE_BYTES: Final = 1024
-"""Of a message; the API server refuses longer ones."""
+"""Limit of an Event's message; the API server refuses longer ones."""
 MOST_REMEMBERED: Final = 1000
 REMEMBERED_SECONDS: Final = 3000.0
-"""An event that is older is told anew: the API server forgets events after an hour."""
+"""Age after which a repeated Event is created again: the API server forgets Events after an hour."""
 BURST: Final = 20
 REFILL_SECONDS: Final = 60.0
-"""After the burst, one event in so long for each object."""
+"""Interval between Events of one object after its burst."""
 NODE_NAMESPACE: Final = "default"
-"""Where events of objects without a namespace live."""
+"""Namespace of the Events about objects that have no namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """The object that an event is about."""
+class EventSubject:
+    """The object that an Event is about."""
 
     kind: str
     name: str
@@ -38,15 +38,15 @@ class About:
 
     @property
     def events_namespace(self) -> str:
-        """Where its events live."""
+        """Namespace of the Events about this object."""
         return self.namespace or NODE_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Telling:
-    """Something to tell of an object."""
+class EventContent:
+    """What an Event says, without its time and count: the key by which repeats are found."""
 
-    about: About
+    about: EventSubject
     reason: str
     """One word in CamelCase."""
     words: str
@@ -54,8 +54,8 @@ class Telling:
 
 
 @dataclass(slots=True)
-class Told:
-    """An Event that the API server has."""
+class SentEvent:
+    """An Event that was created at the API server."""
 
     name: str
     first: float
@@ -68,46 +68,46 @@ class _Bucket:
     at: float
 
 
-class EventBook:
-    """What was told, and how much may still be."""
+class EventCorrelator:
+    """Finds repeated Events and limits the Events of each object, as client-go's EventCorrelator does."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[Telling, Told] = OrderedDict()
-        self._buckets: OrderedDict[About, _Bucket] = OrderedDict()
-        self.left_out = 0
-        """Events that were one too many."""
+        self._sent: OrderedDict[EventContent, SentEvent] = OrderedDict()
+        self._buckets: OrderedDict[EventSubject, _Bucket] = OrderedDict()
+        self.dropped = 0
+        """Events dropped by the rate limit."""
 
-    def may_tell(self, about: About, now: float) -> bool:
-        """Whether the object may have one more event now; counts it."""
+    def allow(self, about: EventSubject, now: float) -> bool:
+        """Return True if the object may have one more Event now, and count that Event."""
         bucket = self._buckets.pop(about, None) or _Bucket(BURST, now)
         bucket.tokens = min(BURST, bucket.tokens + max(now - bucket.at, 0.0) / REFILL_SECONDS)
         bucket.at = now
         allowed = bucket.tokens >= 1
         bucket.tokens -= 1 if allowed else 0
-        self.left_out += 0 if allowed else 1
+        self.dropped += 0 if allowed else 1
         self._buckets[about] = bucket
         _shorten(self._buckets)
         return allowed
 
-    def told(self, telling: Telling, now: float) -> Told | None:
-        """The Event that says just this already, if the API server still has it."""
-        found = self._told.get(telling)
+    def find(self, event: EventContent, now: float) -> SentEvent | None:
+        """Return the sent Event with this content; None if the API server no longer has one."""
+        found = self._sent.get(event)
         return found if found is not None and now - found.first < REMEMBERED_SECONDS else None
 
-    def remember(self, telling: Telling, name: str, now: float) -> None:
-        """It was told."""
-        self._told.pop(telling, None)
-        self._told[telling] = Told(name, now, 1)
-        _shorten(self._told)
+    def remember(self, event: EventContent, name: str, now: float) -> None:
+        """Record that an Event was created."""
+        self._sent.pop(event, None)
+        self._sent[event] = SentEvent(name, now, 1)
+        _shorten(self._sent)
 
-    def forget(self, telling: Telling) -> None:
-        """The API server does not have it any more."""
-        self._told.pop(telling, None)
+    def forget(self, event: EventContent) -> None:
+        """Drop the record of an Event that the API server no longer has."""
+        self._sent.pop(event, None)
 
 
-def new_event(telling: Telling, name: str, node: str, now: float) -> dict[str, Any]:
-    """The JSON of a new Event (core/v1)."""
-    about, moment = telling.about, stamp(now)
+def new_event(event: EventContent, name: str, node: str, now: float) -> dict[str, Any]:
+    """Return the JSON of a new Event (core/v1)."""
+    about, moment = event.about, rfc3339(now)
     involved = {
         "apiVersion": "v1",
         "kind": about.kind,
@@ -120,9 +120,9 @@ def new_event(telling: Telling, name: str, node: str, now: float) -> dict[str, A
         "kind": "Event",
         "metadata": {"name": name, "namespace": about.events_namespace},
         "involvedObject": involved,
-        "reason": telling.reason,
-        "message": shortened(visible(telling.words)),
-        "type": "Warning" if telling.warning else "Normal",
+        "reason": event.reason,
+        "message": truncated(visible(event.words)),
+        "type": "Warning" if event.warning else "Normal",
         "source": {"component": COMPONENT, "host": node},
         "reportingComponent": COMPONENT,
         "reportingInstance": node,
@@ -132,18 +132,18 @@ def new_event(telling: Telling, name: str, node: str, now: float) -> dict[str, A
     }
 
 
-def again(count: int, now: float) -> dict[str, Any]:
-    """The patch of an Event that happened once more."""
-    return {"count": count, "lastTimestamp": stamp(now)}
+def repeat_patch(count: int, now: float) -> dict[str, Any]:
+    """Return the patch for an Event that happened again."""
+    return {"count": count, "lastTimestamp": rfc3339(now)}
 
 
-def stamp(moment: float) -> str:
-    """A moment in RFC 3339, whole seconds, as Kubernetes writes them."""
+def rfc3339(moment: float) -> str:
+    """Return a Unix time in RFC 3339 with whole seconds, as Kubernetes writes it."""
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def shortened(words: str) -> str:
-    """So much as the API server takes."""
+def truncated(words: str) -> str:
+    """Cut a message to MOST_MESSAGE_BYTES."""
     encoded = words.encode()
     if len(encoded) <= MOST_MESSAGE_BYTES:
         return words

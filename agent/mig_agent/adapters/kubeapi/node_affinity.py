@@ -1,4 +1,4 @@
-"""Whether a pod may be on a node by the node's labels, as the scheduler and a DaemonSet's controller judge it; pure."""
+"""Node selectors and required node affinity, decided as the scheduler and the DaemonSet controller do; pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ Json = Mapping[str, Any]
 
 
 def selects(pod_spec: Json, labels: Mapping[str, str], node: str) -> bool:
-    """Whether `nodeSelector` and the required node affinity of a pod allow a node with these labels and this name.
+    """Return True if `nodeSelector` and the required node affinity of a pod allow a node with these labels and name.
 
-    What cannot be understood counts as allowed. Taints and resources are not looked at.
+    What cannot be understood counts as allowed. Taints and resources are not checked.
     """
     wanted = pod_spec.get("nodeSelector") or {}
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}

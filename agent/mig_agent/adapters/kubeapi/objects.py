@@ -1,4 +1,4 @@
-"""What the agent wants to know of the objects of Kubernetes, read from their JSON; pure."""
+"""The facts that the agent needs from Kubernetes objects, read from their JSON; pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from mig_agent.core.errors import MigAgentError
 from mig_agent.core.pod_resources import requested
 
 NO_ANSWER = 0
-"""The status of an error where no HTTP status came back: not reached, too late, or not understood."""
+"""Status of an error without an HTTP status: not reached, too late, or not understood."""
 _NOT_FOUND = 404
 _TOO_MANY = 429
 _SERVER_ERRORS = 500
 _READY = "Ready"
-"""The condition that the kubelet itself keeps."""
+"""The node condition that the kubelet itself maintains."""
 _MIRROR = "kubernetes.io/config.mirror"
-"""The annotation of a mirror pod: the UID of the static pod, which the kubelet makes from its file."""
+"""The annotation of a mirror pod: the UID that the kubelet gave the static pod when it read the pod's file."""
 
 Json = Mapping[str, Any]
-"""An object of JSON as `json.loads` gives it."""
+"""A JSON object as `json.loads` returns it."""
 PodName = tuple[str, str]
 """Namespace and name."""
 
 
 class KubeApiError(MigAgentError):
-    """The API server did not do what it was asked; the words start with "cannot"."""
+    """The API server did not do what was asked; the message starts with "cannot"."""
 
     def __init__(self, words: str, status: int = NO_ANSWER) -> None:
         super().__init__(words)
@@ -36,18 +36,18 @@ class KubeApiError(MigAgentError):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed soon."""
+        """True if the same call may succeed soon."""
         return self.status in {NO_ANSWER, _TOO_MANY} or self.status >= _SERVER_ERRORS
 
     @property
     def not_found(self) -> bool:
-        """Whether the object is not there."""
+        """True if the object does not exist."""
         return self.status == _NOT_FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodFacts:
-    """A pod as the API server has it."""
+    """A pod as the API server reports it."""
 
     namespace: str
     name: str
@@ -56,31 +56,31 @@ class PodFacts:
     """`Pending`, `Running`, `Succeeded`, `Failed`, `Unknown`."""
     priority: int = 0
     deleting: bool = False
-    """Whether it has a deletion timestamp; its containers may still run."""
+    """True if the pod has a deletion timestamp; its containers may still run."""
     node: str = ""
     daemon_set: str = ""
-    """The DaemonSet that owns it; empty where none does."""
+    """Name of the DaemonSet that owns the pod; empty if none does."""
 
     static_uid: str = ""
-    """The UID by which the kubelet knows a static pod, of which this is only the mirror; empty for any other."""
+    """UID by which the kubelet knows a static pod, if this is its mirror pod; empty otherwise."""
 
     resources: Mapping[str, int] = field(default_factory=dict)
-    """How many of each extended resource it asks for, as the scheduler counts it."""
+    """Count of each extended resource that the pod requests, as the scheduler counts it."""
 
     @property
     def uids(self) -> frozenset[str]:
-        """All by which it may be known."""
+        """All UIDs by which the pod may be known."""
         return frozenset({self.uid, self.static_uid} - {""})
 
     @property
     def finished(self) -> bool:
-        """Whether no container of it will run any more."""
+        """True if no container of the pod will run again."""
         return self.phase in {"Succeeded", "Failed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCondition:
-    """One condition of a node's status. Where `status` is `True` for a problem, `False` says that all is well."""
+    """One condition of a node's status. For types that name a problem, `status` `False` means that all is well."""
 
     type: str
     status: str
@@ -92,36 +92,36 @@ class NodeCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """A node as the API server has it."""
+    """A node as the API server reports it."""
 
     name: str
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     capacity: Mapping[str, str] = field(default_factory=dict)
-    """By name of the resource, as Kubernetes writes quantities: `7`, `8`, `32Gi`."""
+    """By resource name, as Kubernetes writes quantities: `7`, `8`, `32Gi`."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
-    """By type."""
+    """By type of condition."""
     kubelet_version: str = ""
     """`v1.36.2`."""
     heartbeat: str = ""
-    """When the kubelet last wrote the status, `2026-11-21T20:15:02Z`."""
+    """When the kubelet last wrote the node's status: `2026-11-21T20:15:02Z`."""
     resource_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSetFacts:
-    """A DaemonSet as the API server has it."""
+    """A DaemonSet as the API server reports it."""
 
     uid: str
     deleting: bool
     pod_spec: Json = field(default_factory=dict)
-    """Of the pods that it makes."""
+    """Spec of the pods that it creates."""
 
 
 def pod_facts(pod: Json) -> PodFacts:
-    """Of a pod's JSON. Raises KeyError where that is no pod."""
+    """Return the facts of a pod from its JSON. Raises KeyError if it is not a pod."""
     meta, status = pod["metadata"], pod.get("status") or {}
     spec: Any = pod.get("spec") or {}
     return PodFacts(
@@ -139,7 +139,7 @@ def pod_facts(pod: Json) -> PodFacts:
 
 
 def node_facts(node: Json) -> NodeFacts:
-    """Of a node's JSON. Raises KeyError where that is no node."""
+    """Return the facts of a node from its JSON. Raises KeyError if it is not a node."""
     meta, status = node["metadata"], node.get("status") or {}
     return NodeFacts(
         name=meta["name"],
@@ -159,7 +159,7 @@ def node_facts(node: Json) -> NodeFacts:
 
 
 def daemon_set_facts(daemon_set: Json) -> DaemonSetFacts:
-    """Of a DaemonSet's JSON. Raises KeyError where that is none."""
+    """Return the facts of a DaemonSet from its JSON. Raises KeyError if it is not a DaemonSet."""
     meta, template = daemon_set["metadata"], (daemon_set.get("spec") or {}).get("template") or {}
     return DaemonSetFacts(uid=meta["uid"], deleting="deletionTimestamp" in meta, pod_spec=template.get("spec") or {})
 

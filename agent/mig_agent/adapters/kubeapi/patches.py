@@ -1,6 +1,6 @@
-"""The bodies of what the agent changes at the API server; pure.
+"""Patch bodies for the agent's changes at the API server; pure.
 
-All are written so that nothing else in the object is touched, whoever wrote it.
+Each leaves the rest of the object untouched, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Patch = dict[str, Any] | list[dict[str, Any]]
 
 
 def resources_patch(counts: Mapping[str, int], capacity: Mapping[str, int] = MappingProxyType({})) -> Patch:
-    """A JSON patch that sets how many of each resource the node gives, and how many it has; for nodes/NAME/status.
+    """Return a JSON patch for nodes/NAME/status that sets allocatable and capacity of each resource.
 
-    It has as many as it gives where `capacity` says nothing else. `add` sets a member whether it is there or not. The
-    kubelet always writes both maps, so they are there.
+    The capacity equals the allocatable count where `capacity` has no entry. `add` sets a member whether or not it
+    exists; the kubelet always writes both maps, so these exist.
     """
     return [
         {"op": "add", "path": f"/status/{part}/{pointer(name)}", "value": str(number)}
@@ -32,9 +32,9 @@ def resources_patch(counts: Mapping[str, int], capacity: Mapping[str, int] = Map
 
 
 def owned_patch(counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> Patch:
-    """A merge patch of resources of the node's status, and of annotations that say whose they are, in one write.
+    """Return a merge patch of resources in the node's status, and of the annotations that record their owner.
 
-    None takes one away. A node has as many of each as it gives: the kubelet makes that so for those that no device
+    None removes an entry. Capacity and allocatable are equal: the kubelet keeps them so for resources that no device
     plugin serves.
     """
     numbers = {name: None if count is None else str(count) for name, count in sorted(counts.items())}
@@ -43,15 +43,15 @@ def owned_patch(counts: Mapping[str, int | None], annotations: Mapping[str, str 
 
 
 def metadata_patch(labels: Mapping[str, str | None], annotations: Mapping[str, str | None]) -> Patch:
-    """A merge patch of labels and annotations; None takes one away."""
+    """Return a merge patch of labels and annotations; None removes one."""
     parts = {"labels": dict(labels), "annotations": dict(annotations)}
     return {"metadata": {name: part for name, part in parts.items() if part}}
 
 
 def condition_patch(condition: NodeCondition, now: str, *, changed: bool) -> Patch:
-    """A strategic merge patch that sets one condition, for nodes/NAME/status.
+    """Return a strategic merge patch for nodes/NAME/status that sets one condition.
 
-    `now` is RFC 3339. The moment of its last transition moves only where its status has changed; left out, it stays.
+    `now` is RFC 3339. lastTransitionTime is sent only if the status changed; the old one stays otherwise.
     """
     entry = {
         "type": condition.type,
@@ -66,10 +66,10 @@ def condition_patch(condition: NodeCondition, now: str, *, changed: bool) -> Pat
 
 
 def condition_removal_patch(kind: str) -> Patch:
-    """A strategic merge patch that takes a condition away; it may be repeated."""
+    """Return a strategic merge patch that removes a condition; sending it again does no harm."""
     return {"status": {"conditions": [{"$patch": "delete", "type": kind}]}}
 
 
 def pointer(name: str) -> str:
-    """A name as one step of a JSON pointer (RFC 6901)."""
+    """Return a name as one step of a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -23,19 +23,19 @@ from mig_agent.adapters.kubeapi.patches import MERGE_PATCH, STRATEGIC_MERGE_PATC
 
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 8.0
-"""Between two pieces of an answer."""
+"""Read timeout between two pieces of an answer."""
 CALL_SECONDS: Final = 12.0
-"""For a whole call, its retries included."""
+"""Time limit of a whole call, its retries included."""
 _TRIES: Final = 3
 _PIECE_BYTES: Final = 1 << 16
 _MOST_BYTES: Final = 8 << 20
-"""Of an object; etcd keeps none larger than 1.5 MiB."""
+"""Limit of an object's size; etcd stores none larger than 1.5 MiB."""
 _MOST_WORDS: Final = 500
 _ERROR: Final = 400
 
 
 class ApiServer:
-    """Thread-safe. Every method raises KubeApiError."""
+    """Sends requests to the API server and decodes its JSON. Thread-safe. Every method raises KubeApiError."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -48,11 +48,11 @@ class ApiServer:
 
     @property
     def address(self) -> str:
-        """`https://10.96.0.1:443`."""
+        """URL of the API server: `https://10.96.0.1:443`."""
         return self._credentials.address
 
     def read(self, path: str, query: Mapping[str, str] | None = None, most_bytes: int | None = None) -> Json:
-        """An object, or a list of them. What may succeed a moment later is tried again, within CALL_SECONDS."""
+        """Return an object or a list. Retryable failures are retried within CALL_SECONDS."""
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(_TRIES) | tenacity.stop_after_delay(CALL_SECONDS - READ_SECONDS),
             wait=tenacity.wait_random_exponential(multiplier=0.1, max=1.0),
@@ -69,7 +69,7 @@ class ApiServer:
 
     @contextlib.contextmanager
     def open_watch(self, path: str, query: Mapping[str, str], silence: float) -> Iterator[Any]:
-        """The answer to a watch, to be read line by line; `silence` seconds without a byte end it."""
+        """Open a watch and yield the response, to be read line by line; `silence` seconds without a byte end it."""
         with self._explained(f"watch {path}"):
             answer = self._pool.request(
                 "GET",
@@ -83,30 +83,30 @@ class ApiServer:
                     _json(f"watch {path}", answer)
                 yield answer
             finally:
-                answer.close()  # what is left of the stream is of no use to another call
+                answer.close()  # the rest of the stream is of no use to another call
 
     def patch_status(self, node: str, patch: Patch, kind: str) -> None:
-        """Changes the status of a node."""
+        """Patch the status of a node."""
         with FAILPOINTS.around("node-status"):
             self._send("PATCH", f"/api/v1/nodes/{node}/status", patch, kind)
 
     def patch_node(self, node: str, patch: Patch) -> None:
-        """Changes labels and annotations of a node."""
+        """Patch labels and annotations of a node."""
         with FAILPOINTS.around("node-labels"):
             self._send("PATCH", f"/api/v1/nodes/{node}", patch, MERGE_PATCH)
 
     def create_event(self, namespace: str, event: Json) -> None:
-        """Makes an Event."""
+        """Create an Event."""
         with FAILPOINTS.around("event"):
             self._send("POST", f"/api/v1/namespaces/{namespace}/events", dict(event), "application/json")
 
     def patch_event(self, namespace: str, name: str, patch: Patch) -> None:
-        """Changes an Event."""
+        """Patch an Event."""
         with FAILPOINTS.around("event-again"):
             self._send("PATCH", f"/api/v1/namespaces/{namespace}/events/{name}", patch, STRATEGIC_MERGE_PATCH)
 
     def delete_daemon_set(self, namespace: str, name: str) -> None:
-        """Begins to delete a DaemonSet: it goes when its pods have gone."""
+        """Start deleting a DaemonSet; the object goes after its pods."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
         with FAILPOINTS.around("daemon-set"):
             self._send("DELETE", f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", body, "application/json")
@@ -128,13 +128,13 @@ class ApiServer:
         return f"{self.address}{path}{'?' + urlencode(query) if query else ''}"
 
     def _headers(self) -> dict[str, str]:
-        """With the token of this moment: that of a service account changes on disk."""
+        """Return the headers with the current token: a service account's token changes on disk."""
         own = {"Accept": "application/json", "User-Agent": f"mig-agent/{__version__}"}
         return {**own, **self._credentials.headers()}
 
     @contextlib.contextmanager
     def _explained(self, what: str) -> Iterator[None]:
-        """Whatever goes wrong on the way is said in our words."""
+        """Turn any other error into a KubeApiError that names the failed call."""
         try:
             yield
         except KubeApiError:
@@ -154,7 +154,7 @@ def _timeout(silence: float = READ_SECONDS) -> Any:  # noqa: ANN401 -- urllib3 h
 
 
 def _json(what: str, answer: Any, most_bytes: int | None = None) -> Json:  # noqa: ANN401 -- urllib3's response
-    """The body, if the server did what it was asked; its connection is free again."""
+    """Return the body if the server did what was asked, and free the connection for the next call."""
     try:
         body = _body(what, answer, most_bytes or _MOST_BYTES)
     except BaseException:
@@ -176,7 +176,7 @@ def _json(what: str, answer: Any, most_bytes: int | None = None) -> Json:  # noq
 
 
 def pieces_of(answer: Any) -> Iterator[bytes]:  # noqa: ANN401 -- urllib3's response
-    """The body as it comes in, so that a server which trickles can be told from one that says all at once."""
+    """Yield the body as it arrives, so that a server that trickles can be told from one that answers at once."""
     while piece := answer.read1(_PIECE_BYTES):
         yield piece
 

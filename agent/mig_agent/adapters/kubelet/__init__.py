@@ -1,4 +1,4 @@
-"""The kubelet of this node: its sockets, what it knows about pods, and its own record of their devices."""
+"""The kubelet of this node: registration, its pod resources API, and its checkpoint of pods' devices."""
 
 from mig_agent.adapters.kubelet.checkpoint import CheckpointEntry, DeviceCheckpoint
 from mig_agent.adapters.kubelet.podresources import ListedContainer, ListedPod, PodResources

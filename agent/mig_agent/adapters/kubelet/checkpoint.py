@@ -1,7 +1,8 @@
-"""The kubelet's own record of the devices of its pods, for what its pod resources API does not show.
+"""The kubelet's checkpoint of allocated devices, for what its pod resources API leaves out.
 
-It shows neither plain init containers nor the UIDs of pods. The file has no promised form (`devicemanager/checkpoint`
-in its source), so whatever cannot be understood is passed over; no lease may end for what it does not say.
+That API shows neither plain init containers nor the UIDs of pods. The file has no guaranteed format
+(`devicemanager/checkpoint` in the kubelet's source), so entries that cannot be understood are skipped; no lease may end
+because of an entry that is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from mig_agent.core.model import KubeletDevice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """What one container was given of one resource. The kubelet keeps those of ended pods until it allocates again."""
+    """Devices of one resource allocated to one container.
+
+    The kubelet keeps the entries of ended pods until its next allocation.
+    """
 
     pod_uid: str
     container: str
@@ -25,13 +29,13 @@ class CheckpointEntry:
 
 
 class DeviceCheckpoint:
-    """Reads `kubelet_internal_checkpoint`."""
+    """Reader of the kubelet's `kubelet_internal_checkpoint`."""
 
     def __init__(self, paths: KubeletPaths) -> None:
         self._path: Path = paths.checkpoint
 
     def read(self) -> tuple[CheckpointEntry, ...]:
-        """The entries that can be understood; none where there is no file. Blocking, and quick."""
+        """Return the entries that can be understood; none if there is no file. Blocking, but quick."""
         try:
             content = json.loads(self._path.read_bytes())
         except (OSError, ValueError):
@@ -39,10 +43,10 @@ class DeviceCheckpoint:
         return tuple(_entries(content))
 
     def registered(self) -> Mapping[str, frozenset[str]]:
-        """The resources that device plugins serve, or served up to five minutes ago, with their healthy devices.
+        """Return the resources that device plugins serve, or served up to five minutes ago, with their healthy devices.
 
-        Those of a plugin that has gone are without any until the kubelet forgets them. None where there is no file, or
-        one that cannot be understood. Blocking, and quick.
+        A plugin that has gone leaves an empty set until the kubelet forgets it. The result is empty if the file is
+        missing or cannot be understood. Blocking, but quick.
         """
         try:
             content = json.loads(self._path.read_bytes())
@@ -70,7 +74,7 @@ def _entries(content: object) -> Iterator[CheckpointEntry]:
 
 
 def _ids(value: object) -> Iterator[str]:
-    """By NUMA node; before 1.20 it was a plain list."""
+    """Yield device ids, which the kubelet groups by NUMA node; before 1.20 they were a plain list."""
     lists = value.values() if isinstance(value, dict) else (value,)
     for each in lists:
         if isinstance(each, list):

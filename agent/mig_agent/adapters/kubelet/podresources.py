@@ -1,4 +1,4 @@
-"""The kubelet's answer to which pods there are and which devices their containers were given."""
+"""A client of the kubelet's pod resources API: active pods and the devices of their containers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mig_agent.pb.kubelet.podresources.v1 import podresources_pb2 as pb
 from mig_agent.pb.kubelet.podresources.v1 import podresources_pb2_grpc as rpc
 
 _SECONDS = 5.0
-"""It answers in milliseconds; nothing holds it up but a machine under load."""
+"""Deadline of a call, in seconds. The kubelet answers in milliseconds, except on a machine under load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedContainer:
-    """A container with all its devices, whichever plugin they are of."""
+    """A container with all its devices, of any plugin."""
 
     name: str
     devices: tuple[KubeletDevice, ...] = ()
@@ -27,7 +27,7 @@ class ListedContainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedPod:
-    """A pod. The kubelet does not tell its UID here, and leaves out plain init containers."""
+    """A pod. The kubelet omits its UID here, and its plain init containers."""
 
     namespace: str
     name: str
@@ -35,12 +35,12 @@ class ListedPod:
 
     @property
     def devices(self) -> tuple[KubeletDevice, ...]:
-        """Those of all its containers."""
+        """Devices of all its containers."""
         return tuple(device for container in self.containers for device in container.devices)
 
 
 class PodResources:
-    """A client of `v1.PodResourcesLister`. Belongs to the event loop."""
+    """Client of `v1.PodResourcesLister`. Not thread-safe; use from the event loop."""
 
     def __init__(self, paths: KubeletPaths) -> None:
         self._socket = paths.pod_resources
@@ -49,13 +49,13 @@ class PodResources:
 
     @property
     def kubelet(self) -> Identity | None:
-        """Which run of the kubelet answers, by its socket; None where none does."""
+        """Identity of the kubelet's socket, which changes when the kubelet restarts; None if there is no socket."""
         return Identity.of(self._socket)
 
     async def list(self) -> tuple[ListedPod, ...]:
-        """The pods that the kubelet counts as active; one before 1.34 lists those that have finished, too.
+        """Return the pods that the kubelet counts as active; a kubelet before 1.34 also lists finished ones.
 
-        Raises KubeletError. A kubelet that has just started answers before it has heard of its pods again.
+        Raises KubeletError. A kubelet that has just started answers before it knows its pods again.
         """
         try:
             answer = await self._stub.List(pb.ListPodResourcesRequest(), timeout=_SECONDS)
@@ -73,7 +73,7 @@ class PodResources:
         )
 
     async def allocatable(self) -> tuple[KubeletDevice, ...]:
-        """All healthy devices of all plugins on the node. Raises KubeletError."""
+        """Return all healthy devices of all plugins on the node. Raises KubeletError."""
         try:
             answer = await self._stub.GetAllocatableResources(pb.AllocatableResourcesRequest(), timeout=_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -81,7 +81,7 @@ class PodResources:
         return _devices(answer.devices)
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Close the connection."""
         await self._channel.close()
 
 

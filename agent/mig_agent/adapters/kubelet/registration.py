@@ -1,4 +1,4 @@
-"""Registration of resources with the kubelet: its folders and sockets, channels to them, and the call."""
+"""Registration of resources with the kubelet: its folders and sockets, channels to them, and the Register call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KubeletError(MigAgentError):
 
 
 class Identity(NamedTuple):
-    """Tells a file from another that has taken its place: inode numbers are used again, the moment of change is not."""
+    """Distinguishes a file from another that has replaced it: inode numbers are reused, the time of change is not."""
 
     device: int
     inode: int
@@ -28,7 +28,7 @@ class Identity(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> Identity | None:
-        """That of the file at a path now; None where there is none."""
+        """Return the identity of the file now at the path; None if there is none."""
         try:
             there = path.stat(follow_symlinks=False)
         except OSError:
@@ -38,18 +38,18 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KubeletPaths:
-    """Places below the kubelet's folder, `/var/lib/kubelet`."""
+    """Paths below the kubelet's folder, `/var/lib/kubelet`."""
 
     folder: Path
 
     @property
     def plugins(self) -> Path:
-        """The folder of the sockets of device plugins; the kubelet empties it when it starts."""
+        """Folder of the device plugins' sockets; the kubelet empties it when it starts."""
         return self.folder / "device-plugins"
 
     @property
     def registration(self) -> Path:
-        """Where the kubelet takes registrations; made anew whenever it starts."""
+        """Socket on which the kubelet accepts registrations; recreated whenever it starts."""
         return self.plugins / "kubelet.sock"
 
     @property
@@ -59,7 +59,7 @@ class KubeletPaths:
 
     @property
     def pod_resources(self) -> Path:
-        """Where the kubelet tells about its pods."""
+        """Socket of the kubelet's pod resources API."""
         return self.folder / "pod-resources" / "kubelet.sock"
 
 
@@ -73,12 +73,12 @@ _OPTIONS: Final[Sequence[tuple[str, int]]] = (
 
 
 def channel_to(socket: Path) -> grpc.aio.Channel:
-    """A channel to a Unix socket, connected when first used."""
+    """Return a channel to a Unix socket, connected on first use."""
     return grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
 
 
 def why(error: grpc.aio.AioRpcError, socket: Path) -> str:
-    """Why a call failed, in short."""
+    """Return in short why a call failed."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         if not socket.exists():
             return f"there is no {socket}; is the kubelet running, and its folder mounted?"
@@ -89,18 +89,18 @@ def why(error: grpc.aio.AioRpcError, socket: Path) -> str:
 
 
 def one_line(text: str, most: int = 300) -> str:
-    """A text of somebody else's on one line, not longer than so many characters."""
+    """Return a foreign text on one line, cut to `most` characters."""
     clean = visible(" ".join(text.split()))
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 API_VERSION = "v1beta1"
 _SECONDS = 15.0
-"""The kubelet takes up to 10 s to connect back."""
+"""Deadline of a registration, in seconds. The kubelet takes up to 10 s to connect back."""
 
 
 async def register(paths: KubeletPaths, *, resource: str, socket_name: str, pre_start: bool) -> None:
-    """Registers a resource that is served on a socket in the plugins' folder. Raises KubeletError."""
+    """Register a resource that is served on a socket in the plugins' folder. Raises KubeletError."""
     request = pb.RegisterRequest(
         version=API_VERSION,
         endpoint=socket_name,

@@ -1,7 +1,7 @@
-"""Sockets of device plugins: one gRPC server for each resource, since Allocate does not say which one it is about.
+"""Sockets of device plugins: one gRPC server per resource, since Allocate does not say which resource it is for.
 
-gRPC removes the file of a Unix socket some time after its server has stopped, whosever it is by then. So each socket
-gets a name that no other of this folder ever had, and is never bound twice.
+gRPC removes the file of a Unix socket some time after its server has stopped, even if another server has bound the path
+meanwhile. So each socket gets a name that was never used in this folder and is bound once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ SERVICE: Final = "v1beta1.DevicePlugin"
 _BEGINNING = "mig-agent_"
 _END = ".sock"
 _LONGEST_PATH = 107
-"""Bytes of a Unix socket's path, `sun_path` in unix(7)."""
+"""Limit of a Unix socket's path in bytes, `sun_path` in unix(7)."""
 _OPTIONS: Final[Sequence[tuple[str, int]]] = (("grpc.so_reuseport", 0),)
 
 
 class PluginSocket:
-    """One gRPC server on a socket of its own in the plugins' folder, as long as that is there."""
+    """One gRPC server on a socket of its own in the plugins' folder, until the kubelet removes that socket."""
 
     def __init__(self, paths: KubeletPaths, label: str) -> None:
-        """`label` tells people which resource it is for."""
+        """`label` is part of the file name and shows people which resource the socket is for."""
         self.name = f"{_BEGINNING}{label}_{secrets.token_hex(3)}{_END}"
         self._path = paths.plugins / self.name
         self._server: grpc.aio.Server | None = None
@@ -37,11 +37,11 @@ class PluginSocket:
 
     @property
     def is_there(self) -> bool:
-        """Whether the socket is still the one that was bound: a kubelet that starts removes it."""
+        """True while the socket that was bound exists: a kubelet that starts removes it."""
         return self._identity is not None and Identity.of(self._path) == self._identity
 
     async def start(self, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
-        """Listens and serves. Raises KubeletError where the socket cannot be had."""
+        """Listen and serve. Raises KubeletError if the socket cannot be bound."""
         if len(bytes(self._path)) > _LONGEST_PATH:
             raise KubeletError(f"cannot listen on {self._path}: a socket's path has at most {_LONGEST_PATH} bytes")
         server = grpc.aio.server(options=_OPTIONS)
@@ -58,7 +58,7 @@ class PluginSocket:
         self._identity = Identity.of(self._path)
 
     async def stop(self, seconds: float = 0.0) -> None:
-        """Serves no more; calls that are open get so long. Harmless when it has stopped."""
+        """Stop serving and remove the socket; open calls get `seconds` to finish. Harmless if stopped already."""
         server, self._server = self._server, None
         if server is not None:
             await server.stop(seconds)
@@ -67,7 +67,7 @@ class PluginSocket:
 
 
 def remove_stale_sockets(paths: KubeletPaths) -> None:
-    """Removes what an agent that was killed left in the plugins' folder. Blocking, and quick."""
+    """Remove the sockets that a killed agent left in the plugins' folder. Blocking, but quick."""
     for path in _own_sockets(paths.plugins):
         with contextlib.suppress(OSError), FAILPOINTS.around("stale-plugin-socket"):
             path.unlink(missing_ok=True)

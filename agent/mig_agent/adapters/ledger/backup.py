@@ -21,24 +21,24 @@ _AS_WHOM = "run it as root, or as the agent's user"
 
 
 def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
-    """Copy a ledger that may be in use; how many leases stand in the copy, every row of which was checked.
+    """Copy a ledger that may be in use; return how many active leases the copy has.
 
-    The copy is one file for its owner alone, on the disk when this returns. Raises ConfigError where there is a file of
-    that name, unless `force`, and LedgerError.
+    Every row of the copy is checked. The copy is one file, readable by its owner alone, and on the disk when this
+    returns. Raises ConfigError if there is a file of that name, unless `force`, and LedgerError.
     """
-    if _is_there(target, f"cannot write {target}") and not force:
+    if _exists(target, f"cannot write {target}") and not force:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
-    if not _is_there(ledger, f"cannot back up {ledger}"):
+    if not _exists(ledger, f"cannot back up {ledger}"):
         raise LedgerError(f"cannot back up {ledger}: there is no ledger")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         try:
-            standing = _copy(ledger, temporary)
+            active = _copy(ledger, temporary)
             with FAILPOINTS.around("ledger-backup"):
                 if force:
                     temporary.replace(target)
                 else:
-                    os.link(temporary, target)  # unlike a rename, never over what has come meanwhile
+                    os.link(temporary, target)  # unlike a rename, never replaces a file that was made meanwhile
         finally:
             with FAILPOINTS.around("ledger-backup"):
                 temporary.unlink(missing_ok=True)
@@ -47,11 +47,11 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force") from None
     except (DamagedError, OSError, *READING_ERRORS) as error:
         raise LedgerError(f"cannot back up {ledger} to {target}: {error}") from error
-    return standing
+    return active
 
 
-def _is_there(path: Path, what: str) -> bool:
-    """Return whether there is such a file. Raises ConfigError where this user may not look, or not read it."""
+def _exists(path: Path, what: str) -> bool:
+    """Return True if the file exists. Raises ConfigError if this user may not see or read it."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -68,7 +68,7 @@ def _copy(ledger: Path, target: Path) -> int:
         with FAILPOINTS.around("ledger-backup"):
             with closing(connect(ledger, "ro")) as source:
                 source.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, that can be read where nothing can be written
+            copy.execute("PRAGMA journal_mode = DELETE")  # one file, readable even on a read-only file system
         contents = read_contents(copy, verify(copy), 0)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -79,12 +79,13 @@ def _copy(ledger: Path, target: Path) -> int:
 
 
 def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
-    """Put a backup in the place of the ledger; how many leases stand in it, and where the former ledger is kept.
+    """Replace the ledger with a backup; return its number of active leases, and where the former ledger is kept.
 
-    No agent may run on it. Its leases stand. Instances that it does not account for are nobody's to give or destroy.
-    Raises LedgerError and ConfigError, and then everything is as it was.
+    No agent may be using the ledger. The backup's leases are active again. Instances that it does not account for count
+    as foreign: they are neither leased nor destroyed. Raises LedgerError and ConfigError, with everything left as it
+    was.
     """
-    if not _is_there(backup, f"cannot restore {backup}"):
+    if not _exists(backup, f"cannot restore {backup}"):
         raise LedgerError(f"cannot restore {backup}: there is no such file")
     try:
         finish_replacing(ledger)
@@ -93,7 +94,7 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
                 raise LedgerError(f"cannot restore {backup}: it is another program's database")
             head = verify(source)
             check_version(source, str(backup))
-            standing = len(read_contents(source, head, 0).leases)
+            active = len(read_contents(source, head, 0).leases)
             written = source.execute("SELECT max(at) FROM event").fetchone()[0]
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written)) if isinstance(written, float) else ""
         why = f"was restored from {backup}" + (f", which ends at {moment}" if moment else "")
@@ -107,4 +108,4 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
         )
     except (DamagedError, OSError, *READING_ERRORS) as error:
         raise LedgerError(f"cannot restore {backup}: {error}") from error
-    return standing, aside
+    return active, aside

@@ -1,7 +1,7 @@
-"""The commit counter: a small file beside the ledger that says how many commits the ledger must have.
+"""The commit counter: a small file beside the ledger with the number of commits that the ledger must have.
 
 It is written after a commit has returned, without waiting for the disk. So the ledger never has fewer commits than the
-counter says, after a kill as after a power cut; one that does was cut, lost its log, or is an older copy.
+counter, after a kill as after a power cut; a ledger with fewer was truncated, lost its log, or is an older copy.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _BYTES = _LAYOUT.size + _CHECKSUM.size
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Which ledger, and how many commits it has had."""
+    """A ledger's identity and its number of commits."""
 
     ledger: str
-    """32 hexadecimal digits, drawn when the ledger was made."""
+    """32 hexadecimal digits, drawn when the ledger was created."""
     number: int
 
     def encode(self) -> bytes:
@@ -56,20 +56,20 @@ def read_counter(path: Path) -> Count:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return the beginning of a file; nothing for what is no regular file, be it a link to one. Raises OSError."""
+    """Return the first `most` bytes of a regular file; nothing for any other file or a link. Raises OSError."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return b""
-    # Should it be another thing by now: a pipe must not keep the agent waiting.
+    # The file may have been replaced meanwhile: opening a pipe must not block the agent.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def write_counter(path: Path, count: Count) -> None:
-    """Make a commit counter anew, on the disk when this returns. Raises OSError."""
+    """Replace a commit counter, on the disk when this returns. Raises OSError."""
     temporary = path.with_name(f".{path.name}.new")
     with FAILPOINTS.around("ledger-counter"):
-        temporary.unlink(missing_ok=True)  # whatever it is: to open a pipe would take for ever
+        temporary.unlink(missing_ok=True)  # whatever it is: opening a pipe would block for ever
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, count.encode())
@@ -81,7 +81,7 @@ def write_counter(path: Path, count: Count) -> None:
 
 
 def open_counter(path: Path) -> int:
-    """Open a commit counter to be written in place; the descriptor. Raises OSError."""
+    """Open a commit counter for writing in place and return the descriptor. Raises OSError."""
     with FAILPOINTS.around("ledger-counter"):
         return os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 

@@ -1,4 +1,4 @@
-"""Making ledgers: an empty one, one that was restored from a backup, and a backup of one that is in use."""
+"""Creates ledgers: an empty one, one restored from a backup, and a copy of one in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mig_agent.adapters.ledger.reader import Doubt
 from mig_agent.adapters.ledger.schema import Patch, prepare
 
 _PAGE_BYTES = 1024
-"""A lease touches a few rows, and each page that they are on goes to the disk."""
+"""Small pages: a lease touches a few rows, and each page that they are on is written to the disk."""
 _BUSY_SECONDS = 5.0
 _PUT_FACT = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _DROP_UNLEASED = (
@@ -43,7 +43,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     try:
         if mode != "ro":
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA wal_autocheckpoint = 0")  # not inside somebody's commit
+            connection.execute("PRAGMA wal_autocheckpoint = 0")  # not inside a commit
     except BaseException:
         connection.close()
         raise
@@ -51,9 +51,9 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def make_empty(path: Path, patches: tuple[Patch, ...], doubt: Doubt | None) -> Count:
-    """Make a ledger with nothing in it, on the disk when this returns. Raises sqlite3.Error, OSError.
+    """Create an empty ledger, on the disk when this returns. Raises sqlite3.Error, OSError.
 
-    With a doubt its numbers of instances and revisions go on from the clock: those before are not to be given again.
+    With a doubt, generations and revisions continue from the clock, since earlier numbers must not be reused.
     """
     with FAILPOINTS.around("ledger-file"):
         path.touch(mode=0o600, exist_ok=False)
@@ -72,10 +72,10 @@ def make_empty(path: Path, patches: tuple[Patch, ...], doubt: Doubt | None) -> C
 
 
 def make_restored(path: Path, backup: Path, doubt: Doubt) -> Count:
-    """Make a ledger of a backup, on the disk when this returns. Raises sqlite3.Error, OSError.
+    """Create a ledger from a backup, on the disk when this returns. Raises sqlite3.Error, OSError.
 
-    Its leases stay with their instances. All other instances are forgotten: each of them may be leased since, so they
-    are found again as somebody else's. It gets an identity of its own, so that no commit counter of another fits it.
+    Its leases keep their instances. All other instances are forgotten: each may have been leased since, so they are
+    discovered again as foreign. It gets a new identity, so that no other ledger's commit counter fits it.
     """
     with FAILPOINTS.around("ledger-file"):
         path.touch(mode=0o600, exist_ok=False)
@@ -98,7 +98,7 @@ def make_restored(path: Path, backup: Path, doubt: Doubt) -> Count:
 
 
 def make_copy(path: Path, source: sqlite3.Connection) -> Count:
-    """Make a copy of an open ledger, on the disk when this returns. Raises sqlite3.Error, OSError, DamagedError."""
+    """Copy an open ledger, on the disk when this returns. Raises sqlite3.Error, OSError, DamagedError."""
     with FAILPOINTS.around("ledger-file"):
         path.touch(mode=0o600, exist_ok=False)
     with closing(connect(path, "rw")) as copy:
@@ -111,7 +111,7 @@ def make_copy(path: Path, source: sqlite3.Connection) -> Count:
 
 @contextlib.contextmanager
 def _changed(connection: sqlite3.Connection) -> Iterator[dict[str, str]]:
-    """One transaction that gives the ledger a new identity and the facts that are put into the dictionary."""
+    """Run one transaction that stores the facts put into the dictionary and gives the ledger a new identity."""
     facts: dict[str, str] = {}
     with FAILPOINTS.around("ledger-file"):
         head = read_head(connection)

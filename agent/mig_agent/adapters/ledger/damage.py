@@ -1,4 +1,4 @@
-"""What counts as damage of the ledger, as against a disk or a folder that cannot be used at this moment."""
+"""Distinguishes damage of the ledger from a disk or folder that is unusable at the moment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 READING_ERRORS = (sqlite3.Error, ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
-"""What reading a damaged ledger raises. UnicodeDecodeError and JSONDecodeError are ValueErrors."""
+"""Exceptions that reading a damaged ledger raises. UnicodeDecodeError and JSONDecodeError are ValueErrors."""
 
 _PRIMARY = 0xFF
 _OF_THE_MACHINE = frozenset(
@@ -24,7 +24,7 @@ _OF_THE_MACHINE = frozenset(
         sqlite3.SQLITE_AUTH,
     ]
 )
-"""Primary result codes of SQLite that say nothing about what is in the file."""
+"""Primary result codes of SQLite that say nothing about the file's content."""
 
 
 class DamagedError(Exception):
@@ -32,15 +32,15 @@ class DamagedError(Exception):
 
 
 def is_damage(error: Exception, path: Path) -> bool:
-    """Return whether this error of opening and reading the ledger means that what is in the file is wrong."""
+    """Return True if this error of opening or reading the ledger means that the file's content is wrong."""
     if isinstance(error, OSError):
         return False
     if not isinstance(error, sqlite3.Error):
         return True
     code = getattr(error, "sqlite_errorcode", None)
     if code is None:
-        return True  # raised by the module itself: text that is no UTF-8, for one
+        return True  # raised by the module itself, for example for text that is not UTF-8
     if code & _PRIMARY == sqlite3.SQLITE_READONLY:
-        # Where the machine allows it, it is the file's header that forbids it.
+        # The machine allows writing, so the file's header forbids it.
         return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return code & _PRIMARY not in _OF_THE_MACHINE

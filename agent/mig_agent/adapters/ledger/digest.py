@@ -1,7 +1,7 @@
-"""The digest of the ledger: one number over all of its rows, so that a row that changed by itself is noticed.
+"""The digest of the ledger: one number over all of its rows, so that a row changed by a fault is noticed.
 
-It is the sum of a checksum of each row, so that a commit need only add what it wrote and take off what was there
-before. Triggers of the writing connection do that. The head, a table of one row, keeps it with the number of commits.
+It is the sum of a checksum of each row, so that a commit only adds what it wrote and subtracts what was there before.
+Triggers of the writing connection do that. The head, a table of one row, stores it with the number of commits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from mig_agent.adapters.ledger.commit_counter import Count
 from mig_agent.adapters.ledger.damage import DamagedError
 
 UNCOVERED = ("event", "head")
-"""Events decide nothing: one that cannot be read is left out. The head has a checksum of its own."""
+"""Tables that the digest leaves out.
+
+Events decide nothing: one that cannot be read is skipped. The head has a checksum of its own.
+"""
 _MASK = (1 << 63) - 1  # SQLite's integers have a sign
 _HEAD = "SELECT ledger, number, revision, digest, mark FROM head"
 _TABLES = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY name"
@@ -25,19 +28,19 @@ PUT_HEAD = "UPDATE head SET ledger = ?, number = ?, revision = ?, digest = ?, ma
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What the ledger says of itself."""
+    """The head row: what the ledger records about itself."""
 
     ledger: str
-    """Its identity, 32 hexadecimal digits."""
+    """Identity of the ledger, 32 hexadecimal digits."""
     number: int
-    """Of its last commit."""
+    """Number of its last commit."""
     revision: int
-    """The highest one of all events."""
+    """Highest revision of all events."""
     digest: int
 
     @property
     def count(self) -> Count:
-        """What the commit counter beside it is to say."""
+        """Expected content of the commit counter beside the ledger."""
         return Count(self.ledger, self.number)
 
     def row(self) -> tuple[str, int, int, int, int]:
@@ -47,7 +50,7 @@ class Head:
 
 
 def read_head(connection: sqlite3.Connection) -> Head:
-    """Read the head. Raises DamagedError where it is not as it was written, sqlite3.Error."""
+    """Read the head. Raises DamagedError if it is not as it was written, sqlite3.Error."""
     rows = connection.execute(_HEAD).fetchall()
     if len(rows) == 1:
         ledger, number, revision, digest, _ = rows[0]
@@ -58,7 +61,7 @@ def read_head(connection: sqlite3.Connection) -> Head:
 
 
 def compute_digest(connection: sqlite3.Connection) -> int:
-    """Read all rows that the digest covers, and the schema. Raises sqlite3.Error."""
+    """Compute the digest of the schema and of all rows that it covers. Raises sqlite3.Error."""
     total = sum(_checksum("schema", row) for row in connection.execute(_SCHEMA))
     for table, _ in _covered(connection):
         rows = connection.execute(f"SELECT * FROM {_quoted(table)} NOT INDEXED")  # noqa: S608 -- quoted
@@ -67,7 +70,7 @@ def compute_digest(connection: sqlite3.Connection) -> int:
 
 
 class RunningDigest:
-    """Follows what one connection writes. A transaction that is rolled back needs a new one."""
+    """Keeps the digest current while one connection writes; not usable after a rollback."""
 
     def __init__(self, connection: sqlite3.Connection, value: int) -> None:
         self.value = value
@@ -92,7 +95,7 @@ class RunningDigest:
 
 
 def _covered(connection: sqlite3.Connection) -> Iterator[tuple[str, list[str]]]:
-    """Tables with their columns, quoted; also such as a newer version of the agent has added."""
+    """Yield tables with their columns, quoted, including those that a newer version of the agent has added."""
     for (table,) in connection.execute(_TABLES).fetchall():
         if table not in UNCOVERED:
             columns = connection.execute("SELECT name FROM pragma_table_info(?) ORDER BY cid", (table,))

@@ -1,4 +1,4 @@
-"""A GPU as it was last known, as text for the ledger: what an agent shows that starts without asking the driver."""
+"""A GPU's last known facts as text in the ledger: what an agent shows that starts without the driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mig_agent.core.observation import ObservedGpu
 
 
 def text_of(gpu: ObservedGpu) -> str:
-    """All but its instances, which have records of their own. The same GPU gives the same text."""
+    """Return all facts except instances, which have records of their own. Equal GPUs give equal texts."""
     mode = gpu.mode
     return json.dumps(
         {
@@ -26,7 +26,7 @@ def text_of(gpu: ObservedGpu) -> str:
 
 
 def gpu_of(uuid: str, text: str) -> ObservedGpu:
-    """The GPU, with no instances. Raises ValueError, KeyError or TypeError for what `text_of` did not write."""
+    """Return the GPU without instances. Raises ValueError, KeyError or TypeError for any other text."""
     known = json.loads(text)
     capable, current, pending = known["mode"]
     return ObservedGpu(

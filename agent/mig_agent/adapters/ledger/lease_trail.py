@@ -1,4 +1,4 @@
-"""Writing the lease evidence: what each commit means for it, as lines to be appended, and the file made anew."""
+"""Writes the lease evidence: which lines each commit appends, and when the file is rewritten."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from mig_agent.core.model import Generation, Instance, Lease, LeaseId
 
 _LONG_BYTES = 1 << 18
 _TIMES = 4
-"""The file is made anew when it is longer than this, and so many times what it was when it was made."""
+"""The file is rewritten when longer than _LONG_BYTES and this many times its size after the last rewrite."""
 TAKEN_OVER = "was taken over meanwhile, and may be another's by now"
 
 
 class LeaseTrail:
-    """Follows the commits of one ledger. Belongs to the thread that writes it.
+    """Follows the commits of one ledger. Use only from the thread that writes the ledger.
 
-    It gives what is to be written (`follow`), and `descriptor` says where; -1 where the file could not be written. Then
-    there is none, since one that lacks an end would bring back what has ended.
+    `follow` returns what to write and `descriptor` is where; -1 if the file could not be written. Then there is no
+    file, since one that lacks an end would bring back an ended lease.
     """
 
     def __init__(self, path: Path, contents: Contents) -> None:
@@ -67,7 +67,7 @@ class LeaseTrail:
         self._former: dict[LeaseId, EvidentLease] = {each.lease.id: each for each in contents.former}
         for each in contents.leases:
             if each.ended_at is None:
-                self._take(each.lease, each.digest, each.pid_started)
+                self._add(each.lease, each.digest, each.pid_started)
         for instance in contents.instances:
             if instance.generation > self._doubtful:
                 self._void(instance.uuid, TAKEN_OVER)
@@ -81,7 +81,7 @@ class LeaseTrail:
             PutBootId: self._boot,
             PutDoubt: self._doubt,
             DropDoubt: self._settled,
-            VoidEvidence: self._gone,
+            VoidEvidence: self._void_device,
         }
 
     @property
@@ -95,7 +95,7 @@ class LeaseTrail:
         return tuple(self._former.values())
 
     def follow(self, records: Iterable[Record], count: Count) -> list[tuple[bytes, int]]:
-        """Take in what was committed; what is to be written for it, each with its offset, in this order."""
+        """Take in committed records; return the pieces to write, each with its offset, in order."""
         handlers, pieces = self._handlers, []
         for record in records:
             for change in record:
@@ -110,7 +110,7 @@ class LeaseTrail:
         return [*writes, (encode_head(count, self._lines), 0)]
 
     def is_due(self) -> bool:
-        """Return whether the file has grown too long, or is not there any more."""
+        """Return True if the file has grown too long or is missing."""
         if self.descriptor < 0 or (self._size > _LONG_BYTES and self._size > _TIMES * self._made_with):
             return True
         try:
@@ -119,9 +119,9 @@ class LeaseTrail:
             return True
 
     def rewrite(self, count: Count, *, keep: bool = False) -> None:
-        """Make the file anew, as short as it can be. Where that fails there is none, or with `keep` the one before.
+        """Rewrite the file as short as possible. If that fails, remove it, or with `keep` leave the old one.
 
-        That one may be kept until something is committed that it lacks.
+        The old one may be kept until something is committed that it lacks.
         """
         data, lines = encode_file(count, self._live.values(), self._former.values())
         temporary = self._path.with_name(f".{self._path.name}.new")
@@ -146,7 +146,7 @@ class LeaseTrail:
         self._lines, self._size, self._made_with = lines, len(data), len(data)
 
     def give_up(self) -> None:
-        """Have no file rather than one that lacks something."""
+        """Remove the file, since an incomplete one is worse than none."""
         self.close()
         with contextlib.suppress(OSError), FAILPOINTS.around("lease-evidence"):
             self._path.unlink(missing_ok=True)
@@ -167,7 +167,7 @@ class LeaseTrail:
         self._lines += 1
         return encode_line(self._lines, mark, text)
 
-    def _take(self, lease: Lease, digest: str, pid_started: int | None) -> EvidentLease:
+    def _add(self, lease: Lease, digest: str, pid_started: int | None) -> EvidentLease:
         devices = tuple(
             None if instance is None or not instance.uuid else EvidentDevice.of(instance)
             for instance in map(self._instances.get, lease.instances)
@@ -181,7 +181,7 @@ class LeaseTrail:
         return known
 
     def _put_lease(self, change: PutLease) -> bytes:
-        return self._line(LIVE, self._take(change.lease, change.digest, change.pid_started).encode())
+        return self._line(LIVE, self._add(change.lease, change.digest, change.pid_started).encode())
 
     def _put_instance(self, change: PutInstance) -> bytes:
         instance = change.instance
@@ -203,19 +203,19 @@ class LeaseTrail:
             device if number == generation else each
             for number, each in zip(known.lease.instances, known.devices, strict=True)
         )
-        return b"" if devices == known.devices else self._again(replace(known, devices=devices))
+        return b"" if devices == known.devices else self._update(replace(known, devices=devices))
 
     def _arrive(self, change: ArriveLease) -> bytes:
         known = self._live.get(change.lease.id)
-        return b"" if known is None else self._again(replace(known, lease=change.lease))
+        return b"" if known is None else self._update(replace(known, lease=change.lease))
 
     def _renew(self, change: RenewLease) -> bytes:
         known = self._live.get(change.lease)
         if known is None:
             return b""
-        return self._again(replace(known, lease=replace(known.lease, expires_at=change.expires_at)))
+        return self._update(replace(known, lease=replace(known.lease, expires_at=change.expires_at)))
 
-    def _again(self, known: EvidentLease) -> bytes:
+    def _update(self, known: EvidentLease) -> bytes:
         self._live[known.lease.id] = known
         return self._line(LIVE, known.encode())
 
@@ -239,7 +239,7 @@ class LeaseTrail:
         former, self._former = tuple(self._former), {}
         return b"".join(self._line(ENDED, each) for each in former)
 
-    def _gone(self, change: VoidEvidence) -> bytes:
+    def _void_device(self, change: VoidEvidence) -> bytes:
         return self._void(change.uuid, change.why)
 
     def _void(self, uuid: str, why: str) -> bytes:

@@ -1,7 +1,7 @@
-"""Putting another ledger in the place of the one that is there, which is kept under another name with all its files.
+"""Replaces a ledger with another one; the former is kept under another name with all its files.
 
-A crash at any step leaves what the next start needs to go on: the new ledger is made whole under another name first,
-then an order says what is to be done, and each step of it can be taken again.
+A crash at any step leaves what the next start needs to go on: the new ledger is completed under another name first,
+then an order records what is to be done, and each step of it can be repeated.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from mig_agent.adapters.ledger.lease_evidence import EvidentLease, encode_file, 
 
 DAMAGED = "damaged"
 REPLACED = "replaced"
-"""By one that an administrator restored."""
+"""Replaced by a ledger that an administrator restored."""
 MOST_KEPT = 10
-"""Ledgers that are kept aside. Beyond that the first stays, which held what mattered, and the latest."""
+"""Number of ledgers kept aside: the first, which held what mattered, and the latest ones."""
 FILES = ("-wal", "-shm", "-journal", SUFFIX, "")
-"""What belongs to a ledger, by what its name ends in."""
+"""Suffixes of the files that belong to a ledger."""
 _MOST_ORDER_BYTES = 4096
 _NUMBER = re.compile(rf"\.(?:{DAMAGED}|{REPLACED})-(\d+)(?:-\w+)?$")
 
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A replacement that was begun."""
+    """A replacement in progress."""
 
     aside: str
-    """Where the files go that are there; a name in the same folder."""
+    """Name in the same folder under which the former files are kept."""
     count: Count
-    """Of the ledger that takes their place."""
+    """Commit counter of the new ledger."""
 
 
 def replace_ledger(
@@ -46,13 +46,13 @@ def replace_ledger(
     live: Iterable[EvidentLease] = (),
     former: Iterable[EvidentLease] = (),
 ) -> Path:
-    """Set aside what is there, and put in its place what `make` makes; where the former ledger is kept.
+    """Set aside the ledger's files and put in place what `make` creates; return where the former ledger is kept.
 
-    `make` gets the path of the new ledger's file, and the one where the former ledger will be. The lease evidence of
-    the new one says that these leases are live, or were in a former ledger. Raises OSError, and what `make` raises.
+    `make` gets the path of the new ledger's file, and the path where the former ledger will be. The lease evidence of
+    the new one lists these leases as live, or as of a former ledger. Raises OSError, and what `make` raises.
     """
     new, aside = _new(path), _next_name(path, kind)
-    _remove_half_made(path)
+    _remove_incomplete(path)
     order = _Order(aside.name, make(new, aside))
     with FAILPOINTS.around("ledger-file"):
         evidence_of(new).write_bytes(encode_file(order.count, live, former)[0])
@@ -62,17 +62,17 @@ def replace_ledger(
 
 
 def finish_replacing(path: Path) -> None:
-    """Take the steps that are left of a replacement that was begun; none in most cases. Raises OSError."""
+    """Finish a replacement in progress, if there is one. Raises OSError."""
     order = _read_order(path)
     if order is None:
-        _remove_half_made(path)
+        _remove_incomplete(path)
         return
     new = _new(path)
-    if new.exists():  # else it has taken its place already
+    if new.exists():  # otherwise it was renamed already
         aside = path.with_name(order.aside)
         for ending in FILES:
             part = path.with_name(path.name + ending)
-            if _is_there(part):
+            if _exists(part):
                 with FAILPOINTS.around("ledger-aside"):
                     part.rename(aside.with_name(aside.name + ending))
         _replace_evidence(path, new, aside)
@@ -89,8 +89,8 @@ def finish_replacing(path: Path) -> None:
 def _replace_evidence(path: Path, new: Path, aside: Path) -> None:
     fresh, part = evidence_of(new), evidence_of(path)
     if not fresh.exists():
-        return  # it has taken its place already
-    if _is_there(part):
+        return  # it was renamed already
+    if _exists(part):
         with FAILPOINTS.around("ledger-aside"):
             part.rename(evidence_of(aside))
     with FAILPOINTS.around("ledger-file"):
@@ -98,7 +98,7 @@ def _replace_evidence(path: Path, new: Path, aside: Path) -> None:
 
 
 def kept_aside(path: Path) -> dict[int, list[Path]]:
-    """Return the files of the ledgers that were set aside, by number."""
+    """Return the files of the ledgers set aside, by number."""
     found: dict[int, list[Path]] = {}
     for each in path.parent.iterdir():
         match = _NUMBER.search(each.name)
@@ -107,14 +107,12 @@ def kept_aside(path: Path) -> dict[int, list[Path]]:
     return dict(sorted(found.items()))
 
 
-def is_any_there(path: Path) -> bool:
-    """Return whether there is any file of a ledger at this path."""
-    return any(
-        _is_there(each) for each in (*(path.with_name(path.name + ending) for ending in FILES), evidence_of(path))
-    )
+def any_file_exists(path: Path) -> bool:
+    """Return True if any file of a ledger exists at this path."""
+    return any(_exists(each) for each in (*(path.with_name(path.name + ending) for ending in FILES), evidence_of(path)))
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
@@ -138,7 +136,7 @@ def _forget_most(path: Path) -> None:
                 each.unlink()
 
 
-def _remove_half_made(path: Path) -> None:
+def _remove_incomplete(path: Path) -> None:
     new = _new(path)
     for part in (*(new.with_name(new.name + ending) for ending in ("", "-wal", "-shm", "-journal")), evidence_of(new)):
         if part.exists():
@@ -150,7 +148,7 @@ def _write_order(path: Path, order: _Order) -> None:
     text = json.dumps({"aside": order.aside, "ledger": order.count.ledger, "number": order.count.number})
     temporary = path.with_name(f".{path.name}.replacing")
     with FAILPOINTS.around("ledger-order"):
-        temporary.unlink(missing_ok=True)  # whatever it is: to open a pipe would take for ever
+        temporary.unlink(missing_ok=True)  # whatever it is: opening a pipe would block for ever
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, text.encode())
@@ -162,7 +160,10 @@ def _write_order(path: Path, order: _Order) -> None:
 
 
 def _read_order(path: Path) -> _Order | None:
-    """What was begun; None where nothing was, or the order cannot be read: then what is there is judged as it is."""
+    """Return the replacement in progress; None if there is none, or the order is unreadable.
+
+    With an unreadable order the files are taken as they are.
+    """
     try:
         known = json.loads(read_regular(_order_file(path), _MOST_ORDER_BYTES))
         order = _Order(str(known["aside"]), Count(str(known["ledger"]), int(known["number"])))

@@ -2,7 +2,7 @@
 
 A patch that only adds (a table, or a column with a default) keeps the `least_reader` of the patch before: the version
 before can then still read and write the file, so a rollback works. Any other patch raises it, and older versions refuse
-the file in words.
+the file with a message.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from mig_agent.adapters.ledger.damage import DamagedError
 from mig_agent.adapters.ledger.digest import Head, compute_digest, read_head
 from mig_agent.core.errors import LedgerError
 
-_VERSIONS_TO_COME = 1000
+_FUTURE_VERSIONS = 1000
 _NO_LEDGER = "0" * 32
-"""Until it is given an identity."""
+"""Identity of a ledger that has not been given one."""
 UNCONFIRMED = "unconfirmed/"
 """Prefix of the name of a fact about a lease that its client has not confirmed; the lease's id follows."""
 APPLICATION_ID = 0x4D494741
-"""`MIGA` in the file's header, so that no other program's database is taken for a ledger."""
+"""`MIGA` in the file's header, so that another program's database is not taken for a ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Patch:
 
     number: int
     least_reader: int
-    """The oldest number of a patch whose program can work with the file afterwards."""
+    """Oldest patch number whose program can still use the file afterwards."""
     statements: tuple[str, ...]
 
 
@@ -88,13 +88,13 @@ PATCHES = (
                 ended_at REAL,
                 end_reason TEXT NOT NULL DEFAULT '',
                 UNIQUE (request_id, asker)) WITHOUT ROWID""",
-            # Those that stand are found, and old ones forgotten, without reading a million that have ended.
+            # Finds active leases, and old ones to delete, without reading a million ended ones.
             "CREATE INDEX lease_ended ON lease (ended_at)",
             """CREATE TABLE cordon (
                 gpu TEXT PRIMARY KEY,
                 reason TEXT NOT NULL,
                 since REAL NOT NULL) WITHOUT ROWID""",
-            # As they were last known, for an agent that starts paused.
+            # As last read from the driver, for an agent that starts paused.
             "CREATE TABLE gpu (uuid TEXT PRIMARY KEY, text TEXT NOT NULL) WITHOUT ROWID",
             """CREATE TABLE event (
                 number INTEGER PRIMARY KEY,
@@ -123,14 +123,14 @@ def check_version(connection: sqlite3.Connection, where: str, patches: tuple[Pat
             f"cannot use the ledger {where}: a newer version of the agent wrote it (schema {version}, which needs a "
             f"version that knows {least_reader}; this one knows {known}); run that version, or restore the file it kept"
         )
-    if not 0 < version < known + _VERSIONS_TO_COME:
+    if not 0 < version < known + _FUTURE_VERSIONS:
         raise DamagedError("its header is not as it was written")
 
 
 def is_newer(connection: sqlite3.Connection, patches: tuple[Patch, ...] = PATCHES) -> bool:
     """Return whether a newer version of the agent seems to have written the file."""
     try:
-        return patches[-1].number < _version(connection) < patches[-1].number + _VERSIONS_TO_COME
+        return patches[-1].number < _version(connection) < patches[-1].number + _FUTURE_VERSIONS
     except sqlite3.Error:
         return False
 
@@ -146,7 +146,7 @@ def is_of_another_program(connection: sqlite3.Connection) -> bool:
 
 
 def prepare(connection: sqlite3.Connection, patches: tuple[Patch, ...] = PATCHES) -> None:
-    """Brings a ledger to the newest schema that this program knows, in one transaction. Raises sqlite3.Error."""
+    """Bring a ledger to the newest schema that this program knows, in one transaction. Raises sqlite3.Error."""
     known = patches[-1].number
     version = _version(connection)
     if version >= known:

@@ -1,11 +1,11 @@
-"""The ledger: what the agent has promised, in SQLite, so that no crash loses it.
+"""The ledger: leases, instances and events in SQLite, so that no crash loses a lease.
 
-One thread writes. It takes what has gathered, writes it in one transaction and waits once for the disk (WAL with
+One thread writes. It takes the queued records, writes them in one transaction and waits once for the disk (WAL with
 synchronous=FULL: a commit is on the disk when it returns). If the process dies before the commit returns, nothing of
 the batch is there after the restart; if it dies after, all of it is.
 
-When it is opened, all of it is checked: SQLite's structures, the digest of its rows, and that it has the commits that
-the counter beside it tells of. It is opened whole, or it is set aside and an empty one takes its place.
+When the ledger is opened, all of it is checked: SQLite's structures, the digest of its rows, and that it has the
+commits that the counter beside it requires. It is opened whole, or it is set aside and an empty one takes its place.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from mig_agent.core.model import LeaseId, RequestKey
 LEDGER_FILE = "ledger.sqlite3"
 _MOST_IN_A_BATCH = 512
 _CHECKPOINT_COMMITS = 250
-"""After so many commits the write-ahead log is folded in, when nothing waits ..."""
+"""After this many commits the write-ahead log is checkpointed if nothing waits ..."""
 _CHECKPOINT_AT_LATEST = 2500
-"""... or even then."""
+"""... and after this many in any case."""
 _TRIM_EVERY = 500
 MOST_ENDED_IN_MEMORY = 10_000
-"""Leases that ended, of which `contents` tells; `find_request` knows all of them."""
+"""Limit of ended leases in `contents`; `find_request` finds all of them."""
 
 
 class Entry(Protocol):
-    """Something that carries a record; what else it carries is its maker's business."""
+    """Something that carries a record to be written."""
 
     @property
     def record(self) -> Record:
-        """What is to be written, all or nothing."""
+        """Changes to be written, all or none."""
 
 
 OnSettled = Callable[[Sequence[Entry], LedgerError | None], None]
-"""Hears, in the writing thread, which entries are on the disk, or (newest first) which are not and why."""
+"""Called in the writing thread with entries on the disk, or (newest first) with those that failed and the error."""
 
 
 class Ledger:
-    """One open ledger. `submit` from any thread; what comes of it is told to the one listener."""
+    """One open ledger. `submit` from any thread; results go to the one `on_settled` callback."""
 
     def __init__(self, path: Path, contents: Contents, head: Head, keep_events: int) -> None:
         self.path = path
         self.contents = contents
-        """As found when it was opened."""
+        """Contents as read when the ledger was opened."""
         self._head = head
-        """Of the last commit that is known to be on the disk."""
+        """Head of the last commit that is known to be on the disk."""
         self._connection: sqlite3.Connection | None = None
         self._digest: RunningDigest | None = None
         self._counter = open_counter(counter_of(path))
@@ -82,7 +82,7 @@ class Ledger:
         self._events_written = 0
         self._reader: sqlite3.Connection | None = None
         self._files: dict[Path, tuple[int, int]] = {}
-        """Device and inode of the files that are written."""
+        """Device and inode of the files being written."""
         self.keep_lock: Callable[[], None] = lambda: None
         self._is_missing = False
 
@@ -95,13 +95,13 @@ class Ledger:
         patches: tuple[Patch, ...] = PATCHES,
         keep_lock: Callable[[], None] = lambda: None,
     ) -> Ledger:
-        """Opens the ledger in this file, or makes one. A damaged one is set aside under another name and kept.
+        """Open the ledger in this file, or create one. A damaged one is set aside under another name and kept.
 
-        `keep_lock` is called before a ledger that was removed or replaced is written anew, and raises MigAgentError
-        where another agent has locked the folder meanwhile: what is there now may be its ledger.
+        `keep_lock` is called before a ledger that was removed or replaced is rewritten, and raises MigAgentError if
+        another agent has locked the folder meanwhile: the files there may be its ledger.
 
-        `contents.doubt` says that this has happened, from then on until it is settled. Raises LedgerError where the
-        ledger cannot be read or written, or is of a newer version.
+        `contents.doubt` records that this has happened, until it is settled. Raises LedgerError if the ledger cannot be
+        read or written, or is of a newer version.
         """
         try:
             finish_replacing(path)
@@ -130,7 +130,7 @@ class Ledger:
         return ledger
 
     def _begin_trail(self) -> None:
-        """Write the lease evidence anew, with what of an earlier ledger still counts. Raises sqlite3.Error."""
+        """Rewrite the lease evidence, with what still counts of an earlier ledger. Raises sqlite3.Error."""
         contents, evidence = self.contents, read_evidence(evidence_of(self.path))
         if contents.doubt is not None and evidence is not None and evidence.fits(self._head.count):
             former = tuple(each for each in evidence.former if not self._knows(each.lease.id))
@@ -144,17 +144,17 @@ class Ledger:
         return bool(self._connection.execute("SELECT 1 FROM lease WHERE id = ?", (lease,)).fetchall())
 
     def start(self, on_settled: OnSettled) -> None:
-        """Begins to write."""
+        """Start the writing thread."""
         self._on_settled = on_settled
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
     def submit(self, entry: Entry) -> None:
-        """Has an entry written, in the order of the calls."""
+        """Queue an entry to be written, in the order of the calls."""
         self._queue.put(entry)
 
     def close(self, seconds: float = 10.0) -> None:
-        """Writes what was submitted and closes the file; waits for that at most so long."""
+        """Write what was submitted and close the files; wait at most `seconds`."""
         self._close_reader()
         if self._thread is not None:
             self._queue.put(None)
@@ -163,7 +163,7 @@ class Ledger:
             self._close_files()
 
     def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
-        """The latest events from a moment on, oldest first. Blocking, from any thread. Raises LedgerError."""
+        """Return the latest events since a time, oldest first. Blocking, from any thread. Raises LedgerError."""
         try:
             with closing(connect(self.path, "ro")) as connection:
                 return read_events(connection, since, gpu, limit)
@@ -171,10 +171,10 @@ class Ledger:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 
     def missing(self) -> str:
-        """Return which file of the ledger is no longer the one that is written, in words; empty when all are.
+        """Return which file of the ledger was removed or replaced, as a message; empty if none was.
 
-        What is committed to a file that was removed is gone at the next start. So the next commit first writes the
-        ledger anew, from what the agent has open. Cheap; from one thread only.
+        What is committed to a removed file is lost at the next start, so the next commit first rewrites the ledger from
+        the open connection. Cheap; from one thread only.
         """
         words = ""
         for path, known in self._files.items():
@@ -191,7 +191,7 @@ class Ledger:
         return words
 
     def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
-        """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
+        """Return the lease of a request, active or ended, and a lease with its request id that records no caller.
 
         From one thread only; takes microseconds. Raises LedgerError.
         """
@@ -245,9 +245,9 @@ class Ledger:
         self._trail.close()
 
     def _connect(self) -> None:
-        """Opens the file to be written. Never made anew here: an empty one would forget every lease.
+        """Open the file for writing. Never creates it: an empty one would forget every lease.
 
-        Raises sqlite3.Error, and DamagedError where it is not the ledger that was there before.
+        Raises sqlite3.Error, and DamagedError if it is not the ledger opened before.
         """
         connection = connect(self.path, "rw")
         try:
@@ -255,7 +255,7 @@ class Ledger:
             connection.execute("UPDATE head SET id = id")  # a damaged header can forbid writing
             connection.execute("ROLLBACK")
             head = read_head(connection)
-            # A commit that failed may be on the disk all the same.
+            # A commit that failed may still be on the disk.
             if head.ledger != self._head.ledger or head.number not in {self._head.number, self._head.number + 1}:
                 raise DamagedError("it is not the one that was there before")  # noqa: TRY301 -- closes what it opened
             digest = RunningDigest(connection, head.digest)
@@ -265,14 +265,14 @@ class Ledger:
         self._connection, self._digest, self._head = connection, digest, head
         self._files = {each: _identity(each) for each in (self.path, _log_of(self.path), counter_of(self.path))}
 
-    def _write_anew(self) -> None:
-        """Puts all that the open connection has in the place of what was removed or replaced; keeps that aside.
+    def _rewrite(self) -> None:
+        """Replace removed or replaced files by a copy from the open connection; keep what is there aside.
 
-        Raises sqlite3.Error, OSError, and DamagedError where the connection was lost and so is the ledger.
+        Raises sqlite3.Error, OSError, and DamagedError if the connection was lost and the ledger with it.
         """
         open_one = self._connection
         if open_one is None:
-            self._connect()  # where that is the ledger that was there before, nothing is missing
+            self._connect()  # if it is the ledger opened before, nothing is missing
             self._is_missing = False
             return
         try:
@@ -306,7 +306,7 @@ class Ledger:
             ValueError,
         ) as error:  # also values that SQLite cannot hold
             if self._is_missing:
-                self._roll_back()  # no other connection has what this one has
+                self._roll_back()  # only this connection still has the data
             else:
                 self._drop_connection()
             return LedgerError(f"cannot write the ledger {self.path}: {error}")
@@ -314,7 +314,7 @@ class Ledger:
 
     def _commit(self, batch: Sequence[Entry]) -> None:
         if self._is_missing:
-            self._write_anew()
+            self._rewrite()
         if self._connection is None or self._digest is None:
             self._connect()
         assert self._connection is not None  # noqa: S101 -- for the types alone
@@ -336,14 +336,14 @@ class Ledger:
         execute("COMMIT")
         self._head = head
         self._commits += 1
-        # The ledger may have more commits than the counter says, never fewer: so it comes after, and nobody waits for
-        # the disk here. One that cannot be written is behind until the next.
+        # The ledger may have more commits than the counter, never fewer: so the counter comes after, without waiting
+        # for the disk. If it cannot be written, it stays behind until the next commit.
         with contextlib.suppress(OSError):
             os.pwrite(self._counter, head.count.encode(), 0)
         self._follow(batch)
 
     def _follow(self, batch: Sequence[Entry]) -> None:
-        """Append to the lease evidence what was committed; nobody waits for the disk here either."""
+        """Append what was committed to the lease evidence, without waiting for the disk."""
         trail = self._trail
         pieces = trail.follow((entry.record for entry in batch), self._head.count)
         if trail.descriptor < 0:
@@ -354,7 +354,7 @@ class Ledger:
                 if os.pwrite(trail.descriptor, data, offset) != len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 -- as the rest of it would be
         except OSError:
-            trail.give_up()  # one that lacks an end would bring back what has ended
+            trail.give_up()  # a file that lacks an end would bring back an ended lease
 
     def _roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
@@ -362,7 +362,7 @@ class Ledger:
                 self._connection.execute("ROLLBACK")
 
     def _drop_connection(self) -> None:
-        """Rolls back; the next batch starts with a fresh connection, whatever was wrong with this one."""
+        """Roll back and close the connection, whatever was wrong with it; the next batch opens a new one."""
         self._files = {}  # closing removes the log
         connection, self._connection, self._digest = self._connection, None, None
         if connection is not None:
@@ -370,7 +370,7 @@ class Ledger:
                 connection.close()
 
     def _with_all_behind(self, batch: list[Entry], *, closing: bool) -> tuple[list[Entry], bool]:
-        """What failed with what was submitted since on the strength of it, newest first."""
+        """Return the failed entries and all queued behind them, which may depend on them, newest first."""
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._queue.get_nowait()
@@ -385,7 +385,7 @@ class Ledger:
         if self._connection is None or not (due or closing):
             return
         self._commits = 0
-        # When it fails the log grows, and the next one folds it in.
+        # If it fails, the log grows and the next one checkpoints it.
         with contextlib.suppress(sqlite3.Error), FAILPOINTS.around("ledger-checkpoint"):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Reading a ledger whole, every part of it checked; and putting an empty one in the place of one that is not."""
+"""Reads a ledger whole, with every part checked, and replaces a ledger that is missing or damaged by an empty one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mig_agent.adapters.ledger.creation import connect, make_empty, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import Head, read_head
 from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_count, recoverable_leases
-from mig_agent.adapters.ledger.quarantine import DAMAGED, FILES, is_any_there, replace_ledger
+from mig_agent.adapters.ledger.quarantine import DAMAGED, FILES, any_file_exists, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, Doubt, read_contents
 from mig_agent.adapters.ledger.schema import (
     PATCHES,
@@ -29,11 +29,11 @@ from mig_agent.core.errors import LedgerError
 
 
 def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> None:
-    """Put an empty ledger in the place of what is there. `why` completes "the ledger ..."; empty for a first one.
+    """Replace the ledger's files with an empty ledger.
 
-    Raises sqlite3.Error, OSError.
+    `why` completes "the ledger ..."; empty for a first one. Raises sqlite3.Error, OSError.
     """
-    there = is_any_there(path)
+    there = any_file_exists(path)
     at = time.time()
     replace_ledger(
         path,
@@ -46,18 +46,18 @@ def make_ledger(path: Path, why: str, patches: tuple[Patch, ...] = PATCHES) -> N
 
 
 def read_whole(path: Path, patches: tuple[Patch, ...], most_ended: int) -> tuple[Contents, Head]:
-    """What is in the ledger, every part of it checked. Makes the first one.
+    """Return the contents of the ledger, every part of it checked; create the first ledger.
 
-    Raises DamagedError where it is not what was committed last, LedgerError where a newer version or another program
-    wrote it, sqlite3.Error and OSError where it cannot be read now.
+    Raises DamagedError if it is not what was committed last, LedgerError if a newer version or another program wrote
+    it, sqlite3.Error and OSError if it cannot be read now.
     """
-    if not is_any_there(path):
+    if not any_file_exists(path):
         if path.with_name(KEY_FILE).exists():
             raise DamagedError("it is gone, and the key of its tokens is there")
         make_ledger(path, "", patches)
     _check_files(path)
     try:
-        # Only to be read: so SQLite leaves a log that it cannot use where it is.
+        # Opened read-only, so that SQLite leaves a log that it cannot use where it is.
         with closing(connect(path, "ro")) as connection:
             head = _verify(connection, path, patches)
             if not is_older(connection, patches):

@@ -1,4 +1,4 @@
-"""The NVML adapter: the only door to the hardware. `Driver` is its face."""
+"""The NVML adapter, the agent's only access to the hardware; `Driver` is its public API."""
 
 from mig_agent.adapters.nvml.calls import OnCall
 from mig_agent.adapters.nvml.driver import ChangeListener, Driver, Observation

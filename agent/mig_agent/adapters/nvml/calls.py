@@ -1,8 +1,8 @@
 """pynvml behind plain Python values: the only module that imports it.
 
-Every call goes through `_call`, which turns NVML's errors into DriverError and tells a listener how long it took. What
-C wants as buffers and structures is made and read here; handles leave this module as opaque objects. pynvml declares no
-argument types, so a structure passed by value would be accepted in silence: always `byref`.
+Every call goes through `_call`, which turns NVML's errors into DriverError and reports the duration to a callback. C's
+buffers and structures are made and read here; handles leave this module as opaque objects. pynvml declares no argument
+types, so a structure passed by value would be accepted in silence: always `byref`.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from mig_agent.core.model import Placement
 from mig_agent.core.texts import visible
 
 _CLOSING_SECONDS = 3.0
-"""For calls under way, such as one that waits for an event for a second, to come back before a session ends."""
+"""How long `close` waits for calls in flight, such as one that waits for an event for a second."""
 
 
 class Session:
-    """Thread-safe. Closed at first."""
+    """Tracks calls in flight, so that the NVML session is not closed under them. Thread-safe; closed at first."""
 
     def __init__(self) -> None:
         self.is_open = False
-        self._under_way = 0
+        self._in_flight = 0
         self._changed = threading.Condition()
 
     def enter(self, call: str, gpu: int | None) -> None:
-        """A call begins; `leave` ends it. Raises DriverError of kind LIBRARY while it is closed."""
+        """Register a call that begins. Raises DriverError of kind LIBRARY if the session is closed."""
         with self._changed:
             if not self.is_open:
                 detail = "no session with the driver is open"
                 raise DriverError(DriverErrorKind.LIBRARY, call, detail=detail, gpu_index=gpu)
-            self._under_way += 1
+            self._in_flight += 1
 
     def leave(self) -> None:
-        """A call has come back."""
+        """Unregister a call that has returned."""
         with self._changed:
-            self._under_way -= 1
-            if not self._under_way:
+            self._in_flight -= 1
+            if not self._in_flight:
                 self._changed.notify_all()
 
     def close(self) -> bool:
-        """Lets no call begin any more and waits a while for those under way; whether it was open.
+        """Refuse new calls and wait for those in flight; return False if the session was closed already.
 
-        Raises DriverError TIMEOUT where they do not come back, and then it is open as before.
+        Raises DriverError TIMEOUT if they do not return within _CLOSING_SECONDS; the session then stays open.
         """
         with self._changed:
             if not self.is_open:
                 return False
             self.is_open = False
-            if not self._changed.wait_for(lambda: not self._under_way, _CLOSING_SECONDS):
+            if not self._changed.wait_for(lambda: not self._in_flight, _CLOSING_SECONDS):
                 self.is_open = True
-                detail = f"calls under way have not come back: {self._under_way}"
+                detail = f"calls under way have not come back: {self._in_flight}"
                 raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=detail)
         return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileAnswer:
-    """What NVML tells of a profile of GPU instances; memory in MiB."""
+    """A GPU instance profile as NVML reports it; memory in MiB."""
 
     id: int
     name: str
-    """NVML's own string; empty from a driver that tells none."""
+    """NVML's own string; empty if the driver reports none."""
     slices: int
     memory_mib: int
     multiprocessors: int
@@ -85,7 +85,7 @@ class ProfileAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceAnswer:
-    """What NVML tells of a GPU instance."""
+    """A GPU instance as NVML reports it."""
 
     id: int
     profile_id: int
@@ -94,7 +94,7 @@ class InstanceAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAnswer:
-    """Bytes."""
+    """Memory of a device in bytes."""
 
     total: int
     used: int
@@ -102,7 +102,7 @@ class MemoryAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessAnswer:
-    """A process with a context on a device; bytes used, or None where the driver does not tell."""
+    """A process with a context on a device; `used` is bytes, or None if the driver does not report it."""
 
     pid: int
     used: int | None
@@ -110,13 +110,13 @@ class ProcessAnswer:
 
 GpuHandle = NewType("GpuHandle", object)
 MigHandle = NewType("MigHandle", object)
-"""Stands for an index on its GPU and can become another instance: never kept over a change."""
+"""An index on its GPU, which may later denote another instance: never kept across a change."""
 GpuInstanceHandle = NewType("GpuInstanceHandle", object)
 ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
 EventSetHandle = NewType("EventSetHandle", object)
 
 OnCall = Callable[[str, float, DriverErrorKind | None], None]
-"""Hears of every call: its NVML name, its duration in seconds, how it failed or None."""
+"""Called after every call with its NVML name, its duration in seconds, and the kind of its failure or None."""
 
 GPU_PROFILE_ENUMS = range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
 COMPUTE_PROFILE_ENUMS = range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT)
@@ -167,58 +167,61 @@ CHANGING = frozenset(
         "nvmlDeviceSetMigMode",
     }
 )
-"""The calls that change the hardware: before and after each the process can be made to crash (`failpoints`)."""
+"""Calls that change the hardware: before and after each is a failpoint (`adapters.failpoints`)."""
 
-_LEAST_ROOM = 16
-"""Entries in a buffer whose length the driver is not told; no GPU has more instances."""
+_MIN_BUFFER = 16
+"""Smallest length, in entries, of a buffer whose length NVML is not given; no GPU has more instances."""
 
 
 class Nvml:
-    """NVML's calls, in sessions that `open` begins and `shutdown` ends. Blocking; safe in any thread.
+    """NVML's calls, in sessions that `open` begins and `shutdown` ends. Blocking; thread-safe.
 
     All methods raise DriverError; of kind LIBRARY while no session is open.
     """
 
     def __init__(self, library: object | None = None, *, on_call: OnCall | None = None) -> None:
-        """`library` stands for the driver's; None: that one, loaded anew for each session."""
+        """`library` replaces the driver's NVML library; None: the driver's, loaded again for each session."""
         self._on_call = on_call
         self._library = library
         self._session = Session()
 
     def open(self) -> None:
-        """Begins a session; what is open already stays so."""
+        """Begin a session; do nothing if one is open."""
         if self._session.is_open:
             return
         pynvml.nvmlLib = self._library
         # Function pointers outlive a change of library.
         pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 -- pynvml has no public way
         try:
-            self._made("nvmlInitWithFlags", (0,), None)
+            self._invoke("nvmlInitWithFlags", (0,), None)
         except DriverError:
             self._unload()
             raise
         self._session.is_open = True
 
     def shutdown(self) -> None:
-        """Ends the session, if one is open and its calls come back in time (TIMEOUT): nothing of the driver is held."""
+        """End the session, if one is open, and release everything of the driver.
+
+        Raises DriverError TIMEOUT if calls in flight do not return in time.
+        """
         if not self._session.close():
             return
         try:
-            self._made("nvmlShutdown", (), None)
+            self._invoke("nvmlShutdown", (), None)
         except DriverError:
             self._session.is_open = True
             raise
         self._unload()
 
     def shutdown_at_exit(self) -> None:
-        """The same where the process ends: waits for nothing, and leaves the library loaded."""
+        """End the session as the process exits: wait for no call, and leave the library loaded."""
         if self._session.is_open:
-            self._made("nvmlShutdown", (), None)
+            self._invoke("nvmlShutdown", (), None)
 
     def _unload(self) -> None:
-        """Lets go of the driver's library, so that the next session loads the one that is installed by then.
+        """Unload the driver's library, so that the next session loads the one installed by then.
 
-        While it stays loaded, it is the old driver's; the kernel module of another version refuses it.
+        A loaded library stays that of the old driver, which a kernel module of another version refuses.
         """
         library, pynvml.nvmlLib = pynvml.nvmlLib, self._library
         if self._library is None and library is not None:
@@ -228,11 +231,11 @@ class Nvml:
     def _call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 -- pynvml is untyped
         self._session.enter(name, gpu)
         try:
-            return self._made(name, arguments, gpu)
+            return self._invoke(name, arguments, gpu)
         finally:
             self._session.leave()
 
-    def _made(self, name: str, arguments: tuple[object, ...], gpu: int | None) -> Any:  # noqa: ANN401 -- pynvml is untyped
+    def _invoke(self, name: str, arguments: tuple[object, ...], gpu: int | None) -> Any:  # noqa: ANN401 -- pynvml is untyped
         start = time.perf_counter()
         kind: DriverErrorKind | None = None
         try:
@@ -253,40 +256,40 @@ class Nvml:
     # Machine and GPUs
 
     def driver_version(self) -> str:
-        """`580.95.05`."""
+        """Return the driver's version: `580.95.05`."""
         return _text(self._call("nvmlSystemGetDriverVersion"))
 
     def gpu_count(self) -> int:
-        """GPUs that the driver knows, lost ones included."""
+        """Return the number of GPUs that the driver knows, lost ones included."""
         return int(self._call("nvmlDeviceGetCount"))
 
     def gpu(self, index: int) -> GpuHandle:
-        """The handle of a GPU; stays valid over changes of its MIG configuration."""
+        """Return the handle of a GPU; it stays valid across changes of its MIG configuration."""
         return GpuHandle(self._call("nvmlDeviceGetHandleByIndex", index, gpu=index))
 
     def name(self, gpu: GpuHandle, index: int) -> str:
-        """The product name."""
+        """Return the product name."""
         return _text(self._call("nvmlDeviceGetName", gpu, gpu=index))
 
     def uuid(self, device: GpuHandle | MigHandle, index: int) -> str:
-        """`GPU-...` or `MIG-...`."""
+        """Return `GPU-...` or `MIG-...`."""
         return _text(self._call("nvmlDeviceGetUUID", device, gpu=index))
 
     def minor(self, gpu: GpuHandle, index: int) -> int:
-        """The N of /dev/nvidiaN; may change with the MIG mode."""
+        """Return the N of /dev/nvidiaN, which may change with the MIG mode."""
         return int(self._call("nvmlDeviceGetMinorNumber", gpu, gpu=index))
 
     def memory(self, device: GpuHandle | MigHandle, index: int) -> MemoryAnswer:
-        """Total and used."""
+        """Return total and used memory."""
         answer = self._call("nvmlDeviceGetMemoryInfo", device, gpu=index)
         return MemoryAnswer(total=int(answer.total), used=int(answer.used))
 
     def utilization_percent(self, gpu: GpuHandle, index: int) -> int:
-        """Of the multiprocessors; not supported in MIG mode."""
+        """Return the utilization of the multiprocessors in percent; NOT_SUPPORTED in MIG mode."""
         return int(self._call("nvmlDeviceGetUtilizationRates", gpu, gpu=index).gpu)
 
     def compute_processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
-        """Processes with a compute context on a device."""
+        """Return the processes with a compute context on a device."""
         return self._processes("nvmlDeviceGetComputeRunningProcesses", device, index)
 
     def _processes(self, name: str, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
@@ -297,7 +300,7 @@ class Nvml:
         )
 
     def processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
-        """Processes with a compute or graphics context on a device, or running there under MPS."""
+        """Return the processes with a compute or graphics context on a device, or running there under MPS."""
         found = {answer.pid: answer for answer in self.compute_processes(device, index)}
         for name in ("nvmlDeviceGetGraphicsRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
             try:
@@ -313,19 +316,25 @@ class Nvml:
     # MIG mode
 
     def mig_mode(self, gpu: GpuHandle, index: int) -> tuple[bool, bool]:
-        """Current and pending; NOT_SUPPORTED where the GPU has no MIG mode."""
+        """Return the current and the pending MIG mode; NOT_SUPPORTED if the GPU has no MIG mode."""
         current, pending = self._call("nvmlDeviceGetMigMode", gpu, gpu=index)
         return bool(current), bool(pending)
 
     def set_mig_mode(self, gpu: GpuHandle, index: int, *, on: bool) -> DriverErrorKind | None:
-        """Asks for the mode; what keeps it from taking effect, or None. pynvml returns that, it does not raise it."""
+        """Request a MIG mode and return what keeps it from taking effect, or None.
+
+        pynvml returns that activation status and does not raise it.
+        """
         status = int(self._call("nvmlDeviceSetMigMode", gpu, int(on), gpu=index))
         return None if status == pynvml.NVML_SUCCESS else _KINDS.get(status, DriverErrorKind.UNKNOWN)
 
     # Profiles
 
     def profile(self, gpu: GpuHandle, enum: int, index: int) -> ProfileAnswer:
-        """A profile by its enum (not id); NOT_SUPPORTED where the GPU has none, INVALID_ARGUMENT past the last enum."""
+        """Return a profile by its enum (not id).
+
+        Raises NOT_SUPPORTED if the GPU lacks it, INVALID_ARGUMENT past the last enum.
+        """
         try:
             answer = self._call("nvmlDeviceGetGpuInstanceProfileInfo", gpu, enum, gpu=index)
             name = _text(answer.name).removeprefix("MIG ")
@@ -349,42 +358,47 @@ class Nvml:
         )
 
     def placements(self, gpu: GpuHandle, profile_id: int, index: int) -> tuple[Placement, ...]:
-        """All placements of a profile, whatever is occupied."""
+        """Return all placements of a profile, whatever is occupied."""
         count = c_uint()
         self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, None, byref(count), gpu=index)
-        # The driver fills the buffer without being told its length: as many as it just counted, and never fewer than
-        # 16.
-        room = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _LEAST_ROOM))()
-        self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, room, byref(count), gpu=index)
-        return tuple(sorted(Placement(int(each.start), int(each.size)) for each in room[: count.value]))
+        # NVML does not get the buffer's length: it is as many entries as NVML just counted, and never fewer than 16.
+        buffer = (pynvml.c_nvmlGpuInstancePlacement_t * max(count.value, _MIN_BUFFER))()
+        self._call("nvmlDeviceGetGpuInstancePossiblePlacements", gpu, profile_id, buffer, byref(count), gpu=index)
+        return tuple(sorted(Placement(int(each.start), int(each.size)) for each in buffer[: count.value]))
 
     # GPU instances
 
     def create_gpu_instance(
         self, gpu: GpuHandle, profile_id: int, placement: Placement, index: int
     ) -> GpuInstanceHandle:
-        """Creates it exactly there."""
+        """Create a GPU instance of this profile at exactly this placement."""
         where = pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
         name = "nvmlDeviceCreateGpuInstanceWithPlacement"
         return GpuInstanceHandle(self._call(name, gpu, profile_id, byref(where), gpu=index))
 
     def destroy_gpu_instance(self, instance: GpuInstanceHandle, index: int) -> None:
-        """IN_USE while compute instances or processes remain."""
+        """Destroy a GPU instance; IN_USE while compute instances or processes remain."""
         self._call("nvmlGpuInstanceDestroy", instance, gpu=index)
 
     def gpu_instance(self, gpu: GpuHandle, gpu_instance_id: int, index: int) -> GpuInstanceHandle:
-        """NOT_FOUND where there is none."""
+        """Return the GPU instance with this id; NOT_FOUND if there is none."""
         return GpuInstanceHandle(self._call("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance_id, gpu=index))
 
     def gpu_instances(self, gpu: GpuHandle, profile_id: int, most: int, index: int) -> tuple[GpuInstanceHandle, ...]:
-        """All of one profile; `most` is how many placements the profile has (NVML's instanceCount is wrong on A30)."""
+        """Return all GPU instances of one profile.
+
+        `most` is the number of the profile's placements (NVML's instanceCount is wrong on A30).
+        """
         count = c_uint()
-        room = (pynvml.c_nvmlGpuInstance_t * max(most, _LEAST_ROOM))()
-        self._call("nvmlDeviceGetGpuInstances", gpu, profile_id, room, byref(count), gpu=index)
-        return tuple(GpuInstanceHandle(each) for each in room[: count.value])
+        buffer = (pynvml.c_nvmlGpuInstance_t * max(most, _MIN_BUFFER))()
+        self._call("nvmlDeviceGetGpuInstances", gpu, profile_id, buffer, byref(count), gpu=index)
+        return tuple(GpuInstanceHandle(each) for each in buffer[: count.value])
 
     def gpu_instance_info(self, instance: GpuInstanceHandle, index: int) -> InstanceAnswer:
-        """Id, profile and placement. Only this tells the placement: ids follow different maps on different boards."""
+        """Return id, profile and placement of a GPU instance.
+
+        NVML reports the placement nowhere else, and which ids belong to which placement differs between boards.
+        """
         answer = self._call("nvmlGpuInstanceGetInfo", instance, gpu=index)
         placement = Placement(int(answer.placement.start), int(answer.placement.size))
         return InstanceAnswer(id=int(answer.id), profile_id=int(answer.profileId), placement=placement)
@@ -392,7 +406,7 @@ class Nvml:
     # Compute instances
 
     def compute_profile_id(self, instance: GpuInstanceHandle, enum: int, index: int) -> int:
-        """The id of a compute-instance profile by its enum; NOT_SUPPORTED where this instance has none."""
+        """Return the id of a compute-instance profile by its enum; NOT_SUPPORTED if this instance lacks it."""
         shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         # Version 1 has all that is needed and every driver knows it.
@@ -401,31 +415,31 @@ class Nvml:
     def create_compute_instance(
         self, instance: GpuInstanceHandle, profile_id: int, index: int
     ) -> ComputeInstanceHandle:
-        """Creates it; with the full profile there is only one place for it."""
+        """Create a compute instance; the full profile fits in only one place."""
         name = "nvmlGpuInstanceCreateComputeInstance"
         return ComputeInstanceHandle(self._call(name, instance, profile_id, gpu=index))
 
     def destroy_compute_instance(self, compute: ComputeInstanceHandle, index: int) -> None:
-        """IN_USE while a process runs on it or holds it."""
+        """Destroy a compute instance; IN_USE while a process runs on it or holds it."""
         self._call("nvmlComputeInstanceDestroy", compute, gpu=index)
 
     def compute_instances(
         self, instance: GpuInstanceHandle, profile_id: int, index: int
     ) -> tuple[ComputeInstanceHandle, ...]:
-        """All of one profile."""
+        """Return all compute instances of one profile."""
         count = c_uint()
-        room = (pynvml.c_nvmlComputeInstance_t * _LEAST_ROOM)()
-        self._call("nvmlGpuInstanceGetComputeInstances", instance, profile_id, room, byref(count), gpu=index)
-        return tuple(ComputeInstanceHandle(each) for each in room[: count.value])
+        buffer = (pynvml.c_nvmlComputeInstance_t * _MIN_BUFFER)()
+        self._call("nvmlGpuInstanceGetComputeInstances", instance, profile_id, buffer, byref(count), gpu=index)
+        return tuple(ComputeInstanceHandle(each) for each in buffer[: count.value])
 
     def compute_instance_id(self, compute: ComputeInstanceHandle, index: int) -> int:
-        """Its id, unique inside its GPU instance."""
+        """Return the id of a compute instance, unique within its GPU instance."""
         return int(self._call("nvmlComputeInstanceGetInfo", compute, gpu=index).id)
 
     # MIG devices
 
     def mig_devices(self, gpu: GpuHandle, index: int) -> tuple[MigHandle, ...]:
-        """All MIG devices of a GPU; the indices have gaps."""
+        """Return all MIG devices of a GPU; their indices have gaps."""
         most = int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, gpu=index))
         found = []
         for number in range(most):
@@ -438,26 +452,26 @@ class Nvml:
         return tuple(found)
 
     def mig_device(self, uuid: str, index: int) -> MigHandle:
-        """The MIG device with this UUID; NOT_FOUND where there is none."""
+        """Return the MIG device with this UUID; NOT_FOUND if there is none."""
         return MigHandle(self._call("nvmlDeviceGetHandleByUUID", uuid, gpu=index))
 
     def mig_device_ids(self, device: MigHandle, index: int) -> tuple[int, int]:
-        """GPU-instance and compute-instance id."""
+        """Return the GPU-instance id and the compute-instance id of a MIG device."""
         gpu_instance = int(self._call("nvmlDeviceGetGpuInstanceId", device, gpu=index))
         return gpu_instance, int(self._call("nvmlDeviceGetComputeInstanceId", device, gpu=index))
 
     # Events
 
     def event_set(self) -> EventSetHandle:
-        """A new set, to be freed."""
+        """Return a new event set, which the caller must free."""
         return EventSetHandle(self._call("nvmlEventSetCreate"))
 
     def register_mig_changes(self, gpu: GpuHandle, events: EventSetHandle, index: int) -> None:
-        """The set hears of changes of this GPU's MIG configuration; NOT_SUPPORTED where the driver does not tell."""
+        """Add changes of this GPU's MIG configuration to the set; NOT_SUPPORTED if the driver does not report them."""
         self._call("nvmlDeviceRegisterEvents", gpu, pynvml.nvmlEventMigConfigChange, events, gpu=index)
 
     def wait_for_event(self, events: EventSetHandle, milliseconds: int) -> bool:
-        """Whether something happened in the time."""
+        """Wait for an event and return True if one came within the time."""
         try:
             self._call("nvmlEventSetWait_v2", events, milliseconds)
         except DriverError as error:
@@ -467,7 +481,7 @@ class Nvml:
         return True
 
     def free_event_set(self, events: EventSetHandle) -> None:
-        """Gives the set back."""
+        """Free an event set."""
         self._call("nvmlEventSetFree", events)
 
 

@@ -1,4 +1,4 @@
-"""The door to the hardware: what is there, and making and removing instances. Blocking and thread-safe."""
+"""The driver: reads GPUs and instances, creates and destroys instances. Blocking and thread-safe."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from mig_agent.core.model import GpuUuid, Layout, Placement, Slot
 from mig_agent.core.observation import InstanceUsage, ModeChange, ObservedGpu, ObservedInstance, ProcessUsage
 
 _MIB = 1 << 20
-_READINGS = 3
-"""So often a GPU is read when instances come and go meanwhile."""
+_READ_ATTEMPTS = 3
+"""Attempts to read a GPU whose instances come and go meanwhile."""
 _UNDECIDED = frozenset({DriverErrorKind.UNKNOWN, DriverErrorKind.TIMEOUT, DriverErrorKind.GPU_LOST})
-"""Failures of a call that leave open what it did."""
+"""Failures of a call that leave it unknown what the call did."""
 _CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 _DESTROY = "nvmlGpuInstanceDestroy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """All GPUs at one reading."""
+    """All GPUs as read at one time."""
 
     gpus: tuple[ObservedGpu, ...]
     failed: Mapping[int, DriverError]
@@ -32,10 +32,10 @@ class Observation:
 
 
 class Driver:
-    """NVML in this project's words.
+    """NVML in the agent's own types.
 
     Every method may raise DriverError, with the call and the GPU that failed. Handles of MIG devices and instances are
-    looked up anew each time, as the driver gives a used one a new meaning; handles of GPUs are kept.
+    looked up each time, since the driver reuses handles for other instances; handles of GPUs are kept.
     """
 
     def __init__(self, nvml: Nvml) -> None:
@@ -43,14 +43,14 @@ class Driver:
         self._gpus = Inventory(nvml)
         self._instances = InstanceReader(nvml)
         self.version = ""
-        """Of the driver: `580.95.05`; empty before the first session."""
+        """The driver's version: `580.95.05`; empty before the first session."""
 
     @classmethod
     def open(cls, library: object | None = None, *, on_call: OnCall | None = None) -> Driver:
-        """A session with the driver, or with a library that stands for it. One in a process.
+        """Open a session with the driver, or with a library that replaces NVML; one per process.
 
-        `on_call` hears of every NVML call, in the thread that makes it. Raises DriverError of kind LIBRARY where there
-        is no driver.
+        `on_call` is called after every NVML call, in the thread that makes it. Raises DriverError of kind LIBRARY if
+        there is no driver.
         """
         driver = cls.closed(library, on_call=on_call)
         driver.reopen()
@@ -58,11 +58,11 @@ class Driver:
 
     @classmethod
     def closed(cls, library: object | None = None, *, on_call: OnCall | None = None) -> Driver:
-        """The same with no session yet: `reopen` begins one. Does not touch the driver."""
+        """Return a Driver without a session, which `reopen` begins. Does not touch the driver."""
         return cls(Nvml(library, on_call=on_call))
 
     def reopen(self) -> None:
-        """Begins a session where none is open. What is kept of GPUs from the one before is forgotten."""
+        """Begin a session if none is open, and forget the GPUs of the session before."""
         self._gpus.forget_all()
         self._nvml.open()
         try:
@@ -72,20 +72,20 @@ class Driver:
             raise
 
     def close(self) -> None:
-        """Ends the session, if one is open: the driver can be unloaded. Calls are refused until `reopen`.
+        """End the session, if one is open, so that the driver can be unloaded; refuse calls until `reopen`.
 
-        Raises DriverError TIMEOUT, with the session as it was, where a call under way does not come back.
+        Raises DriverError TIMEOUT, with the session still open, if a call in flight does not return.
         """
         self._nvml.shutdown()
 
     def close_at_exit(self) -> None:
-        """The same where the process ends: waits for no call."""
+        """End the session as the process exits: wait for no call."""
         self._nvml.shutdown_at_exit()
 
     # What is there
 
     def observe(self) -> Observation:
-        """Every GPU with its instances; a GPU that cannot be read does not hide the others."""
+        """Read every GPU with its instances; a GPU that cannot be read does not hide the others."""
         gpus: list[ObservedGpu] = []
         failed: dict[int, DriverError] = {}
         for index in range(self._gpus.count()):
@@ -96,42 +96,45 @@ class Driver:
         return Observation(gpus=tuple(gpus), failed=failed)
 
     def count(self) -> int:
-        """GPUs that the driver knows, those that do not answer included."""
+        """Return the number of GPUs that the driver knows, those that do not answer included."""
         return self._gpus.count()
 
     def observe_at(self, index: int) -> ObservedGpu:
-        """The GPU with this index, with its instances."""
+        """Read the GPU with this index, with its instances."""
         return self._observe(self._gpus.at(index))
 
     def uuids(self) -> dict[int, GpuUuid]:
-        """The GPUs that answer, by index; nothing else is read of them."""
+        """Return the UUIDs of the GPUs that answer, by index; nothing else is read."""
         found = {}
         for index in range(self._gpus.count()):
             try:
                 found[index] = self._gpus.at(index).uuid
             except DriverError:
-                continue  # `observe` tells why
+                continue  # `observe` reports why
         return found
 
     def observe_gpu(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
-        """One GPU with its instances; `afresh` also asks again for the profiles by which the driver lists them."""
+        """Read one GPU with its instances.
+
+        `afresh` also reads its profiles again, by which the driver lists instances.
+        """
         known = self._gpus.find(gpu)
         if afresh:
             self._gpus.forget_layout(known)
         return self._observe(known)
 
-    def standing(self, gpu: GpuUuid) -> dict[int, Placement]:
-        """Where GPU instances stand now, by their ids: a light look that walks no MIG devices."""
+    def placements(self, gpu: GpuUuid) -> dict[int, Placement]:
+        """Return the placements of the existing GPU instances by id: a cheap read that lists no MIG devices."""
         known = self._gpus.find(gpu)
         layout = self._gpus.layout(known)
-        return {} if layout is None else self._instances.standing(known, layout)
+        return {} if layout is None else self._instances.placements(known, layout)
 
     def layout(self, gpu: GpuUuid) -> Layout | None:
-        """What the driver says the GPU can be cut into; None where it does not say."""
+        """Return the profiles and placements that the driver reports for the GPU; None if it reports none."""
         return self._gpus.layout(self._gpus.find(gpu))
 
     def _observe(self, known: KnownGpu) -> ObservedGpu:
-        for _ in range(_READINGS - 1):
+        for _ in range(_READ_ATTEMPTS - 1):
             try:
                 return self._observe_once(known)
             except DriverError as error:
@@ -143,7 +146,7 @@ class Driver:
         mode = self._gpus.mode(known)
         layout = self._gpus.layout(known) if mode.capable else None
         if mode.current and layout is None:
-            # Not a GPU without instances: nothing would be known of those that are there.
+            # Not a GPU without instances: the existing ones would be unknown.
             detail = "the driver lists no profiles though MIG mode is on"
             raise DriverError(
                 DriverErrorKind.UNKNOWN, "nvmlDeviceGetGpuInstanceProfileInfo", detail=detail, gpu_index=known.index
@@ -153,7 +156,7 @@ class Driver:
         if mode.current:
             instances = () if layout is None else self._instances.observe_all(known, layout)
         else:
-            pids = _unless_untold(lambda: tuple(each.pid for each in self._instances.processes(known, None)))
+            pids = _if_reported(lambda: tuple(each.pid for each in self._instances.processes(known, None)))
         return ObservedGpu(
             index=known.index,
             uuid=known.uuid,
@@ -169,15 +172,16 @@ class Driver:
     # Who uses it
 
     def processes(self, gpu: GpuUuid, gpu_instance_id: int | None = None) -> tuple[ProcessUsage, ...]:
-        """The processes on one instance, or on a GPU without MIG mode."""
+        """Return the processes on one instance, or on a GPU without MIG mode."""
         return self._instances.processes(self._gpus.find(gpu), gpu_instance_id)
 
     def verify(
         self, gpu: GpuUuid, gpu_instance_id: int, compute_instance_id: int, uuid: str
     ) -> tuple[ProcessUsage, ...]:
-        """The compute processes on an instance that is known; NOT_FOUND where it is gone or another has its UUID.
+        """Return the compute processes on a known instance.
 
-        Four calls whatever else is on the GPU, so it can stand before every reuse.
+        Raises NOT_FOUND if the instance is gone or another one has its UUID. Makes four calls whatever else is on the
+        GPU, so it is cheap enough to run before every reuse.
         """
         known = self._gpus.find(gpu)
         device = self._nvml.mig_device(uuid, known.index)
@@ -191,19 +195,22 @@ class Driver:
         )
 
     def usage(self, gpu: GpuUuid, gpu_instance_id: int | None = None) -> InstanceUsage:
-        """Memory and processes of one instance, or of a GPU without MIG mode; what the driver does not tell is None."""
+        """Return memory and processes of one instance or of a GPU without MIG mode.
+
+        What the driver does not report is None.
+        """
         known = self._gpus.find(gpu)
         utilization = None
         if gpu_instance_id is None:
-            memory = _unless_untold(lambda: self._nvml.memory(known.handle, known.index))
-            utilization = _unless_untold(lambda: self._nvml.utilization_percent(known.handle, known.index))
+            memory = _if_reported(lambda: self._nvml.memory(known.handle, known.index))
+            utilization = _if_reported(lambda: self._nvml.utilization_percent(known.handle, known.index))
         else:
             devices = self._instances.live_devices(known, gpu_instance_id)
             if not devices:
                 return InstanceUsage(memory_used_mib=None, memory_total_mib=None)
-            # The compute instances of one GPU instance share its memory: the first tells of all.
-            memory = _unless_untold(lambda: self._instances.memory(known, devices[0]))
-        processes = _unless_untold(lambda: self._instances.processes(known, gpu_instance_id))
+            # The compute instances of one GPU instance share its memory, so the first one's is the memory of all.
+            memory = _if_reported(lambda: self._instances.memory(known, devices[0]))
+        processes = _if_reported(lambda: self._instances.processes(known, gpu_instance_id))
         return InstanceUsage(
             memory_used_mib=None if memory is None else memory.used // _MIB,
             memory_total_mib=None if memory is None else memory.total // _MIB,
@@ -214,10 +221,10 @@ class Driver:
     # Making and removing
 
     def create(self, slot: Slot) -> ObservedInstance:
-        """A GPU instance exactly in this slot with the one compute instance that fills it, read back from the driver.
+        """Create a GPU instance exactly in this slot with the one compute instance that fills it, and read it back.
 
-        If anything fails after the GPU instance is there, it is removed again here. The DriverError tells where
-        something may be left.
+        If anything fails after the GPU instance exists, it is removed again here. `left_behind` of the DriverError is
+        set if something may remain.
         """
         known = self._gpus.find(slot.gpu)
         enum = FULL_COMPUTE_PROFILE_ENUM.get(slot.profile.compute_slices)
@@ -255,11 +262,11 @@ class Driver:
         return error
 
     def destroy(self, slot: Slot, gpu_instance_id: int) -> None:
-        """Removes an instance with its compute instances and reads back that it is gone.
+        """Destroy an instance with its compute instances and read back that it is gone.
 
-        One that is gone already, or half, is no error, so an interrupted call can be made again. Raises DriverError:
-        IN_USE while a process is on it or holds it; NOT_FOUND where the id belongs to another instance now, which is
-        left alone; READ_BACK where the driver answers success and goes on listing it.
+        An instance that is gone already, or half, is no error, so an interrupted call can be repeated. Raises
+        DriverError: IN_USE while a process runs on it or holds it; NOT_FOUND if the id now belongs to another instance,
+        which is left alone; READ_BACK if the driver reports success but still lists it.
         """
         known = self._gpus.find(slot.gpu)
         handle = self._instances.find(known, gpu_instance_id)
@@ -282,12 +289,15 @@ class Driver:
         self._refuse_listed(known, slot, gpu_instance_id)
 
     def _refuse_listed(self, known: KnownGpu, slot: Slot, gpu_instance_id: int) -> None:
-        """What is not found by its id must not be in the driver's list either: what is taken for gone is forgotten."""
-        if self.standing(known.uuid).get(gpu_instance_id) == slot.placement:
+        """Raise READ_BACK if the driver still lists the instance, though it finds none by the id.
+
+        An instance that counts as destroyed is forgotten, so neither answer alone is trusted.
+        """
+        if self.placements(known.uuid).get(gpu_instance_id) == slot.placement:
             raise _read_back(_DESTROY, known, f"{slot} is not found by its id, and is still listed")
 
     def set_mig_mode(self, gpu: GpuUuid, *, on: bool) -> ModeChange:
-        """Asks for MIG mode on or off; the activation status and the mode read back afterwards tell how it went."""
+        """Request MIG mode on or off; the activation status and the mode read back afterwards give the result."""
         known = self._gpus.find(gpu)
         problem = self._nvml.set_mig_mode(known.handle, known.index, on=on)
         self._gpus.forget(known)  # it may have reset the GPU
@@ -299,7 +309,7 @@ class Driver:
     # Listening
 
     def listen(self) -> ChangeListener | None:
-        """Hears of changes of the MIG configuration by anybody; None where the driver does not tell."""
+        """Return a listener for changes of the MIG configuration by any program; None if the driver reports none."""
         try:
             events = self._nvml.event_set()
         except DriverError as error:
@@ -312,7 +322,7 @@ class Driver:
                 self._nvml.register_mig_changes(self._gpus.at(index).handle, events, index)
                 registered += 1
             except DriverError:
-                continue  # this GPU does not tell; the slow re-read remains
+                continue  # this GPU does not report changes; the periodic read still finds them
         if registered:
             return ChangeListener(self._nvml, events)
         self._nvml.free_event_set(events)
@@ -320,26 +330,26 @@ class Driver:
 
 
 class ChangeListener:
-    """Waits for changes of the MIG configuration. One thread may wait."""
+    """Waits for changes of the MIG configuration. Only one thread may wait."""
 
     def __init__(self, nvml: Nvml, events: EventSetHandle) -> None:
         self._nvml = nvml
         self._events = events
 
     def wait(self, seconds: float) -> bool:
-        """Whether something changed in the time. May raise DriverError."""
+        """Wait and return True if something changed within the time. May raise DriverError."""
         return self._nvml.wait_for_event(self._events, int(seconds * 1000))
 
     def close(self) -> None:
-        """Stops listening."""
+        """Stop listening."""
         self._nvml.free_event_set(self._events)
 
 
 _Answer = TypeVar("_Answer")
 
 
-def _unless_untold(call: Callable[[], _Answer]) -> _Answer | None:
-    """The answer; None where the driver does not tell this, or not to us."""
+def _if_reported(call: Callable[[], _Answer]) -> _Answer | None:
+    """Return the answer; None if the driver does not report this, or not to this process."""
     try:
         return call()
     except DriverError as error:

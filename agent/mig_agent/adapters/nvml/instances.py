@@ -1,4 +1,4 @@
-"""Reading the instances of one GPU: what they are, which MIG devices they have, who runs on them."""
+"""Reads the instances of one GPU: profiles, placements, MIG devices and processes."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from mig_agent.core.observation import ObservedInstance, ProcessUsage
 _MIB = 1 << 20
 
 GONE = frozenset({DriverErrorKind.NOT_FOUND, DriverErrorKind.INVALID_ARGUMENT})
-"""What the driver answers about an instance that is not there any more."""
+"""Error kinds that the driver returns for an instance that no longer exists."""
 ABSENT = frozenset({DriverErrorKind.NOT_SUPPORTED, DriverErrorKind.INVALID_ARGUMENT})
-"""What it answers about a profile that this GPU or this driver does not have."""
+"""Error kinds that the driver returns for a profile that this GPU or this driver does not have."""
 
 MigDevices = dict[tuple[int, int], tuple[MigHandle, ...]]
 """MIG devices by GPU-instance and compute-instance id.
 
-Mostly one each. Some drivers go on listing deleted MIG devices, so a live one may have the ghost of its forerunner
-beside it.
+Mostly one each. Some drivers go on listing deleted MIG devices, so a live device may have the stale handle of its
+predecessor beside it.
 """
 
 
 class InstanceReader:
-    """Reads from the driver, changes nothing and keeps no handle of an instance. Every method may raise DriverError."""
+    """Reads instances from the driver; changes nothing and keeps no handles. Every method may raise DriverError."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
 
     def observe_all(self, known: KnownGpu, layout: Layout) -> tuple[ObservedInstance, ...]:
-        """All instances of a GPU in MIG mode, sorted by start."""
+        """Return all instances of a GPU in MIG mode, sorted by start."""
         devices = self.mig_devices(known)
         found = [
             self.observe(known, handle, devices)
@@ -49,8 +49,8 @@ class InstanceReader:
         ]
         return tuple(sorted(found, key=lambda instance: instance.placement))
 
-    def standing(self, known: KnownGpu, layout: Layout) -> dict[int, Placement]:
-        """The placement of every GPU instance, by its id."""
+    def placements(self, known: KnownGpu, layout: Layout) -> dict[int, Placement]:
+        """Return the placement of every GPU instance by its id."""
         infos = (
             self._nvml.gpu_instance_info(handle, known.index)
             for profile in layout.profiles
@@ -61,7 +61,7 @@ class InstanceReader:
     def observe(
         self, known: KnownGpu, handle: GpuInstanceHandle, devices: MigDevices | None = None
     ) -> ObservedInstance:
-        """One instance; `devices` where they are known already."""
+        """Read one instance; pass `devices` if they are known already."""
         if devices is None:
             devices = self.mig_devices(known)
         info = self._nvml.gpu_instance_info(handle, known.index)
@@ -78,7 +78,7 @@ class InstanceReader:
         )
 
     def find(self, known: KnownGpu, gpu_instance_id: int) -> GpuInstanceHandle | None:
-        """The instance with this id; None where there is none."""
+        """Return the GPU instance with this id; None if there is none."""
         try:
             return self._nvml.gpu_instance(known.handle, gpu_instance_id, known.index)
         except DriverError as error:
@@ -87,7 +87,7 @@ class InstanceReader:
             raise
 
     def compute_instances(self, known: KnownGpu, handle: GpuInstanceHandle) -> dict[int, ComputeInstanceHandle]:
-        """The compute instances of a GPU instance by id, whoever made them and of whatever profile."""
+        """Return the compute instances of a GPU instance by id, of any creator and any profile."""
         found: dict[int, ComputeInstanceHandle] = {}
         absent: list[DriverError] = []
         for enum in COMPUTE_PROFILE_ENUMS:
@@ -102,25 +102,26 @@ class InstanceReader:
             for each in handles:
                 found[self._nvml.compute_instance_id(each, known.index)] = each
         if len(absent) == len(COMPUTE_PROFILE_ENUMS):
-            # Every instance has a profile that fills it: the driver does not tell, and nobody is without for that.
+            # Every instance has a profile that fills it, so the driver withholds the answer; that must not read as
+            # "none".
             raise absent[0]
         return found
 
     def mig_devices(self, known: KnownGpu) -> MigDevices:
-        """The MIG devices that the driver lists now."""
+        """Return the MIG devices that the driver lists now."""
         found: MigDevices = {}
         for device in self._nvml.mig_devices(known.handle, known.index):
             try:
                 ids = self._nvml.mig_device_ids(device, known.index)
             except DriverError as error:
                 if error.kind in GONE:
-                    continue  # it went between the two calls
+                    continue  # removed between the two calls
                 raise
             found[ids] = (*found.get(ids, ()), device)
         return found
 
     def live_devices(self, known: KnownGpu, gpu_instance_id: int) -> tuple[tuple[MigHandle, ...], ...]:
-        """The MIG devices of one instance, for each of its compute instances; none where it is gone."""
+        """Return the handles of each MIG device of one instance, by compute instance; empty if the instance is gone."""
         handle = self.find(known, gpu_instance_id)
         if handle is None:
             return ()
@@ -129,7 +130,7 @@ class InstanceReader:
         return tuple(devices[gpu_instance_id, each] for each in compute_ids if (gpu_instance_id, each) in devices)
 
     def processes(self, known: KnownGpu, gpu_instance_id: int | None) -> tuple[ProcessUsage, ...]:
-        """On one instance, or on the GPU itself."""
+        """Return the processes on one instance, or on the GPU itself if no id is given."""
         if gpu_instance_id is None:
             return self._processes_on(known, known.handle)
         found: dict[int, ProcessUsage] = {}
@@ -138,7 +139,7 @@ class InstanceReader:
         return tuple(found[pid] for pid in sorted(found))
 
     def memory(self, known: KnownGpu, handles: Sequence[MigHandle]) -> MemoryAnswer:
-        """Of a MIG device, from the first of its handles that answers."""
+        """Return the memory of a MIG device from the first of its handles that answers."""
         for handle in handles[:-1]:
             try:
                 return self._nvml.memory(handle, known.index)
@@ -148,7 +149,7 @@ class InstanceReader:
         return self._nvml.memory(handles[-1], known.index)
 
     def _processes_on_any(self, known: KnownGpu, handles: Sequence[MigHandle]) -> tuple[ProcessUsage, ...]:
-        """Of a MIG device; its ghosts answer an error, but not all of its handles may."""
+        """Return the processes of a MIG device; stale handles may answer an error, but not all handles may."""
         found: dict[int, ProcessUsage] = {}
         failed: list[DriverError] = []
         for handle in handles:

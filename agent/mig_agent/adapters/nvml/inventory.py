@@ -1,4 +1,4 @@
-"""The GPUs that the driver knows: their handles, modes and layouts."""
+"""The GPUs that the driver knows: their handles, MIG modes and layouts."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ATTRIBUTE_OF_ENUM = {
 
 
 def read_layout(nvml: Nvml, gpu: GpuHandle, index: int, *, model: str, memory_mib: int) -> Layout | None:
-    """All profiles of a GPU with their placements; None where the driver lists none now.
+    """Read all profiles of a GPU with their placements; return None if the driver lists none now.
 
-    None means a driver that lists profiles only in MIG mode, or a GPU that has no MIG. Raises DriverError on any other
+    None means a driver that lists profiles only in MIG mode, or a GPU without MIG. Raises DriverError on any other
     failure.
     """
     profiles = []
@@ -82,7 +82,7 @@ def _engines(answer: ProfileAnswer) -> Engines:
 
 
 def profile_name(enum: int, answer: ProfileAnswer, total_mib: int) -> str:
-    """The name that NVIDIA's tools make for a profile where an old driver gives none.
+    """Return the name that NVIDIA's tools make for a profile whose name an old driver does not report.
 
     The memory in it is the GPU's size in GiB, rounded up, times the profile's share in eighths, half away from zero: 3g
     of a GPU with 141 GiB is 71gb.
@@ -97,7 +97,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class KnownGpu:
-    """What stays true of a GPU as long as the library is open and its MIG mode the same."""
+    """Facts of a GPU that stay true during a session and while its MIG mode is the same."""
 
     handle: GpuHandle
     index: int
@@ -107,7 +107,7 @@ class KnownGpu:
 
 
 class Inventory:
-    """Looks GPUs up once and keeps them. Thread-safe; every method may raise DriverError."""
+    """Looks each GPU up once and keeps the result. Thread-safe; every method may raise DriverError."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
@@ -117,17 +117,17 @@ class Inventory:
         self._capable: set[GpuUuid] = set()
 
     def forget_all(self) -> None:
-        """A new session with the driver: handles are others, and so may the GPUs be."""
+        """Forget all GPUs for a new session: handles are new, and the GPUs may be others."""
         with self._mutex:
             self._known.clear()
             self._layouts.clear()
 
     def count(self) -> int:
-        """GPUs, lost ones included."""
+        """Return the number of GPUs, lost ones included."""
         return self._nvml.gpu_count()
 
     def at(self, index: int) -> KnownGpu:
-        """The GPU with this index."""
+        """Return the GPU with this index."""
         with self._mutex:
             known = self._known.get(index)
         if known is None:
@@ -144,7 +144,7 @@ class Inventory:
         return known
 
     def find(self, gpu: GpuUuid) -> KnownGpu:
-        """The GPU with this UUID; NOT_FOUND where no GPU that answers has it."""
+        """Return the GPU with this UUID; NOT_FOUND if no GPU that answers has it."""
         with self._mutex:
             for known in self._known.values():
                 if known.uuid == gpu:
@@ -153,27 +153,27 @@ class Inventory:
             try:
                 known = self.at(index)
             except DriverError:
-                continue  # it was lost before anybody knew its UUID
+                continue  # it was lost before its UUID was read
             if known.uuid == gpu:
                 return known
         raise DriverError(DriverErrorKind.NOT_FOUND, "nvmlDeviceGetHandleByIndex", detail=f"no GPU {gpu}")
 
     def forget(self, known: KnownGpu) -> None:
-        """Looks the GPU up anew next time."""
+        """Look the GPU up again next time."""
         with self._mutex:
             self._known.pop(known.index, None)
 
     def forget_layout(self, known: KnownGpu) -> None:
-        """Reads the GPU's profiles anew next time."""
+        """Read the GPU's profiles again next time."""
         with self._mutex:
             self._layouts.pop(known.uuid, None)
 
     def mode(self, known: KnownGpu) -> MigMode:
-        """MIG mode now and after the next reset."""
+        """Return the MIG mode now and after the next reset."""
         try:
             current, pending = self._nvml.mig_mode(known.handle, known.index)
         except DriverError as error:
-            # No GPU loses the ability: one that had it is in trouble now.
+            # No GPU loses the capability: if it had it, this error is a fault.
             if error.kind is DriverErrorKind.NOT_SUPPORTED and known.uuid not in self._capable:
                 return MigMode(capable=False)
             raise
@@ -181,7 +181,7 @@ class Inventory:
         return MigMode(capable=True, current=current, pending=pending)
 
     def layout(self, known: KnownGpu) -> Layout | None:
-        """What the GPU can be cut into; None where the driver does not say, now or ever."""
+        """Return the GPU's profiles and placements; None if the driver reports none, now or ever."""
         with self._mutex:
             layout = self._layouts.get(known.uuid)
         if layout is None:

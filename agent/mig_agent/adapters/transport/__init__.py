@@ -1,1 +1,1 @@
-"""Sockets of the agent: Unix sockets, TCP with mTLS, and the relay that tells gRPC who is connected."""
+"""The agent's sockets: Unix sockets, TCP with mTLS, and the relay that passes each client's identity to gRPC."""

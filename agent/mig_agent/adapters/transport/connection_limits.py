@@ -1,4 +1,4 @@
-"""How many connections there may be: in all, of one user, from one host. Nobody can keep everybody else out."""
+"""Limits on open connections: in all, per user and per host, so that no client can keep the others out."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ import resource
 from collections.abc import Collection
 
 _FILES_EACH = 3
-"""Of one relayed connection: the client's, ours to gRPC, and gRPC's."""
+"""Open files per relayed connection: the client's, the relay's to gRPC, and gRPC's."""
 _OTHER_FILES = 256
-"""For all that the agent opens beside connections."""
+"""Open files reserved for everything but connections."""
 _MOST_FILES = 65_536
-"""More are never needed."""
+"""Upper limit of open files; more are never needed."""
 
 
 class ConnectionLimits:
-    """Counts connections. Belongs to the event loop."""
+    """Counts connections against the limits. Not thread-safe; use from the event loop."""
 
     def __init__(self, most: int, *, most_of_one: int | None = None, unbounded: Collection[int] = ()) -> None:
-        """`unbounded` are users to whom only the total applies: those who could stop the agent anyway."""
+        """`unbounded` are uids to which only the total applies, since they could stop the agent anyway."""
         self.most = most
         self.most_of_one = most if most_of_one is None else most_of_one
         self._unbounded = frozenset(unbounded)
-        self._taken: dict[int | str | None, int] = {}
+        self._open: dict[int | str | None, int] = {}
         self._total = 0
 
-    def take(self, who: int | str | None) -> str:
-        """Takes a place for one connection of this user, or from this host; the reason in words when there is none."""
-        mine = self._taken.get(who, 0)
+    def acquire(self, who: int | str | None) -> str:
+        """Take a slot for a connection of this user or host; return why there is none, or an empty string."""
+        own = self._open.get(who, 0)
         if self._total >= self.most:
             return f"{self._total} connections are open, which is the limit"
-        if who not in self._unbounded and mine >= self.most_of_one:
+        if who not in self._unbounded and own >= self.most_of_one:
             one = f"from {who}" if isinstance(who, str) else "of one user"
-            return f"{mine} connections {one} are open, which is the limit for one"
-        self._taken[who] = mine + 1
+            return f"{own} connections {one} are open, which is the limit for one"
+        self._open[who] = own + 1
         self._total += 1
         return ""
 
-    def give_back(self, who: int | str | None) -> None:
-        """A connection that had a place has ended."""
+    def release(self, who: int | str | None) -> None:
+        """Free the slot of a connection that has ended."""
         self._total -= 1
-        left = self._taken[who] - 1
+        left = self._open[who] - 1
         if left:
-            self._taken[who] = left
+            self._open[who] = left
         else:
-            del self._taken[who]
+            del self._open[who]
 
 
 def allow_open_files() -> int:
-    """Lets this process open as many files as it may; how many connections that is enough for."""
+    """Raise this process's limit of open files as far as allowed; return how many connections that permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:

@@ -1,9 +1,9 @@
 """Limits what one user's connections can cost gRPC, by reading the frames that pass through the relay (RFC 9113).
 
-gRPC itself limits headers only once a client has acknowledged its settings, and does not count what the connections of
-one user have open together. The relay sees every byte on a Unix socket, so it counts here: header bytes before the
-acknowledgement, open calls, and bytes of requests. A user at a limit is read from later; a connection that breaks a
-rule is closed. Behind TLS the relay sees ciphertext, and gRPC's own options are all that limits a client.
+gRPC itself limits headers only after a client has acknowledged its settings, and does not count what all connections of
+one user have open. The relay sees every byte on a Unix socket, so it counts here: header bytes before the
+acknowledgement, open calls, and bytes of requests. The relay reads later from a user at a limit, and closes a
+connection that breaks a rule. Behind TLS the relay sees ciphertext, and only gRPC's own options limit a client.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from struct import Struct
 import structlog
 
 _HEAD = Struct(">HBBBI")
-"""Of a frame: its length in 16 and 8 bits, type, flags, stream."""
+"""A frame's header: its length in 16 and 8 bits, type, flags, stream."""
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _CONTINUATION = 0, 1, 3, 4, 9
 _END_STREAM = _ACK = 0x1
 _PREFACE_BYTES = 24
 _STREAM_BITS = 0x7FFF_FFFF
 
 _MOST_EARLY_BYTES = 1024
-"""Of header blocks before a client has acknowledged gRPC's settings. Libraries acknowledge before their first call."""
+"""Limit of header bytes until a client acknowledges gRPC's settings, which libraries do before their first call."""
 _AGAIN_SECONDS = 0.1
-"""After gRPC could not say that it has caught up."""
+"""Delay before gRPC is asked again, after asking it failed."""
 
 _log = structlog.get_logger(__name__)
 
 
 class LimitError(Exception):
-    """A connection broke a limit and has to be closed. The message says which."""
+    """A connection broke a limit and has to be closed. The message says which limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +40,24 @@ class Limits:
     """What one user may have open in all connections together."""
 
     calls: int
-    """Beyond, further calls are read later. Has to be more than the API lets stay open, or they could wait for ever."""
+    """Above it, further calls are read later.
+
+    Must exceed what the API allows to stay open, or they could wait for ever.
+    """
     unseen_calls: int
-    """Calls that Python has not taken from gRPC yet. Beyond, further calls are read later."""
+    """Limit of calls that Python has not yet taken from gRPC. Above it, further calls are read later."""
     request_bytes: int
-    """Of requests whose calls are open. Beyond, further calls are read later; beyond twice that, connections close."""
+    """Limit of request bytes of open calls.
+
+    Above it, further calls are read later; above twice that, connections are closed.
+    """
 
 
 class Usage:
-    """What the connections of one user have open together. Belongs to the event loop."""
+    """What all connections of one user have open. Not thread-safe; use from the event loop."""
 
     def __init__(self, limits: Limits, catch_up: Callable[[], None], on_idle: Callable[[], object]) -> None:
-        """`catch_up` begins to find out what has been seen; `on_idle` hears that nothing is left to be counted."""
+        """`catch_up` starts finding out which calls Python has taken; `on_idle` is called when nothing is counted."""
         self._limits = limits
         self._catch_up = catch_up
         self._on_idle = on_idle
@@ -60,11 +66,11 @@ class Usage:
         self.request_bytes = 0
         self.unseen_calls = 0
         self._waiting: dict[Callable[[], None], None] = {}
-        """In their order."""
+        """Callbacks of paused connections, first come first served."""
 
     @property
     def is_full(self) -> bool:
-        """Whether further calls have to wait."""
+        """True if further calls have to wait."""
         limits = self._limits
         return (
             self.calls >= limits.calls
@@ -74,72 +80,72 @@ class Usage:
 
     @property
     def wants_to_catch_up(self) -> bool:
-        """Whether it is time to find out which calls were seen: early enough that nobody has to wait for it."""
+        """True once half the limit of unseen calls is reached: early enough that no call has to wait for the answer."""
         return 2 * self.unseen_calls >= self._limits.unseen_calls
 
     def begin(self) -> None:
-        """Counts a call."""
+        """Count a call that begins."""
         self.calls += 1
         self.unseen_calls += 1
         if self.wants_to_catch_up:
             self._catch_up()
 
     def add_bytes(self, number: int) -> None:
-        """Counts bytes of a request. Raises LimitError."""
+        """Count bytes of a request. Raises LimitError above twice the limit."""
         self.request_bytes += number
         if self.request_bytes > 2 * self._limits.request_bytes:
             raise LimitError(f"requests of this user that are not answered yet take {self.request_bytes} bytes")
 
     def end(self, calls: int, request_bytes: int) -> None:
-        """Counts calls off."""
+        """Subtract calls that have ended, with the bytes of their requests."""
         self.calls -= calls
         self.request_bytes -= request_bytes
-        self._go_on()
+        self._resume_waiting()
 
     def seen(self, calls: int) -> None:
-        """So many calls were taken from gRPC, or have ended before they were."""
+        """Subtract calls that Python has taken from gRPC, or that ended before."""
         self.unseen_calls -= calls
-        self._go_on()
+        self._resume_waiting()
 
     def disconnect(self) -> None:
-        """Counts a connection off."""
+        """Subtract a connection."""
         self.connections -= 1
-        self._go_on()
+        self._resume_waiting()
 
     def wait(self, resume: Callable[[], None]) -> None:
-        """Calls `resume` once when there may be room for a further call."""
+        """Call `resume` once, when a further call may be allowed."""
         self._waiting[resume] = None
 
     def stop_waiting(self, resume: Callable[[], None]) -> None:
-        """Does not call it; harmless when it does not wait."""
+        """Cancel `wait`; harmless if it was not waiting."""
         self._waiting.pop(resume, None)
 
-    def _go_on(self) -> None:
+    def _resume_waiting(self) -> None:
         if self._waiting:
-            # Each goes at most once: one that has to wait again comes last.
+            # Each resumes at most once: one that has to wait again comes last.
             for resume in tuple(self._waiting):
                 if self.is_full:
                     return
                 if resume in self._waiting:
                     del self._waiting[resume]
                     resume()
-        # A user who only connects anew keeps what is still counted.
+        # A user who reconnects keeps what is still counted.
         elif not (self.connections or self.calls or self.unseen_calls):
             self._on_idle()
 
 
 class Usages:
-    """The usage of each user who has connections. Belongs to the event loop."""
+    """The usage of each user who has connections. Not thread-safe; use from the event loop."""
 
     def __init__(self, limits: Limits, caught_up: Callable[[], Awaitable[bool]]) -> None:
-        """`caught_up` returns True when gRPC has handed all calls to Python that had reached it, False if it failed."""
+        """`caught_up` returns True once Python has all calls that had reached gRPC, False if asking failed."""
         self._limits = limits
         self._caught_up = caught_up
         self._by_user: dict[int | str | None, Usage] = {}
         self._catching_up: asyncio.Task[None] | None = None
 
     def connect(self, user: int | str | None, on_broken: Callable[[str], None]) -> Http2Limits:
-        """Limits one more connection of this user. `on_broken` hears why a connection is closed that broke a limit."""
+        """Limit one more connection of this user; `on_broken` gets the reason if it breaks a limit."""
         usage = self._by_user.get(user)
         if usage is None:
             usage = Usage(self._limits, self._catch_up, partial(self._by_user.pop, user, None))
@@ -148,21 +154,21 @@ class Usages:
         return Http2Limits(usage, on_broken)
 
     def __len__(self) -> int:
-        """Users who are remembered."""
+        """Return the number of users with something counted."""
         return len(self._by_user)
 
     def close(self) -> None:
-        """Asks gRPC no more."""
+        """Stop asking gRPC."""
         if self._catching_up is not None:
             self._catching_up.cancel()
 
     def _catch_up(self) -> None:
         if self._catching_up is None:
-            task = asyncio.get_running_loop().create_task(self._see(), name="catching up")
+            task = asyncio.get_running_loop().create_task(self._wait_until_seen(), name="catching up")
             self._catching_up = task
             task.add_done_callback(self._ended)
 
-    async def _see(self) -> None:
+    async def _wait_until_seen(self) -> None:
         before = [(each, each.unseen_calls) for each in self._by_user.values()]
         while not await self._caught_up():  # noqa: ASYNC110 -- gRPC is asked
             await asyncio.sleep(_AGAIN_SECONDS)
@@ -173,21 +179,21 @@ class Usages:
         self._catching_up = None
         if not task.cancelled() and task.exception() is not None:
             _log.error("cannot count calls", exc_info=task.exception())
-        # Others may have begun as many meanwhile, and would wait for ever.
+        # As many calls may have begun meanwhile, and would wait for ever.
         if not task.cancelled() and any(each.wants_to_catch_up for each in self._by_user.values()):
             self._catch_up()
 
 
 class Http2Limits:
-    """Counts the frames of one connection. Belongs to the event loop."""
+    """Counts the frames of one connection. Not thread-safe; use from the event loop."""
 
     __slots__ = ("_acknowledged", "_client", "_early_bytes", "_last", "_open", "_server", "on_broken", "usage")
 
     def __init__(self, usage: Usage, on_broken: Callable[[str], None]) -> None:
         self.usage = usage
         self.on_broken = on_broken
-        self._client = _Position(_PREFACE_BYTES)
-        self._server = _Position(0)
+        self._client = _FramePosition(_PREFACE_BYTES)
+        self._server = _FramePosition(0)
         self._acknowledged = False
         self._early_bytes = 0
         self._last = 0
@@ -195,7 +201,7 @@ class Http2Limits:
         """Open calls by stream, each with the bytes of its request so far."""
 
     def from_client(self, data: bytes | memoryview) -> int:
-        """Counts bytes from the client; returns how many may be passed on now. Give the rest again after a wait.
+        """Count bytes from the client and return how many may be passed on now; offer the rest again after a wait.
 
         Raises LimitError.
         """
@@ -223,7 +229,7 @@ class Http2Limits:
         return size
 
     def from_server(self, data: memoryview) -> None:
-        """Counts bytes from gRPC: calls that have ended."""
+        """Count bytes from gRPC: calls that have ended."""
         position = self._server
         size = len(data)
         at = position.skip(size)
@@ -239,13 +245,13 @@ class Http2Limits:
             at = position.payload(high << 8 | low, at, size)
 
     def close(self) -> None:
-        """Counts off what is open: the connection has ended."""
+        """Subtract everything open, since the connection has ended."""
         self.usage.end(len(self._open), sum(self._open.values()))
         self._open.clear()
         self.usage.disconnect()
 
     def _count_headers(self, stream: int, length: int) -> bool:
-        """Whether they may be passed on now."""
+        """Count a header frame; return False if it may not be passed on yet."""
         if stream > self._last:  # or these are more headers, or trailers
             if self.usage.is_full:
                 return False
@@ -265,25 +271,25 @@ class Http2Limits:
             self.usage.add_bytes(length)
 
 
-class _Position:
-    """Where in a frame one direction of a connection is."""
+class _FramePosition:
+    """Position within the frames of one direction of a connection."""
 
-    __slots__ = ("_left", "_partial")
+    __slots__ = ("_partial", "_payload_left")
 
     def __init__(self, left: int) -> None:
-        self._left = left
-        """Bytes of a payload that are still to come."""
+        self._payload_left = left
+        """Bytes of a payload that have not arrived yet."""
         self._partial = b""
-        """The beginning of a frame's head."""
+        """The part of a frame's header that has arrived."""
 
     def skip(self, size: int) -> int:
-        """Where in the next `size` bytes the first head begins or goes on."""
-        skipped = min(self._left, size)
-        self._left -= skipped
+        """Return the offset in the next `size` bytes at which the first frame header begins or continues."""
+        skipped = min(self._payload_left, size)
+        self._payload_left -= skipped
         return skipped
 
     def head(self, data: bytes | memoryview, at: int, size: int) -> tuple[int, ...] | None:
-        """Reads the head at this place, if it is whole by now. `payload` has to follow."""
+        """Return the frame header at this offset; None if it is incomplete. Call `payload` after it."""
         partial = self._partial
         if not partial and size - at >= _HEAD.size:
             return _HEAD.unpack_from(data, at)
@@ -294,9 +300,9 @@ class _Position:
         return None
 
     def payload(self, length: int, at: int, size: int) -> int:
-        """Goes past the head at this place and its payload; where the next head is."""
+        """Skip the frame header at this offset and its payload; return the offset of the next header."""
         at += _HEAD.size - len(self._partial)
         self._partial = b""
         end = min(at + length, size)
-        self._left = at + length - end
+        self._payload_left = at + length - end
         return end

@@ -1,9 +1,9 @@
-"""Who is at the other end of a Unix socket, as the kernel says, and how that is told to gRPC.
+"""The peer of a Unix socket as the kernel reports it, and how that reaches gRPC's handlers.
 
-gRPC's Python server does not show the credentials of its peers, but it does show the address that a peer has bound its
-own end to. The relay binds its end to an abstract name that carries what the kernel said. Only the relay can reach the
-socket that gRPC listens on, so nobody else can have such a name there. A client over TCP is known by its certificate,
-so its name carries nothing; it only tells one connection from another.
+gRPC's Python server does not expose the credentials of its peers, but it does expose the address that a peer has bound
+its own end to. The relay binds its end to an abstract name that carries the kernel's answer. Only the relay can reach
+the socket that gRPC listens on, so no other process can have such a name there. A client over TCP is known by its
+certificate, so its name carries nothing; it only distinguishes connections.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ _UCRED = struct.Struct("iII")
 _NAME = re.compile(r"unix-abstract:mig-agent\.([0-9]+|none)\.([0-9]+|none)\.(kept|surplus)\.[0-9a-f]{16}", re.ASCII)
 _NONCE_BYTES = 8
 _OVERFLOW_UID = 65534
-"""proc_sys_kernel(5): what the kernel says of users that have no number here, unless it is set otherwise."""
+"""proc_sys_kernel(5): the uid that the kernel shows for users without a number here, unless configured otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process at the moment when it connected."""
+    """The process at the other end of a connection, at the time it connected."""
 
     uid: int | None
-    """None for a user of another user namespace, who has no number in ours: all of those look the same."""
+    """None for a user of another user namespace without a number in ours: all of those look the same."""
     pid: int | None
-    """None for a process of another PID namespace, which has no number in ours."""
+    """None for a process of another PID namespace without a number in ours."""
     surplus: bool = False
     """Whether there is no place for its connection, and its calls are only to be told so."""
     host: str = ""
-    """Where it connects from over TCP; then there is neither user nor process."""
+    """The host it connects from over TCP, where neither user nor process is known."""
     owner: int | None = None
     """Whose subordinate uid it is; None for one that is nobody's."""
 
     @property
     def counted_as(self) -> int | str | None:
-        """Whose connections share one bound."""
+        """The key under which its connections are counted: host, or owning user."""
         return self.host or (self.uid if self.owner is None else self.owner)
 
     def __str__(self) -> str:
-        """For the log."""
+        """Return a text for the log."""
         if self.host:
             return self.host
         return "a user of another namespace" if self.uid is None else f"uid {self.uid}"
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """The process that connected, from SO_PEERCRED. Raises OSError."""
+    """Return the process that connected, from SO_PEERCRED. Raises OSError."""
     pid, uid, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Peer(uid=None if uid == _overflow_uid() else uid, pid=pid or None)
 
 
 def bound_name(peer: Peer) -> bytes:
-    """An abstract address that carries the peer; never the same twice."""
+    """Return an abstract address that carries the peer; never the same twice."""
     if peer.host:
         return f"\0mig-agent.tcp.{secrets.token_hex(_NONCE_BYTES)}".encode()
     uid = "none" if peer.uid is None else peer.uid
@@ -69,17 +69,17 @@ def bound_name(peer: Peer) -> bytes:
 
 
 def shown_by_grpc(name: bytes) -> str:
-    """A bound name as gRPC's `peer()` writes it."""
+    """Return a bound name as gRPC's `peer()` writes it."""
     return "unix-abstract:" + name.removeprefix(b"\0").decode()
 
 
 def is_ours(address: str) -> bool:
-    """Whether an address, as gRPC writes it, is a bound name."""
+    """Return True if an address, as gRPC writes it, is one that the relay bound."""
     return address.startswith("unix-abstract:mig-agent.")
 
 
 def peer_from(address: str) -> Peer | None:
-    """The peer that such an address carries, as gRPC writes it; None for any other address."""
+    """Return the peer that a bound name carries, as gRPC writes it; None for any other address."""
     match = _NAME.fullmatch(address)
     if match is None:
         return None
@@ -96,5 +96,5 @@ def _overflow_uid() -> int:
 
 
 def own_uid() -> int:
-    """The user that this process acts as."""
+    """Return the effective uid of this process."""
     return os.geteuid()

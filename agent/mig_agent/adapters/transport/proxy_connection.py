@@ -1,9 +1,9 @@
-"""One connection passed on: a client's socket and ours to gRPC, joined until both directions have ended.
+"""A proxied connection: a client's socket and the relay's to gRPC, joined until both directions have ended.
 
-Bytes are passed on as they are, in both directions, on the event loop. What one side does not take is kept, at most one
-piece, and no more is read from the other until it does. Who takes nothing for minutes loses the connection. A client
-that does not read is not read from either, or gRPC would have to keep its answers; and one whose user has as many calls
-open as may be (`adapters.transport.http2_limits`) is read on when some of them have ended.
+Bytes are copied unchanged in both directions on the event loop. What one side does not accept is buffered, at most one
+piece, and the other side is not read until it does. A peer that accepts nothing for minutes loses the connection. A
+client that does not read is not read from either, or gRPC would have to buffer its answers; a client whose user has as
+many calls open as allowed (`adapters.transport.http2_limits`) is read again when some of them have ended.
 """
 
 from __future__ import annotations
@@ -18,75 +18,75 @@ from mig_agent.adapters.transport.http2_limits import Http2Limits, LimitError
 from mig_agent.adapters.transport.peer_credentials import is_ours
 
 PIECE = 64 * 1024
-"""Bytes that are passed on at once, and that wait at most for a slow reader."""
+"""Bytes copied at once, and the most that is buffered for a slow reader."""
 _LAST_WORDS_SECONDS = 5.0
-"""For a client to end its half after gRPC has ended its own."""
+"""Time for a client to close its half after gRPC has closed its own."""
 _STUCK_SECONDS = 120.0
-"""For a reader to take something of what waits for it: longer than an answer to gRPC's pings may take."""
+"""Time for a reader to accept some of its buffered bytes: longer than an answer to gRPC's pings may take."""
 
 
 class Ending(Enum):
-    """How a connection came to its end."""
+    """How a connection ended."""
 
     HUNG_UP = "hung up"
-    """By the client, or by the kernel for a process that has ended."""
+    """Closed by the client, or by the kernel for a process that has ended."""
     BROKEN = "broken"
-    """By the network, or by this side because the client did not answer: it may not know yet."""
+    """Lost by the network, or closed here because the client did not answer: it may not know yet."""
 
 
 class ConnectionEnd:
-    """What became of a connection, for those who were served on it."""
+    """How a client connection ended (closed by the peer, or lost), for calls that were in progress on it."""
 
-    __slots__ = ("_told", "ending")
+    __slots__ = ("_changed", "ending")
 
     def __init__(self) -> None:
         self.ending: Ending | None = None
-        """None while both ends are there."""
-        self._told: asyncio.Event | None = None
+        """None while the connection is open."""
+        self._changed: asyncio.Event | None = None
 
-    def sealed(self, ending: Ending) -> None:
-        """It has come to its end; what is said later counts for nothing."""
+    def set(self, ending: Ending) -> None:
+        """Record how the connection ended; later calls have no effect."""
         if self.ending is None:
             self.ending = ending
-            if self._told is not None:
-                self._told.set()
+            if self._changed is not None:
+                self._changed.set()
 
     async def within(self, seconds: float) -> Ending | None:
-        """How it ends within so long; None when it does not."""
+        """Wait at most `seconds` for the end and return how it ended; None if it is still open."""
         if self.ending is None:
-            self._told = self._told or asyncio.Event()
+            self._changed = self._changed or asyncio.Event()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), seconds)
+                await asyncio.wait_for(self._changed.wait(), seconds)
         return self.ending
 
 
 class ConnectionEnds:
-    """Those of all open connections, by the name that gRPC shows."""
+    """The ends of all open connections, by the name that gRPC shows."""
 
     def __init__(self) -> None:
         self._open: dict[str, ConnectionEnd] = {}
 
-    def begin(self, name: str, fate: ConnectionEnd) -> None:
-        """A connection stands."""
-        self._open[name] = fate
+    def begin(self, name: str, end: ConnectionEnd) -> None:
+        """Register an open connection."""
+        self._open[name] = end
 
     def end(self, name: str) -> None:
-        """It stands no more; who has asked for its fate keeps that."""
+        """Unregister a connection; a caller that has its ConnectionEnd keeps it."""
         self._open.pop(name, None)
 
     def of(self, name: str) -> ConnectionEnd | None:
-        """That of a connection; None where none of ours is between gRPC and its client."""
-        fate = self._open.get(name)
-        if fate is None and is_ours(name):
-            fate = ConnectionEnd()
-            fate.sealed(Ending.HUNG_UP)  # while its call was on the way
-        return fate
+        """Return the end of a connection; None if the connection does not go through the relay."""
+        end_state = self._open.get(name)
+        if end_state is None and is_ours(name):
+            end_state = ConnectionEnd()
+            end_state.set(Ending.HUNG_UP)  # while its call was in flight
+        return end_state
 
 
 class ProxyConnection:
-    """A client's connection and ours to gRPC. Belongs to the event loop."""
+    """A client's connection and the relay's to gRPC. Not thread-safe; use from the event loop."""
 
-    __slots__ = ("_client", "_limits", "_local", "_on_close", "_requests", "_responses", "_server", "fate")
+    __slots__ = ("_client", "_limits", "_local", "_on_close", "_requests", "_responses", "_server", "end_state")
 
     def __init__(
         self,
@@ -96,22 +96,22 @@ class ProxyConnection:
         on_close: Callable[[ProxyConnection], None],
         limits: Http2Limits | None = None,
     ) -> None:
-        """`buffer` has PIECE bytes and may be shared by all links. `limits` are for bytes that are HTTP/2."""
+        """`buffer` has PIECE bytes and may be shared by connections. `limits` apply to bytes that are plain HTTP/2."""
         self._client = client
         self._server = server
         self._local = client.family == socket.AF_UNIX
         self._on_close: Callable[[ProxyConnection], None] | None = on_close
-        self.fate = ConnectionEnd()
+        self.end_state = ConnectionEnd()
         self._limits = limits
         self._requests = _Requests(client, server, buffer, self, limits)
         self._responses = _Responses(server, client, buffer, self, limits)
 
     def close(self) -> None:
-        """Ends it at once; harmless when it has ended."""
+        """Close both sockets at once; harmless if closed."""
         on_close, self._on_close = self._on_close, None
         if on_close is None:
             return
-        self.fate.sealed(Ending.BROKEN)
+        self.end_state.set(Ending.BROKEN)
         self._requests.stop()
         self._responses.stop()
         self._client.close()
@@ -121,31 +121,31 @@ class ProxyConnection:
         on_close(self)
 
     def client_reads(self, *, reads: bool) -> None:
-        """For its directions: the client takes what is sent to it, or does not."""
+        """Pause or resume reading requests while the client does not accept responses; called by the directions."""
         self._requests.hold(on=not reads)
 
     def direction_ended(self, by: socket.socket, *, error: bool) -> None:
-        """For its directions: `by` has said its last or listens no more, with an error or without."""
+        """Record that `by` closed its half or stopped accepting, with an error or without; called by the directions."""
         # A process that dies with unread bytes ends its connection with an error, too; only a network breaks one.
         hung_up = by is self._client and (self._local or not error)
-        self.fate.sealed(Ending.HUNG_UP if hung_up else Ending.BROKEN)
+        self.end_state.set(Ending.HUNG_UP if hung_up else Ending.BROKEN)
         if self._requests.ended and self._responses.ended:
             self.close()
         elif self._responses.ended:
-            # gRPC has ended it, and a client that says nothing more would keep its place for ever.
+            # gRPC has closed it, and an idle client would otherwise keep its slot for ever.
             asyncio.get_running_loop().call_later(_LAST_WORDS_SECONDS, self.close)
 
 
 class _Direction:
-    """Bytes from one socket to another. Its end is passed on, too: a client may end its half and still listen."""
+    """Copies bytes from one socket to another, and the end of them: a client may close its half and still read."""
 
-    __slots__ = ("_buffer", "_held", "_left", "_link", "_loop", "_reading", "_sink", "_source", "_stuck", "ended")
+    __slots__ = ("_buffer", "_held", "_link", "_loop", "_reading", "_sink", "_source", "_stuck", "_unsent", "ended")
 
     def __init__(self, source: socket.socket, sink: socket.socket, buffer: memoryview, link: ProxyConnection) -> None:
         self._source = source
         self._sink = sink
         self._buffer = buffer
-        self._left = b""
+        self._unsent = b""
         self._link = link
         self._loop = asyncio.get_running_loop()
         self._stuck: asyncio.TimerHandle | None = None
@@ -155,16 +155,16 @@ class _Direction:
         self._read_if_possible()
 
     def stop(self) -> None:
-        """Passes nothing on any more."""
+        """Stop copying."""
         if not self.ended:
             self.ended = True
             self._read_if_possible()
             self._loop.remove_writer(self._sink)
-            self._left = b""
+            self._unsent = b""
             self._set_timer(on=False)
 
     def hold(self, *, on: bool) -> None:
-        """Reads nothing, or reads again."""
+        """Pause or resume reading."""
         self._held = on
         self._read_if_possible()
 
@@ -178,7 +178,7 @@ class _Direction:
                 self._loop.remove_reader(self._source)
 
     def _can_read(self) -> bool:
-        return not (self.ended or self._held or self._left)
+        return not (self.ended or self._held or self._unsent)
 
     def _readable(self) -> None:
         buffer = self._buffer
@@ -201,7 +201,7 @@ class _Direction:
             self._end(self._sink, error=True)
             return
         if sent < len(data):
-            self._left = bytes(data[sent:])
+            self._unsent = bytes(data[sent:])
             self._read_if_possible()
             self._begin_writing()
 
@@ -211,19 +211,19 @@ class _Direction:
 
     def _writable(self) -> None:
         try:
-            sent = self._send(self._left)
+            sent = self._send(self._unsent)
         except OSError:
             self._end(self._sink, error=True)
             return
-        self._left = self._left[sent:]
+        self._unsent = self._unsent[sent:]
         if sent:
-            self._set_timer(on=bool(self._left))
-        if not self._left:
+            self._set_timer(on=bool(self._unsent))
+        if not self._unsent:
             self._loop.remove_writer(self._sink)
             self._written()
 
     def _written(self) -> None:
-        """All that was left is passed on."""
+        """Continue after all buffered bytes were sent."""
         self._read_if_possible()
 
     def _send(self, data: memoryview | bytes) -> int:
@@ -233,13 +233,13 @@ class _Direction:
             return 0
 
     def _set_timer(self, *, on: bool) -> None:
-        """From now on, or no more."""
+        """Restart the timeout, or cancel it."""
         if self._stuck is not None:
             self._stuck.cancel()
         self._stuck = self._loop.call_later(_STUCK_SECONDS, self._link.close) if on else None
 
     def _end(self, by: socket.socket, *, error: bool = False) -> None:
-        """Its source has said its last, or its sink listens no more."""
+        """Stop, since the source has closed or the sink no longer accepts."""
         self.stop()
         with contextlib.suppress(OSError):
             self._sink.shutdown(socket.SHUT_WR)
@@ -249,7 +249,7 @@ class _Direction:
 
 
 class _Requests(_Direction):
-    """From a client to gRPC."""
+    """Copies from a client to gRPC, within the user's limits."""
 
     __slots__ = ("_limits", "_waiting")
 
@@ -263,11 +263,11 @@ class _Requests(_Direction):
     ) -> None:
         self._limits = limits
         self._waiting = b""
-        """What may not be passed on yet."""
+        """Bytes that may not be passed on yet."""
         super().__init__(source, sink, buffer, link)
 
     def stop(self) -> None:
-        """Passes nothing on any more."""
+        """Stop copying, and stop waiting for the limits."""
         if self._waiting and self._limits is not None:
             self._limits.usage.stop_waiting(self._resume)
             self._waiting = b""
@@ -298,15 +298,15 @@ class _Requests(_Direction):
             super()._written()
 
     def _resume(self) -> None:
-        """There may be room for a further call."""
-        if self._waiting and not self._left:
+        """Try again to pass on what waited for the limits."""
+        if self._waiting and not self._unsent:
             waiting, self._waiting = self._waiting, b""
             self._pass_on(memoryview(waiting))
             self._read_if_possible()
 
 
 class _Responses(_Direction):
-    """From gRPC to a client."""
+    """Copies from gRPC to a client."""
 
     __slots__ = ("_limits",)
 

@@ -1,9 +1,9 @@
-"""Relays the connections of a socket to gRPC, which then sees who is at the other end (`peer_credentials`).
+"""Relays the connections of a socket to gRPC, so that gRPC sees who the client is (`peer_credentials`).
 
-Each connection becomes two: the client's, and one of ours to gRPC, whose own end is bound to a name that tells the
-client's user and process. Bytes are relayed (`proxy_connection`) on the event loop: that is quicker here than a thread,
-which would wait for the interpreter's lock. Connections over TCP come this way, too, so that they are counted before
-anybody looks at their certificates, and so that it is known how each of them ended.
+Each connection becomes two: the client's, and the relay's to gRPC, whose own end is bound to a name that carries the
+client's user and process. Bytes are copied (`proxy_connection`) on the event loop: that is faster here than in a
+thread, which would wait for the interpreter's lock. TCP connections are relayed too, so that they are counted before
+their certificates are checked, and so that it is known how each of them ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mig_agent.adapters.transport.proxy_connection import PIECE, ConnectionEnds,
 from mig_agent.adapters.users import Users
 
 _ACCEPTED_AT_ONCE = 16
-"""Connections that are accepted before other work of the event loop gets its turn."""
+"""Connections accepted before other work of the event loop gets its turn."""
 _PAUSE_SECONDS = 0.5
-"""After the kernel would not give us one more connection."""
+"""Pause after the kernel refused to accept a connection."""
 _MOST_SURPLUS = 64
 """Connections without a place whose calls are answered nonetheless."""
 _SURPLUS_SECONDS = 5.0
@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Relay:
-    """One listening socket. Belongs to the event loop."""
+    """Relays one listening socket. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
@@ -45,24 +45,25 @@ class Relay:
         target: str,
         *,
         who: Callable[[socket.socket], Peer],
-        places: ConnectionLimits,
+        limits: ConnectionLimits,
         users: Users,
-        fates: ConnectionEnds,
+        ends: ConnectionEnds,
         before: Callable[[], Awaitable[None]] | None = None,
         usages: Usages | None = None,
     ) -> None:
-        """`listener` listens already and is ours from now on; `target` is the path of gRPC's socket.
+        """Relay from `listener`, which listens already and is owned from now on, to gRPC's socket at `target`.
 
-        `who` tells who has connected and may raise OSError. `fates` hears of each connection. `before` is awaited
-        before a connection is passed on. `usages` limit what users may have open; None where the bytes are encrypted.
+        `who` returns the peer of a connection and may raise OSError. `ends` records each connection's end. `before` is
+        awaited before a connection is relayed. `usages` limits what users may have open; None if the bytes are
+        encrypted.
         """
         self._listener = listener
         self._listener.setblocking(False)
         self._target = target
         self._who = who
-        self._places = places
+        self._limits = limits
         self._users = users
-        self._fates = fates
+        self._ends = ends
         self._before = before
         self._usages = usages
         self._loop = asyncio.get_running_loop()
@@ -77,19 +78,19 @@ class Relay:
         self._buffer = memoryview(bytearray(PIECE))
 
     def __len__(self) -> int:
-        """Open connections."""
+        """Return the number of open connections."""
         return len(self._links)
 
     def start(self) -> None:
-        """Accepts from now on."""
+        """Start accepting."""
         self._loop.add_reader(self._listener, self._accept)
 
     def listen_on(self, listener: socket.socket) -> None:
-        """Accept from another listening socket from now on, which is ours then. Connections that are open go on."""
+        """Accept from another listening socket from now on, owned by the relay. Open connections go on."""
         if self._closing:
             listener.close()
             return
-        self._accept()  # who had connected before
+        self._accept()  # clients that connected before
         self._loop.remove_reader(self._listener)
         self._listener.close()
         if self._pause is not None:
@@ -99,7 +100,7 @@ class Relay:
         self.start()
 
     def stop_accepting(self) -> None:
-        """Takes no new connections; those that are open go on. Harmless when done before."""
+        """Stop accepting; open connections go on. Harmless if done before."""
         if not self._closing:
             self._closing = True
             self._loop.remove_reader(self._listener)
@@ -108,12 +109,12 @@ class Relay:
                 self._pause.cancel()
 
     def drop(self) -> None:
-        """Ends all connections that are open now, at once, as the network might; new ones are taken."""
+        """Close all open connections at once, as the network might; new ones are accepted."""
         for link in tuple(self._links):
             link.close()
 
     async def close(self, seconds: float) -> None:
-        """Ends all connections, after what gRPC has said last has reached its readers, or after so long."""
+        """Close all connections, after gRPC's last bytes have reached their readers or after `seconds`."""
         self.stop_accepting()
         for task in self._tasks:
             task.cancel()
@@ -129,25 +130,25 @@ class Relay:
                 client, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more files or memory: they wait, and so do we
+            except OSError as error:  # no more files or memory: clients and accepting wait
                 _log.error("cannot accept a connection now", error=error.strerror)
                 self._loop.remove_reader(self._listener)
                 self._pause = self._loop.call_later(_PAUSE_SECONDS, self.start)
                 return
-            self._take(client)
+            self._admit(client)
 
-    def _take(self, client: socket.socket) -> None:
+    def _admit(self, client: socket.socket) -> None:
         try:
             client.setblocking(False)
             peer = self._who(client)
         except OSError:
             client.close()
             return
-        refusal = self._places.take(peer.counted_as)
+        refusal = self._limits.acquire(peer.counted_as)
         if refusal:
             self._turn_away(client, peer, refusal)
         elif peer.uid is not None and not self._users.is_fresh(peer.uid):
-            # The first connection of a user, or the first in a while.
+            # First connection of this user, or first in a while.
             self._link_after(partial(self._users.learn, peer.uid), client, peer)
         elif self._before is not None:
             self._link_after(self._before, client, peer)
@@ -187,7 +188,7 @@ class Relay:
             shown = shown_by_grpc(name)
             link = self._join(client, server, peer, lambda link: self._ended(link, peer, shown))
             self._links.add(link)
-            self._fates.begin(shown, link.fate)
+            self._ends.begin(shown, link.end_state)
 
     def _join(
         self, client: socket.socket, server: socket.socket, peer: Peer, on_close: Callable[[ProxyConnection], None]
@@ -214,14 +215,14 @@ class Relay:
 
     def _ended(self, link: ProxyConnection, peer: Peer, shown: str) -> None:
         self._links.discard(link)
-        self._fates.end(shown)
+        self._ends.end(shown)
         if not self._links:
             self._emptied.set()
-        self._places.give_back(peer.counted_as)
+        self._limits.release(peer.counted_as)
 
     def _forget(self, client: socket.socket, peer: Peer) -> None:
         client.close()
-        self._places.give_back(peer.counted_as)
+        self._limits.release(peer.counted_as)
 
     def _turn_away(self, client: socket.socket, peer: Peer, words: str) -> None:
         """A client of gRPC that finds its connection closed only tries again: its calls are answered, with a refusal.
@@ -230,7 +231,7 @@ class Relay:
         would cost more than the refusal is worth.
         """
         self._turned_away += 1
-        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: whoever floods us does not fill the log
+        if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood does not fill the log
             _log.warning("a connection was turned away", why=words, who=str(peer), so_far=self._turned_away)
         if not peer.host and len(self._surplus) < _MOST_SURPLUS:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""TCP ports that the agent listens on, and from where their clients come."""
+"""TCP ports that the agent listens on, and the hosts that connect to them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from mig_agent.adapters.transport.peer_credentials import Peer
 from mig_agent.core.errors import ConfigError
 
 _BACKLOG = 4096
-"""Connections that the kernel keeps for us to accept; it may keep fewer."""
+"""Connections that the kernel queues for accept; the kernel may allow fewer."""
 _MAPPED = bytes(10) + b"\xff\xff"
-"""How an IPv6 address that stands for one of IPv4 begins (RFC 4291, 2.5.5.2)."""
+"""Prefix of an IPv6 address that represents an IPv4 address (RFC 4291, 2.5.5.2)."""
 _ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""`localhost` has an IPv6 address also on machines without IPv6."""
+"""Errors for an address that the machine lacks: `localhost` has an IPv6 address even on machines without IPv6."""
 _NETWORK_BYTES = 8
-"""Of an IPv6 address: the rest is for its owner to choose (RFC 4291, 2.5.4)."""
+"""Network part of an IPv6 address in bytes: its owner chooses the rest (RFC 4291, 2.5.4)."""
 
 
 def listen(host: str, port: int) -> tuple[Sequence[socket.socket], int]:
-    """A listening socket for each address of the host, and their port: one that the kernel chose for 0.
+    """Return a listening socket for each address of the host, and their port; the kernel chooses one for 0.
 
-    An IPv6 host may have its brackets. Raises ConfigError where there is none, or another program has one of them.
+    An IPv6 host may have its brackets. Raises ConfigError if the host has no address, or another program listens on
+    one.
     """
     listeners: list[socket.socket] = []
     absent: OSError | None = None
@@ -31,7 +32,7 @@ def listen(host: str, port: int) -> tuple[Sequence[socket.socket], int]:
         try:
             for family, address in _addresses(host, port):
                 try:
-                    # The port that the first one got serves for all.
+                    # The first socket's port is used for all.
                     listener = _listener(family, (str(address[0]), port, *address[2:]))
                 except OSError as error:
                     if error.errno not in _ABSENT:
@@ -53,7 +54,7 @@ def listen(host: str, port: int) -> tuple[Sequence[socket.socket], int]:
 
 
 def _addresses(host: str, port: int) -> dict[tuple[socket.AddressFamily, tuple[str | int | bytes, ...]], None]:
-    """By family, each once. Raises OSError for a host that is not known."""
+    """Return the host's addresses by family, each once. Raises OSError for an unknown host."""
     bare = host.removeprefix("[").removesuffix("]")
     found = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return dict.fromkeys((family, address) for family, _, _, _, address in found)
@@ -65,7 +66,7 @@ def _listener(family: socket.AddressFamily, address: tuple[str | int | bytes, ..
 
 
 def client_of(connection: socket.socket) -> Peer:
-    """From where it was made. Raises OSError."""
+    """Return the host at the other end of a TCP connection as a Peer. Raises OSError."""
     address = connection.getpeername()
     # What gRPC writes is a whole message: to wait for more would only delay it.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -73,7 +74,10 @@ def client_of(connection: socket.socket) -> Peer:
 
 
 def _host(family: int, address: str) -> str:
-    """Who shares one bound: an IPv4 address, or the network of an IPv6 address, which its owner has all of."""
+    """Return the key of a host's connection limit: an IPv4 address, or the /64 network of an IPv6 address.
+
+    The owner of an IPv6 address has the whole network.
+    """
     if family == socket.AF_INET:
         return address
     packed = socket.inet_pton(socket.AF_INET6, address.partition("%")[0])

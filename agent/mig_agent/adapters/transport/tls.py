@@ -1,4 +1,4 @@
-"""Certificates for TCP: both sides show one, and renewed files are taken up without a restart."""
+"""Certificates for TCP with mutual TLS; renewed files are used without a restart."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mig_agent.core.errors import ConfigError
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _MOST_TRIES = 5
-"""For files that change while they are read. The next look comes soon."""
+"""Attempts to read files that change while they are read. The next check comes soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
     """Three PEM files: the agent's certificate chain, its key, and the authorities of the clients' certificates.
 
-    Each may be a symbolic link into a folder that is swapped as a whole, as in a volume of Kubernetes.
+    Each may be a symbolic link into a folder that is swapped as a whole, as in a Kubernetes volume.
     """
 
     cert: Path
@@ -34,80 +34,80 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """Files that were found to have changed, in words for people."""
+    """Certificate files that have changed, with a message for people."""
 
     words: str
     taken: bool
-    """False where they cannot be used, and the former ones stay."""
+    """False if the new files cannot be used and the former ones stay in use."""
     revokes: bool = False
-    """Whether an authority of clients is not among the new ones: who has shown its certificate may be known no more."""
+    """True if an authority of clients is gone, so that its certificates may no longer be valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What was read, checked."""
+    """Contents of the three files, checked."""
 
     cert: bytes
     key: bytes
     client_ca: bytes
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """As gRPC takes it."""
+        """Return the contents as gRPC expects them."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.cert)], root_certificates=self.client_ca)
 
     def authorities(self) -> frozenset[bytes]:
-        """Those of clients, each in DER."""
+        """Return the clients' authorities, each in DER."""
         return frozenset(ssl.PEM_cert_to_DER_cert(each.decode("ascii")) for each in _PEM.findall(self.client_ca))
 
 
 class Certificates:
-    """Those in use. They are replaced by `look`, and nothing else reads files; safe to use from several threads."""
+    """The certificates in use. Only `reload` reads the files and replaces them. Thread-safe."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises ConfigError where the files cannot be used."""
+        """Read the files. Raises ConfigError if they cannot be used."""
         self._files = files
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
-        self._contents, self._seen = _read(files)
+        self._reading = threading.Lock()
+        self._contents, self._versions_read = _read(files)
         self._fresh: grpc.ServerCertificateConfiguration | None = None
-        """What gRPC has not been given yet."""
+        """What gRPC has not fetched yet."""
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For one port: TLS 1.2 or newer (gRPC offers nothing older), with a certificate required of every client.
+        """Return credentials for one port: TLS 1.2 or newer (gRPC offers nothing older), client certificates required.
 
-        Each connection is judged by what the last `look` before it has found.
+        Each connection is checked against what the last `reload` before it read.
         """
-        # The types of gRPC forget what its documentation says: None stands for "no change".
-        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._hand_over)
+        # gRPC's type stubs omit what its documentation says: None means "no change".
+        fetch = cast("Callable[[], grpc.ServerCertificateConfiguration]", self._fetch)
         return grpc.dynamic_ssl_server_credentials(
             self._contents.configuration(), fetch, require_client_authentication=True
         )
 
-    def look(self) -> Renewal | None:
-        """Takes up files that have changed since the last time; None where none has. Blocks while it reads them.
+    def reload(self) -> Renewal | None:
+        """Use files that have changed since the last call; return None if none has. Blocks while it reads them.
 
-        What cannot be used (unreadable, broken, a key of another certificate) is told of once, and looked at again when
-        a file changes again.
+        Files that cannot be used (unreadable, broken, a key of another certificate) are reported once, and read again
+        when a file changes again.
         """
-        with self._looking:
+        with self._reading:
             versions = _versions(self._files)
-            if versions == self._seen:
+            if versions == self._versions_read:
                 return None
             try:
-                contents, self._seen = _read(self._files)
+                contents, self._versions_read = _read(self._files)
             except ConfigError as error:
-                self._seen = versions
+                self._versions_read = versions
                 return Renewal(words=f"{error.message}; the former certificates stay in use", taken=False)
             before, self._contents = self._contents, contents
             if contents == before:
-                return None  # written again as they were
+                return None  # rewritten with the same contents
             with self._lock:
                 self._fresh = contents.configuration()
             revokes = bool(before.authorities() - contents.authorities())
             return Renewal(words=_renewed(before, contents, revokes=revokes), taken=True, revokes=revokes)
 
-    def _hand_over(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, in a thread of its own, at each connection."""
+    def _fetch(self) -> grpc.ServerCertificateConfiguration | None:
+        """Return changed certificates to gRPC, which calls this at each connection in a thread of its own."""
         with self._lock:
             fresh, self._fresh = self._fresh, None
         return fresh
@@ -127,7 +127,7 @@ _Versions = tuple[tuple[int, int, int] | None, ...]
 
 
 def _versions(files: TlsFiles) -> _Versions:
-    """Tells whether a file was replaced or written to; None stands for one that is not there."""
+    """Return what changes when a file is replaced or written: its mtime, inode and size; None if it is missing."""
     found: list[tuple[int, int, int] | None] = []
     for path in (files.cert, files.key, files.client_ca):
         try:
@@ -139,9 +139,9 @@ def _versions(files: TlsFiles) -> _Versions:
 
 
 def _read(files: TlsFiles) -> tuple[_Contents, _Versions]:
-    """Contents that belong together: files that were changed while they were read are read again.
+    """Read contents that belong together: files that change while they are read are read again.
 
-    Raises ConfigError where they cannot be used.
+    Raises ConfigError if they cannot be used.
     """
     for _ in range(_MOST_TRIES):
         versions = _versions(files)
@@ -157,7 +157,7 @@ def _read(files: TlsFiles) -> tuple[_Contents, _Versions]:
 
 
 def _checked(files: TlsFiles) -> _Contents:
-    """What the three files hold. gRPC itself would only fail handshakes, with no word to anybody."""
+    """Return the contents of the three files, checked: gRPC itself would only fail handshakes without a message."""
     contents = _Contents(cert=_bytes(files.cert), key=_key(files.key), client_ca=_bytes(files.client_ca))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -184,7 +184,7 @@ def _no_password() -> str:
 
 
 def _key(path: Path) -> bytes:
-    """Return the key, of a file that nobody else may read. Raises ConfigError for any other."""
+    """Return the key from a file that only its owner may read. Raises ConfigError for any other."""
     try:
         # Volumes of Kubernetes, and what certificates are renewed with, are full of links.
         with read_secret(path, follow_links=True, group_of_root=True) as file:

@@ -1,4 +1,4 @@
-"""Unix sockets that one agent owns: locked, taken over from a dead agent, never open to more than they should be."""
+"""Unix sockets of one agent: locked, taken over from a dead agent, never more accessible than configured."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from mig_agent.core.errors import ConfigError
 _LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin-listen"
 _OTHER_ADDRESS = "give another address with --listen unix:///path"
 _NARROW_UMASK = 0o177
-"""A socket is born readable and writable by its owner alone."""
+"""Creates a socket readable and writable by its owner alone."""
 _FOLDER_MODE = 0o755
 _FRESH = "fresh"
-"""Name of a socket in the private folder, before it takes its place."""
+"""Name of a socket in the private folder, before it is linked to its path."""
 _KINDS = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe"}
 _BACKLOG = 4096
-"""Connections that the kernel keeps for us to accept; it may keep fewer."""
+"""Connections that the kernel queues for accept; the kernel may allow fewer."""
 
 
 class OwnedSocket:
@@ -37,14 +37,14 @@ class OwnedSocket:
         self.path = path
         self._lock = lock
         self._identity: tuple[int, int] | None = None
-        """Device and inode of the socket that was bound there."""
+        """Device and inode of the socket that was bound at the path."""
 
     @classmethod
     def own(cls, path: Path, search: HolderSearch | None = None) -> OwnedSocket:
-        """Locks the path and removes the socket of an agent that died.
+        """Lock the path and remove the socket of an agent that died.
 
-        Raises LockedError where another agent has it or something else listens there, and ConfigError where there is
-        something that is no socket, or where others could put something else in its place.
+        Raises LockedError if another agent has the path or another program listens there, and ConfigError if the path
+        is not a socket, or if other users could replace it.
         """
         try:
             with FAILPOINTS.around("socket-folder"):
@@ -64,12 +64,12 @@ class OwnedSocket:
 
     @contextlib.contextmanager
     def being_bound(self, mode: int, group: str = "") -> Iterator[None]:
-        """Whoever binds the path inside makes a socket with these permissions; it was never open to more.
+        """Give the socket that is bound within this context these permissions; it never has wider ones.
 
-        Raises ConfigError for a group that is not known or may not be given.
+        Raises ConfigError for a group that is unknown or may not be set.
         """
         group_id = _group_id(group) if group else None
-        # The umask belongs to the whole process: nothing else makes files while the agent starts.
+        # The umask applies to the whole process: nothing else creates files while the agent starts.
         before = os.umask(_NARROW_UMASK)
         try:
             yield
@@ -87,14 +87,14 @@ class OwnedSocket:
             ) from error
 
     def listen(self, mode: int, group: str = "") -> socket.socket:
-        """A socket that listens at the path, with these permissions. Raises ConfigError where it cannot be had."""
+        """Return a socket that listens at the path with these permissions. Raises ConfigError if that fails."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with self.being_bound(mode, group):
                 listener.bind(str(self.path))
             self.check(mode, group)
             self._identity = _identity(self.path)
-            # Only now: nobody was let in before the permissions were seen to be right.
+            # Only now: no client may connect before the permissions were checked.
             listener.listen(_BACKLOG)
         except OSError as error:
             listener.close()
@@ -105,7 +105,7 @@ class OwnedSocket:
         return listener
 
     def missing(self) -> str:
-        """Return what became of the socket at the path, in words; empty while it is the one that was bound."""
+        """Return what happened to the socket at the path as a message; empty while it is the one that was bound."""
         try:
             if _identity(self.path) == self._identity:
                 return ""
@@ -116,17 +116,17 @@ class OwnedSocket:
             return f"{self.path} cannot be reached: {error.strerror}"
 
     def listen_again(self, mode: int, group: str = "") -> socket.socket:
-        """Bind the path once more, after what was there was removed; a socket that listens.
+        """Bind the path again after its socket was removed; return the listening socket.
 
-        It is made in the private folder beside the path, where nobody else can open it, and put in its place when its
-        permissions are right: never over something that has come meanwhile. Raises LockedError where another agent has
-        taken the path, ConfigError and OSError.
+        The socket is made in the private folder beside the path, where no other user can open it, and linked to the
+        path once its permissions are right: never over something that was put there meanwhile. Raises LockedError if
+        another agent has taken the path, ConfigError and OSError.
         """
         with FAILPOINTS.around("socket-folder"):
             self.path.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         refuse_if_replaceable(self.path, "the socket", _OTHER_ADDRESS)
         if not self._lock.is_in_place():
-            self._lock.release()  # its file was removed with the folder: what is locked there now counts
+            self._lock.release()  # the lock file was removed with the folder: the one there now counts
             self._lock = _take_lock(self.path)
         private = self._lock.path.parent
         fresh = private / _FRESH
@@ -148,7 +148,7 @@ class OwnedSocket:
         return listener
 
     def check(self, mode: int, group: str = "") -> None:
-        """Raises ConfigError where the socket's permissions are not these, as on a file system that keeps none."""
+        """Raise ConfigError if the socket's permissions differ, as on a file system that keeps none."""
         there = self.path.lstat()
         if stat.S_IMODE(there.st_mode) != mode or (group and there.st_gid != _group_id(group)):
             raise ConfigError(
@@ -158,7 +158,7 @@ class OwnedSocket:
             )
 
     def close(self) -> None:
-        """Removes the socket and lets others have the path."""
+        """Remove the socket and release the path."""
         with contextlib.suppress(OSError), FAILPOINTS.around("socket-removal"):
             if self._identity is None or _identity(self.path) == self._identity:
                 self.path.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def _what_is_at(path: Path) -> str:
-    """Say what something is that is not ours, and whose. Raises OSError."""
+    """Return what is at the path and which user owns it. Raises OSError."""
     there = path.lstat()
     owner = user_words(there.st_uid)
     if not stat.S_ISSOCK(there.st_mode):
@@ -219,7 +219,7 @@ def _remove_stale(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         answer = probe.connect_ex(str(path))
     if answer == errno.ECONNREFUSED:
-        # Its agent is dead: we hold the lock.
+        # Its agent is dead: the lock is ours.
         with contextlib.suppress(FileNotFoundError), FAILPOINTS.around("socket-take-over"):
             path.unlink()
     elif answer != errno.ENOENT:

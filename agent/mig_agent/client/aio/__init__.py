@@ -1,1 +1,1 @@
-"""The client for asyncio. Its requests, answers, errors and rules for repeating are those of the synchronous one."""
+"""The client for asyncio, with the requests, answers, errors and retry rules of the synchronous one."""

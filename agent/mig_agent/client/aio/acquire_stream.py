@@ -1,4 +1,4 @@
-"""An Acquire stream on an event loop: from the request to the confirmation that the lease has arrived."""
+"""An Acquire stream on an event loop: from the request to the confirmation that the lease was received."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from mig_agent.client.acquire_stream import GIVE_UP_SECONDS, RECEIVED, Wanted
+from mig_agent.client.acquire_stream import GIVE_UP_SECONDS, RECEIVED, AcquireCall
 from mig_agent.client.aio.connection import AsyncConnection
 from mig_agent.client.aio.hold_stream import first_grant
 from mig_agent.client.error_mapping import Dropped
@@ -18,24 +18,24 @@ from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
     Stream = grpc.aio.StreamStreamCall[pb.AcquireRequest, pb.AcquireResponse]
 
 
 class AsyncAcquiring:
-    """As `mig_agent.client.acquire_stream.Acquiring`, on one event loop."""
+    """Takes one lease and confirms it, as `mig_agent.client.acquire_stream.Acquiring`; for one event loop."""
 
-    def __init__(self, connection: AsyncConnection, asking: Asking, background: set[asyncio.Task[None]]) -> None:
-        """`background` keeps the tasks that go on after a caller was cancelled. Raises UsageError."""
+    def __init__(self, connection: AsyncConnection, args: RequestArgs, background: set[asyncio.Task[None]]) -> None:
+        """Keep tasks that outlive a cancelled caller in `background`. Raises UsageError for invalid arguments."""
         self._connection = connection
-        self._wanted = Wanted(asking)
+        self._acquire = AcquireCall(args)
         self._background = background
         self._stream: Stream | None = None
 
     async def take(self, on_queued: OnQueued | None, *, confirm: bool) -> Grant:
-        """As `Acquiring.take`."""
+        """Return the lease, confirmed or to be confirmed later. Raises Refused, NoAgent."""
 
         async def attempt(stub: PartitionManagerAsyncStub) -> Grant:
             grant = await self._open(stub, on_queued)
@@ -46,7 +46,7 @@ class AsyncAcquiring:
         return await self._connection.call_safely_repeated(attempt)
 
     async def confirm(self) -> None:
-        """As `Acquiring.confirm`."""
+        """Tell the agent that the lease was received. Raises Refused if it has ended meanwhile, NoAgent."""
 
         async def attempt(stub: PartitionManagerAsyncStub) -> None:
             if self._stream is None:
@@ -56,15 +56,15 @@ class AsyncAcquiring:
         await self._connection.call_safely_repeated(attempt)
 
     def close(self) -> None:
-        """As `Acquiring.close`."""
+        """Leave the lease as it is: an unconfirmed one ends by itself."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
 
     async def _open(self, stub: PartitionManagerAsyncStub, on_queued: OnQueued | None) -> Grant:
-        stream = self._stream = stub.Acquire(timeout=self._wanted.timeout)
+        stream = self._stream = stub.Acquire(timeout=self._acquire.timeout)
         try:
-            await self._say(stream, self._wanted.message)
+            await self._send(stream, self._acquire.message)
         except BaseException:
             stream.cancel()
             raise
@@ -75,26 +75,27 @@ class AsyncAcquiring:
         if stream is None:
             return
         try:
-            await self._say(stream, RECEIVED)
+            await self._send(stream, RECEIVED)
             async for _ in stream:
                 pass
         except BaseException as error:
             stream.cancel()
-            # The agent may take the lease for confirmed, and nobody would have it.
-            if grant is not None and self._wanted.is_own and isinstance(error, asyncio.CancelledError):
+            # The agent may count the lease as confirmed, though no caller has it.
+            if grant is not None and self._acquire.is_own and isinstance(error, asyncio.CancelledError):
                 task = asyncio.get_running_loop().create_task(self._give_up(grant), name=f"give up {grant.id}")
                 self._background.add(task)
                 task.add_done_callback(self._background.discard)
             raise
 
-    async def _say(self, stream: Stream, message: pb.AcquireRequest) -> None:
-        """Send a message. Raises NoAgent, to be asked again, where the stream has broken and gRPC does not say how."""
+    async def _send(self, stream: Stream, message: pb.AcquireRequest) -> None:
+        """Send a message. Raises NoAgent, which is repeated, if the stream broke and gRPC does not report how."""
         try:
             await stream.write(message)
         except asyncio.InvalidStateError:
-            return  # the call has ended: its status tells why
+            return  # the call has ended: its status says why
         except grpc.aio.AioRpcError as error:
-            # Made up by grpc.aio for a stream that ends while it is written to, in place of the status on its way.
+            # grpc.aio reports this for a stream that ends during a write, instead of the status that is about to
+            # arrive.
             if error.code() is grpc.StatusCode.INTERNAL:
                 raise Dropped(f"cannot go on with the agent at {self._connection.address}: the stream broke") from error
             raise

@@ -1,4 +1,4 @@
-"""The agent's Python client for asyncio: what `mig_agent.client.Client` does, without a thread."""
+"""The agent's Python client for asyncio: as `mig_agent.client.Client`, without threads."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 
 class AsyncClient:
-    """Speaks with the agent of this node, or of another one, on one event loop.
+    """A client of this node's agent, or of another node's, for one event loop.
 
     >>> async with AsyncClient() as client, client.lease(gpu_memory="4G") as lease:   # doctest: +SKIP
     ...     print(lease.devices[0].uuid)
 
-    Its methods mean what those of `Client` do and raise the same. A call whose task is cancelled is given up, and a
-    request that waits leaves the queue.
+    Its methods have the meaning and the errors of `Client`. Cancelling the task of a call abandons the call, and
+    removes a waiting request from the queue.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class AsyncClient:
         tls: Tls | None = None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
-        """As `Client`. Nothing is connected before the first call, which ties the client to its event loop."""
+        """Set the arguments of `Client`. The first call connects, and ties the client to its event loop."""
         self._connections = Connections(AsyncConnection, address, tls, patience)
         self._holdings: weakref.WeakSet[AsyncHolding] = weakref.WeakSet()
         self._background: set[asyncio.Task[None]] = set()
-        """Tasks that give back leases whose callers were cancelled."""
+        """Tasks that release leases whose callers were cancelled."""
 
     @property
     def address(self) -> Address:
-        """Where the agent is."""
+        """The agent's address."""
         return self._connections.users.address
 
     async def close(self) -> None:
-        """Closes the connections. Leases that were taken with `lease` end."""
+        """Close the connections. Leases taken with `lease` end."""
         for holding in tuple(self._holdings):
             await holding.close()
         if self._background:
@@ -78,10 +78,10 @@ class AsyncClient:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
-        **asking: Unpack[Asking],
+        **args: Unpack[RequestArgs],
     ) -> Taking:
-        """As `Client.lease`: to be awaited, or entered with `async with`. Both callbacks are called on the loop."""
-        request = calls.request_for(asking)
+        """Take a lease as `Client.lease`: await it, or use `async with`. Both callbacks run on the event loop."""
+        request = calls.request_for(args)
 
         async def take() -> AsyncLease:
             holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
@@ -91,9 +91,11 @@ class AsyncClient:
 
         return Taking(take)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **asking: Unpack[Asking]) -> Taking:
-        """As `Client.acquire`: to be awaited, or entered with `async with`, which releases it at the block's end."""
-        acquiring = AsyncAcquiring(self._connections.users, asking, self._background)
+    def acquire(
+        self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]
+    ) -> Taking:
+        """Take a lease as `Client.acquire`: await it, or use `async with`, which releases it at the end."""
+        acquiring = AsyncAcquiring(self._connections.users, args, self._background)
 
         async def take() -> AsyncLease:
             grant = await acquiring.take(on_queued, confirm=confirm)
@@ -102,47 +104,49 @@ class AsyncClient:
         return Taking(take)
 
     async def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
-        """As `Client.release`."""
-        await self._ask(calls.release(lease, token, force=force))
+        """End a lease, as `Client.release`."""
+        await self._call(calls.release(lease, token, force=force))
 
     async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
-        """As `Client.renew`."""
-        return await self._ask(calls.renew(lease, token, ttl))
+        """Set a lease's deadline, as `Client.renew`."""
+        return await self._call(calls.renew(lease, token, ttl))
 
     async def recover(self, lease: str, token: str) -> types.Recovered:
-        """As `Client.recover`."""
-        return await self._ask(calls.recover(lease, token))
+        """Restore a lease of a lost ledger, as `Client.recover`."""
+        return await self._call(calls.recover(lease, token))
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ reading
 
-    async def plan(self, *, explain: bool = False, **asking: Unpack[Asking]) -> types.Plan | types.NoPlan:
-        """As `Client.plan`."""
-        return (await self.plan_each([asking], explain=explain))[0]
+    async def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
+        """Plan a request, as `Client.plan`."""
+        return (await self.plan_each([args], explain=explain))[0]
 
-    async def plan_each(self, askings: Sequence[Asking], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
-        """As `Client.plan_each`."""
-        return await self._ask(calls.plan_each(askings, explain=explain))
+    async def plan_each(
+        self, args_list: Sequence[RequestArgs], *, explain: bool = False
+    ) -> list[types.Plan | types.NoPlan]:
+        """Plan several requests, as `Client.plan_each`."""
+        return await self._call(calls.plan_each(args_list, explain=explain))
 
     async def status(self) -> types.Status:
-        """As `Client.status`."""
-        return await self._ask(calls.status())
+        """Return the node's state, as `Client.status`."""
+        return await self._call(calls.status())
 
     async def profiles(self) -> tuple[types.GpuModel, ...]:
-        """As `Client.profiles`."""
-        return await self._ask(calls.profiles())
+        """Return the GPUs' profiles, as `Client.profiles`."""
+        return await self._call(calls.profiles())
 
     async def events(
         self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
     ) -> tuple[types.Event, ...]:
-        """As `Client.events`."""
-        return await self._ask(calls.events(since, gpu, limit))
+        """Return past events, as `Client.events`."""
+        return await self._call(calls.events(since, gpu, limit))
 
     async def usage(self) -> dict[int, types.Usage]:
-        """As `Client.usage`."""
-        return await self._ask(calls.usage())
+        """Return the usage of each instance, as `Client.usage`."""
+        return await self._call(calls.usage())
 
     async def watch(self, after_revision: int | None = None) -> AsyncIterator[types.Event]:
-        """As `Client.watch`; the stream ends with the iterator."""
+        """Yield events, as `Client.watch`; the stream ends with the iterator."""
         connection = self._connections.users
         stream = connection.stub.Watch(calls.watch(after_revision))
         try:
@@ -157,36 +161,36 @@ class AsyncClient:
     # ------------------------------------------------------------ administration
 
     async def reclaim(self, *gpus: str | int) -> tuple[types.Instance, ...]:
-        """As `Client.reclaim`."""
-        return await self._ask(calls.reclaim(gpus))
+        """Destroy idle instances, as `Client.reclaim`."""
+        return await self._call(calls.reclaim(gpus))
 
     async def adopt(
         self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
     ) -> tuple[types.Instance, ...]:
-        """As `Client.adopt`."""
-        return await self._ask(calls.adopt(uuids, gpus, everything=everything))
+        """Adopt foreign instances, as `Client.adopt`."""
+        return await self._call(calls.adopt(uuids, gpus, everything=everything))
 
     async def cordon(self, gpu: str | int, reason: str = "") -> types.Gpu:
-        """As `Client.cordon`."""
-        return await self._ask(calls.cordon(gpu, reason))
+        """Keep new leases off a GPU, as `Client.cordon`."""
+        return await self._call(calls.cordon(gpu, reason))
 
     async def uncordon(self, gpu: str | int) -> types.Gpu:
-        """As `Client.uncordon`."""
-        return await self._ask(calls.uncordon(gpu))
+        """Allow new leases on a GPU again, as `Client.uncordon`."""
+        return await self._call(calls.uncordon(gpu))
 
     async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
-        """As `Client.set_mig_mode`."""
-        return await self._ask(calls.set_mig_mode(gpu, enable=enable))
+        """Switch a GPU's MIG mode, as `Client.set_mig_mode`."""
+        return await self._call(calls.set_mig_mode(gpu, enable=enable))
 
     async def pause(self, reason: str = "") -> types.Paused:
-        """As `Client.pause`."""
-        return await self._ask(calls.pause(reason))
+        """Pause the agent, as `Client.pause`."""
+        return await self._call(calls.pause(reason))
 
     async def resume(self) -> types.Paused:
-        """As `Client.resume`."""
-        return await self._ask(calls.resume())
+        """End an administrator's pause, as `Client.resume`."""
+        return await self._call(calls.resume())
 
-    async def _ask(self, call: Call[Answer]) -> Answer:
+    async def _call(self, call: Call[Answer]) -> Answer:
         connection = self._connections.of(call)
-        ask = connection.call_safely_repeated if call.repeated else connection.call
-        return call.read(await ask(call.on))
+        call_method = connection.call_safely_repeated if call.repeated else connection.call
+        return call.read(await call_method(call.on))

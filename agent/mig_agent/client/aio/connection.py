@@ -1,4 +1,4 @@
-"""One connection to the agent on an event loop, and calls on it whose failures are errors in words."""
+"""One connection to the agent on an event loop; failed calls become errors with messages."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import grpc
 from mig_agent.client.addresses import Address
 from mig_agent.client.calls import Answer
 from mig_agent.client.channels import Tls, open_async_channel
-from mig_agent.client.connection import MOST_FORMER, Line
+from mig_agent.client.connection import MOST_FORMER, BaseConnection
 from mig_agent.client.error_mapping import Dropped, failure_of
 from mig_agent.client.errors import ClientError
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
-if TYPE_CHECKING:  # it is in the stubs alone
+if TYPE_CHECKING:  # it exists in the stubs alone
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
 
-class AsyncConnection(Line):
-    """A channel that is opened when it is first used, on the event loop that runs then."""
+class AsyncConnection(BaseConnection):
+    """A channel that opens on first use, on the event loop running then."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         super().__init__(address, tls, patience=patience)
@@ -33,9 +33,9 @@ class AsyncConnection(Line):
 
     @property
     def stub(self) -> PartitionManagerAsyncStub:
-        """The service's methods, with certificates as their files are now.
+        """The service's methods, on a channel with the present certificate files.
 
-        Raises UsageError where TLS is missing or cannot be read.
+        Raises UsageError if TLS is missing or its files cannot be read.
         """
         new = self.are_files_new()
         if self._stub is not None:
@@ -50,7 +50,7 @@ class AsyncConnection(Line):
         try:
             channel = open_async_channel(self.address, self._tls)
         except UsageError:
-            return  # files that are just being replaced: they will have changed again at the next call
+            return  # files in the middle of a replacement: they will have changed again at the next call
         if self._channel is not None:
             self._former.append(self._channel)
         self._channel, self._stub = channel, _stub_of(channel)
@@ -60,7 +60,7 @@ class AsyncConnection(Line):
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes the channel; calls under way fail. Calls after it open a new one."""
+        """Close the channel; calls in flight fail. Later calls open a new one."""
         former, self._former = self._former, []
         channel, self._channel, self._stub = self._channel, None, None
         for each in (*former, channel):
@@ -68,7 +68,7 @@ class AsyncConnection(Line):
                 await each.close()
 
     async def call(self, work: Callable[[PartitionManagerAsyncStub], Awaitable[Answer]]) -> Answer:
-        """The answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
+        """Return the answer of `work`, which calls one method. Raises Refused, NoAgent or another ClientError."""
         stub = self.stub
         try:
             answer = await work(stub)
@@ -78,14 +78,14 @@ class AsyncConnection(Line):
         return answer
 
     async def failure(self, error: grpc.RpcError | asyncio.CancelledError) -> ClientError:
-        """What a failed call means. Raises CancelledError where it is the caller's task that was cancelled."""
+        """Return the error that a failed call means. Raises CancelledError if the caller's own task was cancelled."""
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise error
             return Dropped(f"cannot go on with the agent at {self.address}: the connection was closed")
-        # In a thread: it may try the socket, to say why nobody answers there.
-        return self.heard(await asyncio.to_thread(failure_of, error, self.address))
+        # In a thread: it may probe the socket to find out why it does not answer.
+        return self.record_failure(await asyncio.to_thread(failure_of, error, self.address))
 
     async def call_safely_repeated(
         self,
@@ -93,9 +93,10 @@ class AsyncConnection(Line):
         *,
         patience: float | None = None,
     ) -> Answer:
-        """As `call`, for work that does no harm when done twice: repeated while the connection breaks.
+        """Call `work`, which must be safe to repeat, and repeat it while the connection breaks.
 
-        For `patience` seconds (the connection's own by default) with growing pauses, and until the task is cancelled.
+        Repeats for `patience` seconds (the connection's own by default) with growing pauses, until the task is
+        cancelled.
         """
         try:
             return await self.call(work)
@@ -104,11 +105,11 @@ class AsyncConnection(Line):
                 raise
         from tenacity import AsyncRetrying  # noqa: PLC0415 -- only now: most runs never need it
 
-        answer: Answer = await AsyncRetrying(**self.repeating(patience))(self.call, work)
+        answer: Answer = await AsyncRetrying(**self.retry_arguments(patience))(self.call, work)
         return answer
 
 
 def _stub_of(channel: grpc.aio.Channel) -> PartitionManagerAsyncStub:
-    stub: Any = PartitionManagerStub(channel)  # the same class; only its types have two names
+    stub: Any = PartitionManagerStub(channel)  # the same class; only its type has two names
     typed: PartitionManagerAsyncStub = stub
     return typed

@@ -1,7 +1,6 @@
-"""The agents of many nodes, as a scheduler needs them: asked all at once, and leases that are taken for pods.
+"""The agents of many nodes for a scheduler: asks all at once, and takes leases for pods.
 
-What is in here is the same for every scheduler, and no policy: which node is the best one is not decided here, and
-nothing of Kubernetes is called.
+This is common to all schedulers and has no policy: it does not choose the best node, and calls nothing of Kubernetes.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from mig_agent.client.types import Plan, Pod
 from mig_agent.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 TTL_SECONDS = 60.0
 ANSWER_SECONDS = 5.0
-_SPENT = frozenset({"lease-ended", "request-id-reused"})
-"""Reasons for which a request id gives no lease any more."""
+_USED_UP = frozenset({"lease-ended", "request-id-reused"})
+"""Reasons for which a request id can give no lease any more."""
 _UNSEEN = frozenset({"shutting-down", "queue-full", "cancelled"})
-"""Reasons that come before an agent looks what it has given: a lease that it gave before stands all the same."""
+"""Reasons given before an agent looks up earlier leases: one that it granted before may still be active."""
 
 
 class AsyncFleet:
-    """The agents of a cluster's nodes, each known by its node. It belongs to one event loop.
+    """The agents of a cluster's nodes, by node. Not thread-safe; use from one event loop.
 
     >>> async with AsyncFleet(tls=tls) as fleet:                                         # doctest: +SKIP
     ...     silent = await fleet.update({"n1": "10.88.0.3:7400", "n2": "10.88.0.4:7400"})
@@ -42,31 +41,31 @@ class AsyncFleet:
     ...     reservation = await fleet.acquire(best, pod, gpu_memory="4G", if_revision=plans[best].revision)
     ...     await reservation.commit()
 
-    It remembers nothing that `update` does not find again, so its user may be killed at any moment. Whatever its calls
-    raise is a ClientError (NoAgent, too, where an answer did not come in time), or UsageError for a wrong argument.
+    `update` finds everything again, so its user may be killed at any moment. Its calls raise ClientError (NoAgent also
+    if an answer did not come in time), or UsageError for an invalid argument.
     """
 
     def __init__(self, *, tls: Tls | None = None, ttl: float = TTL_SECONDS, answer: float = ANSWER_SECONDS) -> None:
-        """`ttl`: seconds after which a lease ends that is not committed. `answer`: those for a call without work."""
+        """Set `ttl`, after which an uncommitted lease ends, and the time limit `answer` of a plain call, in seconds."""
         self.ttl, self.answer = ttl, answer
         self._tls = tls
         self._updating = asyncio.Lock()
         self._agents: dict[str, AsyncClient] = {}
         self._promised: dict[str, str] = {}
-        """By a pod's UID: the node that may have a lease for it already."""
-        self._spent: Counter[tuple[str, str]] = Counter()
-        """By a pod's UID and a node: the request ids that have given their lease, which has ended."""
+        """Node that may have a lease for a pod already, by the pod's UID."""
+        self._used_up: Counter[tuple[str, str]] = Counter()
+        """Number of used-up request ids, whose leases have ended, by a pod's UID and a node."""
         self._expiring: dict[str, dict[str, Reservation]] = {}
-        """By a pod's UID and by node."""
+        """Expiring reservations by a pod's UID and by node."""
 
     @property
     def agents(self) -> Mapping[str, AsyncClient]:
-        """Those that have answered, by node."""
+        """Agents that have answered, by node."""
         return MappingProxyType(self._agents)
 
     async def close(self) -> None:
-        """Closes all connections; leases stay."""
-        await self._leave(self._agents)
+        """Close all connections; leases stay."""
+        await self._disconnect(self._agents)
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,16 +75,18 @@ class AsyncFleet:
     ) -> None:
         await self.close()
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ agents
 
     async def update(self, addresses: Mapping[str, str]) -> dict[str, str]:
-        """From now on these are the agents, by node: `host:port`. Returns those that cannot be asked, and why.
+        """Set the agents' addresses by node, `host:port`; return which cannot be reached and why.
 
-        To be called again whenever that may have changed, and while some cannot be asked. An agent that is new here
-        tells for which pods it has leases: they may have been taken by a scheduler before this one, or beside it.
+        Call it again whenever the addresses may have changed, and while some cannot be reached. A new agent reports the
+        pods for which it has leases: another scheduler may have taken them, before this one or beside it.
         """
         async with self._updating:
-            await self._leave(node for node, agent in self._agents.items() if addresses.get(node) != str(agent.address))
+            await self._disconnect(
+                node for node, agent in self._agents.items() if addresses.get(node) != str(agent.address)
+            )
             new = [node for node in addresses if node not in self._agents]
             words = await asyncio.gather(*(self._connect(node, addresses[node]) for node in new))
         return {node: each for node, each in zip(new, words, strict=True) if each}
@@ -105,23 +106,23 @@ class AsyncFleet:
         self._agents[node] = agent
         return ""
 
-    async def _leave(self, nodes: Iterable[str]) -> None:
+    async def _disconnect(self, nodes: Iterable[str]) -> None:
         await asyncio.gather(*(self._agents.pop(node).close() for node in tuple(nodes)))
 
-    # ------------------------------------------------------------ asking all
+    # ------------------------------------------------------------ all agents
 
     async def plan(
-        self, *, but: Container[str] = (), explain: bool = False, **asking: Unpack[Asking]
+        self, *, but: Container[str] = (), explain: bool = False, **args: Unpack[RequestArgs]
     ) -> tuple[dict[str, Plan], dict[str, str]]:
-        """How each node would serve a request, all asked at once: plans by node, and of the others why not.
+        """Ask all nodes at once how each would serve a request; return plans by node, and reasons of the others.
 
-        `but`: nodes that are not asked. Raises UsageError for a wrong argument, whatever the node.
+        `but`: nodes that are not asked. Raises UsageError for an invalid argument, whatever the node.
         """
 
         async def ask(node: str, agent: AsyncClient) -> Plan | str:
             try:
                 async with _in_time(node, self.answer):
-                    answer = await agent.plan(explain=explain, **asking)
+                    answer = await agent.plan(explain=explain, **args)
             except ClientError as error:
                 return str(error)
             return answer if isinstance(answer, Plan) else answer.message
@@ -134,73 +135,73 @@ class AsyncFleet:
     # ------------------------------------------------------------ leases for pods
 
     def promised(self, pod: Pod) -> str | None:
-        """The node that may have a lease for the pod already, where its agent is there: to be asked before others."""
+        """Return the node that may have a lease for the pod already, if its agent answers: ask it before others."""
         node = self._promised.get(pod.uid)
         return node if node in self._agents else None
 
     def expiring(self, pod: Pod) -> list[str]:
-        """The nodes where a lease for the pod expires: it is in the way of plans there, and may be asked for again."""
+        """Return the nodes where a lease for the pod expires: it blocks plans there, and may be requested again."""
         return [node for node in self._expiring.get(pod.uid, ()) if node in self._agents]
 
-    async def acquire(self, node: str, pod: Pod, /, **asking: Unpack[Asking]) -> Reservation:
-        """Takes a lease for a pod on a node, with a deadline: the same one however often, and by whom, it is asked for.
+    async def acquire(self, node: str, pod: Pod, /, **args: Unpack[RequestArgs]) -> Reservation:
+        """Take a lease with a deadline for a pod on a node; any repetition, by any scheduler, gives the same lease.
 
-        The request's id is made of the pod's UID and a number. An id whose lease has ended is spent, as is one by which
-        something else was asked for; then the next number is taken. Raises Refused; with NoAgent the lease may have
-        been given all the same, and `promised` says so until it is asked for again.
+        The request id consists of the pod's UID and a number. An id whose lease has ended is used up, as is one that
+        was used for a different request; then the next number is used. Raises Refused; with NoAgent the lease may still
+        have been granted, and `promised` returns its node until it is requested again.
         """
         if not pod.uid:
             raise UsageError(f"cannot take a lease for {pod.namespace}/{pod.name} without its UID", "give Pod(uid=...)")
         agent = self._agents.get(node)
         if agent is None:
             raise NoAgent(f"cannot ask the agent of {node}: none has been met there", "look whether its pod is ready")
-        may_stand = self._promised.get(pod.uid) == node or node in self.expiring(pod)
+        may_be_active = self._promised.get(pod.uid) == node or node in self.expiring(pod)
         self._promised[pod.uid] = node
-        asking["pod"] = pod
-        asking.setdefault("ttl", self.ttl)
+        args["pod"] = pod
+        args.setdefault("ttl", self.ttl)
         while True:
-            number = self._spent[pod.uid, node] + 1
-            asking["request_id"] = f"{pod.uid}-{number}"
+            number = self._used_up[pod.uid, node] + 1
+            args["request_id"] = f"{pod.uid}-{number}"
             try:
                 async with _in_time(node, self.ttl / 2):
-                    return Reservation(node=node, pod=pod, lease=await agent.acquire(**asking), fleet=self)
+                    return Reservation(node=node, pod=pod, lease=await agent.acquire(**args), fleet=self)
             except Refused as refused:
-                if may_stand and refused.reason in _UNSEEN:
+                if may_be_active and refused.reason in _UNSEEN:
                     raise
-                if refused.reason not in _SPENT:
+                if refused.reason not in _USED_UP:
                     self.forget(pod)
                     self._expiring.get(pod.uid, {}).pop(node, None)
                     raise
-                self._spent[pod.uid, node] = number
+                self._used_up[pod.uid, node] = number
 
     def forget(self, pod: Pod) -> None:
-        """What is known of leases for the pod: the next one is taken wherever it is best."""
+        """Forget leases for the pod: the next one is taken wherever it is best."""
         self._promised.pop(pod.uid, None)
 
     def expires(self, reservation: Reservation) -> None:
-        """As `Reservation.expire` has done it."""
+        """Record that a reservation expires; called by `Reservation.expire`."""
         self.forget(reservation.pod)
         self._expiring.setdefault(reservation.pod.uid, {})[reservation.node] = reservation
 
     async def committed(self, reservation: Reservation) -> None:
-        """As `Reservation.committed`."""
+        """Release the pod's expiring reservations on other nodes; called by `Reservation.committed`."""
         others = [
             each for node, each in self._expiring.pop(reservation.pod.uid, {}).items() if node != reservation.node
         ]
-        # Where it is not answered the deadline does it.
+        # If that fails, the deadline ends it.
         await asyncio.gather(*(each.give_back() for each in others), return_exceptions=True)
 
     def forget_all_but(self, pods: Iterable[Pod]) -> None:
-        """What is known of pods that do not wait any more. Their agents see what becomes of their leases."""
+        """Forget all pods except these. Agents end the leases of pods by themselves."""
         kept = {pod.uid for pod in pods}
         self._promised = {uid: node for uid, node in self._promised.items() if uid in kept}
-        self._spent = Counter({key: count for key, count in self._spent.items() if key[0] in kept})
+        self._used_up = Counter({key: count for key, count in self._used_up.items() if key[0] in kept})
         self._expiring = {uid: reservations for uid, reservations in self._expiring.items() if uid in kept}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A lease that was taken for a pod which has not come yet. While it is not committed it ends at its deadline."""
+    """A lease taken for a pod that has not started. Until it is committed it ends at its deadline."""
 
     node: str
     pod: Pod
@@ -209,33 +210,33 @@ class Reservation:
 
     @property
     def uuids(self) -> list[str]:
-        """Of its devices."""
+        """UUIDs of its devices."""
         return [device.uuid for device in self.lease.devices]
 
     async def commit(self) -> None:
-        """It has no deadline any more: it stays until the pod has come, or its agent learns that it will not.
+        """Remove the deadline: the lease stays until the pod is bound, or its agent learns that it will not be.
 
-        Raises Refused where it has ended meanwhile.
+        Raises Refused if it has ended meanwhile.
         """
         await self._renew(None)
 
     async def expire(self) -> None:
-        """It has a deadline again, and ends then if the pod has not come.
+        """Set a deadline again, at which the lease ends if the pod has not started.
 
-        For a pod that was not bound and may still be, by another scheduler that was given the same lease.
+        For a pod that was not bound and may still be, by another scheduler that got the same lease.
         """
         self.fleet.expires(self)
         await self._renew(self.fleet.ttl)
 
     async def committed(self) -> None:
-        """The pod is bound to the node: what expires for it on others ends at once. Raises nothing of the agents'."""
+        """Release expiring reservations on other nodes, now that the pod is bound. Raises no agent's error."""
         await self.fleet.committed(self)
 
     async def give_back(self) -> None:
-        """It ends at once: only where nobody will bind the pod to this node, who was given the same lease."""
+        """Release the lease at once: only if no scheduler that got the same lease will bind the pod to this node."""
         async with _in_time(self.node, self.fleet.answer):
             await self.lease.release()
-        # Not before: what may stand would be in the way of a plan for its own pod.
+        # Not before: a lease that may be active would be in the way of a plan for its own pod.
         self.fleet.forget(self.pod)
 
     async def _renew(self, ttl: float | None) -> None:
@@ -245,7 +246,7 @@ class Reservation:
 
 @asynccontextmanager
 async def _in_time(node: str, seconds: float) -> AsyncIterator[None]:
-    """Raises NoAgent where it takes longer."""
+    """Raise NoAgent if the block takes longer."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,4 +1,4 @@
-"""A Hold stream that is kept open by a task, and attached to again when the agent restarts."""
+"""A Hold stream that a task keeps open, and reopens when the agent restarts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,32 @@ import grpc
 from mig_agent.client.aio.connection import AsyncConnection
 from mig_agent.client.connection import is_interruption
 from mig_agent.client.errors import ClientError
-from mig_agent.client.hold_stream import ATTACH_AGAIN_SECONDS, Held, OnQueued, ended_by, told, without_lease
+from mig_agent.client.hold_stream import (
+    ATTACH_AGAIN_SECONDS,
+    Held,
+    OnQueued,
+    grant_in,
+    no_lease_error,
+    stream_ended_error,
+)
 from mig_agent.client.types import Grant
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
 class AsyncGrantStream(Protocol):
-    """What Acquire and Hold answer: their messages, and a way to end it."""
+    """Responses of Acquire or Hold, with a way to end the call."""
 
     def __aiter__(self) -> AsyncIterator[pb.AcquireResponse | pb.HoldResponse]:
-        """Reads; once more, it goes on where the last reader stopped."""
+        """Yield responses; a second reader continues where the first one stopped."""
         ...
 
     def cancel(self) -> bool:
-        """Ends it."""
+        """End the call."""
         ...
 
 
 class AsyncHolding(Held):
-    """A lease that lives as long as this object is not closed and this process lives."""
+    """A lease that lasts until this object is closed or this process ends."""
 
     def __init__(
         self, connection: AsyncConnection, request: pb.Request, *, on_lost: Callable[[ClientError], None] | None
@@ -41,17 +48,17 @@ class AsyncHolding(Held):
         self._task: asyncio.Task[None] | None = None
 
     async def open(self, on_queued: OnQueued | None) -> Grant:
-        """Takes the lease and keeps the stream open. Raises Refused, NoAgent."""
+        """Take the lease and keep the stream open. Raises Refused, NoAgent."""
         grant = await self._connection.call_safely_repeated(lambda _stub: self._attach(on_queued))
         self._task = asyncio.create_task(self._keep(), name=f"mig-agent-hold-{grant.id}")
         return grant
 
     def stop_attaching(self) -> None:
-        """From now on the end of the stream is wanted."""
+        """Do not reopen the stream when it ends."""
         self._closing = True
 
     async def close(self) -> None:
-        """Ends the stream, and with it the lease. Returns when the task has ended."""
+        """End the stream, and with it the lease. Returns when the task has ended."""
         self.stop_attaching()
         if self._stream is not None:
             self._stream.cancel()
@@ -65,7 +72,7 @@ class AsyncHolding(Held):
         return await first_grant(stream, on_queued)
 
     async def _keep(self) -> None:
-        """The task: waits for the stream's end, and attaches again while the agent may be back."""
+        """Wait for the stream's end, and reopen it while the agent may come back; the task's function."""
         error = await self._end_of_stream()
         while not self._closing and is_interruption(error):
             try:
@@ -81,26 +88,26 @@ class AsyncHolding(Held):
 
     async def _end_of_stream(self) -> ClientError:
         if self._stream is None:
-            return without_lease()
+            return no_lease_error()
         try:
             async for _ in self._stream:
                 pass
         except (grpc.RpcError, asyncio.CancelledError) as error:
             return await self._connection.failure(error)
-        return ended_by(self._connection.address)
+        return stream_ended_error(self._connection.address)
 
 
 async def first_grant(stream: AsyncGrantStream, on_queued: OnQueued | None) -> Grant:
-    """Reads places in the queue until the lease is granted. Raises what grpc raises, and NoAgent without an answer.
+    """Report queue positions until the lease is granted. Raises grpc.RpcError, and NoAgent if no lease comes.
 
-    The call is cancelled when anything else is raised, such as CancelledError: that leaves the queue.
+    Any other exception, such as CancelledError, cancels the call, which leaves the queue.
     """
     try:
         async for response in stream:
-            grant = told(response, on_queued)
+            grant = grant_in(response, on_queued)
             if grant is not None:
                 return grant
     except BaseException:
         stream.cancel()
         raise
-    raise without_lease()
+    raise no_lease_error()

@@ -1,4 +1,4 @@
-"""A lease in the hand of the coroutine that asked for it, and one that is on its way."""
+"""A lease as the coroutine that requested it sees it, and one that is not granted yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mig_agent.client.leases import GivenLease
+from mig_agent.client.leases import BaseLease
 from mig_agent.client.types import Grant
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mig_agent.client.aio.hold_stream import AsyncHolding
 
 
-class AsyncLease(GivenLease):
+class AsyncLease(BaseLease):
     """Devices that are yours until `release`, or the end of the `async with` block."""
 
     def __init__(
@@ -31,15 +31,15 @@ class AsyncLease(GivenLease):
         self._acquiring = acquiring
 
     async def confirm(self) -> None:
-        """As `Lease.confirm`."""
+        """Confirm the lease after it was recorded, if it was taken with `confirm=False`; otherwise do nothing."""
         if self._acquiring is not None:
             await self._acquiring.confirm()
             self._acquiring = None
 
     async def renew(self, ttl: str | float | None) -> None:
-        """Gives it a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
+        """Set a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
         self._expires((await self._client.renew(self.id, self.token, ttl=ttl)).expires_at)
-        self._leave_stream()  # whoever renews a lease has confirmed it
+        self._leave_stream()  # renewing has confirmed the lease
 
     def _leave_stream(self) -> None:
         if self._acquiring is not None:
@@ -47,7 +47,7 @@ class AsyncLease(GivenLease):
             self._acquiring = None
 
     async def release(self) -> None:
-        """Gives the devices back; nothing the second time. Raises Refused, NoAgent."""
+        """Release the devices; do nothing the second time. Raises Refused, NoAgent."""
         if self._released:
             return
         self._released = True
@@ -71,7 +71,7 @@ class AsyncLease(GivenLease):
 
 
 class Taking:
-    """A lease on its way: `lease = await taking`, or `async with taking as lease`, which releases it at the end."""
+    """A lease that is not granted yet: `lease = await taking`, or `async with taking as lease`, which releases it."""
 
     def __init__(self, take: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
         self._take = take

@@ -11,7 +11,7 @@ from mig_agent.migctl.printing import memory, place, print_json
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 
 @verb()
@@ -36,7 +36,7 @@ def check_explain(*, dry_run: bool, explain: bool) -> None:
         )
 
 
-def print_plan(client: Client, asking: Asking, output: str, *, explain: bool) -> int:
+def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: bool) -> int:
     """Asks for a dry run and prints what it says. The exit code; a refusal is raised as one."""
     from mig_agent.client import Refused, to_json  # noqa: PLC0415 -- only where it is needed
     from mig_agent.client.types import NoPlan  # noqa: PLC0415 -- the same

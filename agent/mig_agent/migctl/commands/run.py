@@ -19,7 +19,7 @@ from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
     from mig_agent.client import Client, ClientError, Lease
-    from mig_agent.client.request_args import Asking
+    from mig_agent.client.request_args import RequestArgs
 
 _SEVERAL = "a process sees only one MIG device at a time"
 _EACH_HINT = "give --each to run the command once on each device"
@@ -68,7 +68,7 @@ def run(
         return failures.tell(error, json=output == "json", code=failures.COULD_NOT_RUN)
 
 
-def _run(client: Client, asking: Asking, command: Sequence[str], *, each: bool, output: str) -> int:
+def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: bool, output: str) -> int:
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.migctl.launcher import Launcher, die_of_interrupt  # noqa: PLC0415 -- the same
 
@@ -124,7 +124,7 @@ def _say_lost(error: ClientError) -> None:
     failures.tell_words(f"{error}; the command goes on, and its device may be given to others", code=failures.DONE)
 
 
-def _check_devices(asking: Asking, *, each: bool) -> None:
+def _check_devices(asking: RequestArgs, *, each: bool) -> None:
     """Refuses early what cannot work whatever is granted. Raises UsageError."""
     devices = asking.get("devices", ())
     if len(devices) > 1 and not each and any(one.strip().lower() != "whole" for one in devices):

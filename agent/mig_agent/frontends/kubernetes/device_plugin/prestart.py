@@ -180,7 +180,7 @@ class PreStart:
     def _is_of(self, lease: Lease, pod: Pod) -> bool:
         return belongs_to(lease, pod, self._book.ending, self._book.given_again.values())
 
-    # Asking for it
+    # RequestArgs for it
 
     async def _acquisition(
         self, pod: Pod, asked: Sequence[KubeletDevice], missing: Sequence[KubeletDevice]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, NodeCondition, NodeFacts, PodInformer
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, KubeClient, NodeCondition, NodeFacts
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event
@@ -91,7 +91,7 @@ class NodeFrontend:
         self._reasons = set(paused)
         """Those that the manager has from here."""
         self._facts: NodeFacts | None = None
-        self._following: PodInformer | None = None
+        self._following: InformerSubscription | None = None
         self._switching = asyncio.Event()
         self._showing = asyncio.Event()
         self._tasks = Tasks()

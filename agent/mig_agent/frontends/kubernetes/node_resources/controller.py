@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApiError, NodeFacts, PodInformer
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, Identity, KubeletPaths
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.model import Pod
@@ -53,7 +53,9 @@ class NodeResourcesApi(Protocol):
         """The agent's own node."""
         ...
 
-    def follow_node(self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]) -> PodInformer:
+    def follow_node(
+        self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]
+    ) -> InformerSubscription:
         """Tells of the node now and whenever it changes, until it is closed."""
         ...
 
@@ -116,7 +118,7 @@ class NodeStatus:
         self._removing_from = 0.0
         """The moment from which on something may be taken away, after that was refused."""
         self._poke = asyncio.Event()
-        self._following: PodInformer | None = None
+        self._following: InformerSubscription | None = None
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from mig_agent.adapters.kubeapi import PodFacts, PodInformer, PodName
+from mig_agent.adapters.kubeapi import InformerSubscription, PodFacts, PodName
 
 
 class PodTrackerApi(Protocol):
@@ -17,6 +17,6 @@ class PodTrackerApi(Protocol):
 
     def follow_pods(
         self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
-    ) -> PodInformer:
+    ) -> InformerSubscription:
         """Tells of all pods that are bound to this node, now and whenever one changes, until it is closed."""
         ...

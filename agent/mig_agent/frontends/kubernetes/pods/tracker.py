@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
+from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, PodFacts, PodName
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event, EventKind
@@ -93,7 +93,7 @@ class PodTracker:
         self._pods: Pods | None = None
         """What the watch shows; None where it stands not, or has not shown anything yet."""
         self._is_lost = False
-        self._following: PodInformer | None = None
+        self._following: InformerSubscription | None = None
         self._idle_since: float | None = None
         self._answers: dict[PodName, PodFacts] = {}
         """What the API server last said of pods with leases, when it was asked for them."""
