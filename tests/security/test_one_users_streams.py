@@ -78,6 +78,6 @@ def test_one_user_has_half_of_the_streams(agent: Agent) -> None:
 
 
 def test_root_may_have_all() -> None:
-    room = CallLimits(MOST).of("Watch", streams=True)
-    assert room.left_to(0) == MOST
-    assert room.left_to(ALICE) == MOST // 2
+    limit = CallLimits(MOST).of("Watch", streams=True)
+    assert limit.remaining(0) == MOST
+    assert limit.remaining(ALICE) == MOST // 2

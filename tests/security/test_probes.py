@@ -142,7 +142,7 @@ def test_the_log_tells_how_much_was_left_out(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_release_needs_no_room() -> None:
-    rooms = CallLimits(0)
+    limits = CallLimits(0)
     for method in ("Release", "Renew"):
-        with rooms.of(method, streams=False).place():
+        with limits.of(method, streams=False).slot():
             pass
