@@ -220,7 +220,7 @@ async def test_what_is_refused_is_tried_again(tmp_path: Path) -> None:
 
 
 async def test_half_a_day_of_refusals_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     async with world(tmp_path, Server(down=True)) as at:
         await at.node.until(lambda: at.server.refused > OVERFLOWING)

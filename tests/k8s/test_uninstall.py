@@ -227,7 +227,7 @@ async def test_a_step_that_fails_does_not_hold_up_the_others(
 async def test_a_daemon_set_is_deleted_once_and_waited_for(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_uninstall, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(node_uninstall, "POLL_SECONDS", 0.01)
     looks = iter([json_of(STAYS), json_of(GOES), LATER, LATER, LATER, json_of(GOES), NOT_THERE])
     web.answer = lambda asked: Says() if asked.method == "DELETE" else next(looks)
     async with connected(web, tmp_path) as api:
@@ -312,7 +312,7 @@ async def test_before_the_driver_is_opened_the_nodes_label_is_looked_at(web: Web
 async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "FIRST_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(controller, "FIRST_READ_SECONDS", 0.1)
 
     def hang(_asked: Asked) -> Says:
         web.over.wait(30)
@@ -327,7 +327,7 @@ async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed
 async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first_try_fails(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     failures = iter([LATER, NO])
     web.answer = followed(web, lambda: next(failures, Says()))
     settings = NodeSettings(label="mig=true")
@@ -350,7 +350,7 @@ async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first
 async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
     async with (
         engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
@@ -375,7 +375,7 @@ async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
 async def test_the_node_is_shown_whatever_goes_wrong(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
     write, failures = controller.write, iter([OSError("no more threads"), KeyError("status"), KubeApiError("later")])
 
@@ -397,7 +397,7 @@ async def test_the_node_is_shown_whatever_goes_wrong(
 async def test_the_node_is_shown_after_half_a_day_of_refusals(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     web.answer = followed(web)
     write, failures = controller.write, iter(range(OVERFLOWING))

@@ -9,14 +9,17 @@ from mig_agent.adapters.kubeapi import PodFacts, PodInformer, PodName
 
 
 class Api(Protocol):
-    """All of it raises KubeApiError."""
+    """The API server, as the pod tracker uses it. `pod` raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
-        """A pod; None where there is none of this name."""
+        """Return a pod; None if there is no pod of this name."""
         ...
 
     def follow_pods(
         self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
     ) -> PodInformer:
-        """Tells of all pods that are bound to this node, now and whenever one changes, until it is closed."""
+        """Call `on_change` with all pods bound to this node, now and at each change, until the informer is closed.
+
+        `on_lost` is called with the error when the watch fails.
+        """
         ...

@@ -1,7 +1,7 @@
-"""Follows the pods that leases were taken for: what they become on this node, and when they have ended.
+"""Tracks the pods that leases were taken for: when they are bound to this node, and when they have ended.
 
-The API server is watched only while there is such a lease, and asked for a single pod only where the watch does not
-tell.
+The API server is watched only while such a lease exists, and asked for a single pod only if the watch does not answer
+the question.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from mig_agent.frontends.kubernetes.pods.api_evidence import (
 )
 
 SETTLE_SECONDS: Final = 0.05
-"""Between two looks, so that many changes are one."""
+"""The pause between two scans, so that a burst of changes is one scan."""
 LONGEST_SECONDS: Final = 30.0
-"""Between two looks while there are such leases, whatever happens."""
+"""The longest time between two scans while there are leases of pods."""
 LINGER_SECONDS: Final = 300.0
-"""The watch stands so long after the last such lease: to begin one costs the API server more than to keep it."""
-AT_ONCE: Final = 5
-"""Pods that are asked for in one look; the API server has other nodes to answer, too."""
+"""How long the watch stays open after the last lease of a pod: keeping it costs the API server less than a new one."""
+MOST_QUERIES: Final = 5
+"""How many pods are asked for in one scan; the API server has other nodes to answer, too."""
 REST_SECONDS: Final = 0.5
-"""Until the next look where there are more of them."""
-ASK_SECONDS: Final = 5.0
-"""For one answer."""
-ASK_AGAIN_SECONDS: Final = (2.0, 60.0)
-"""The first and the longest pause until the same pod is asked for again."""
-TRY_AGAIN_SECONDS: Final = (1.0, 30.0)
-"""The same for what the ledger did not take."""
+"""The pause until the next scan if there are more pods to ask for."""
+QUERY_SECONDS: Final = 5.0
+"""The time limit of one query for a pod."""
+QUERY_AGAIN_SECONDS: Final = (2.0, 60.0)
+"""The first and the longest pause before the same pod is asked for again."""
+RETRY_SECONDS: Final = (1.0, 30.0)
+"""The first and the longest pause before a change that the manager refused is tried again."""
 CLOSING_SECONDS: Final = 2.0
 
 _LOG = structlog.get_logger(__name__)
 
 
 class PodTracker:
-    """Belongs to the event loop. `start` begins, `close` ends it; leases stay as they are then."""
+    """Binds leases to their pods and ends them with their pods. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
@@ -75,9 +75,10 @@ class PodTracker:
         recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`alone`: no device plugin follows the leases that the kubelet's devices stand for, so that they are its, too.
+        """Track pods of `node`; a reserved lease without a deadline ends if its pod is not bound in `arrival_seconds`.
 
-        `recorded` reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
+        `alone`: no device plugin tracks the leases that have devices of the kubelet, so this tracker does. `recorded`
+        reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
         """
         self._manager = manager
         self._api = api
@@ -86,43 +87,41 @@ class PodTracker:
         self._alone = alone
         self._recorded = recorded
         self._owners: dict[LeaseId, Pod] = {}
-        """Of leases that name no pod, as far as they were found."""
+        """The pods found for leases that name none."""
         self._now = now
         self.on_change: list[Callable[[], None]] = []
-        """Called when more is known of what pods ask for; on the event loop."""
+        """Called on the event loop when more is known of what pods request."""
         self._pods: Pods | None = None
-        """What the watch shows; None where it stands not, or has not shown anything yet."""
+        """The pods that the watch shows; None while there is no watch, or before its first answer."""
         self._is_lost = False
         self._following: PodInformer | None = None
         self._idle_since: float | None = None
         self._answers: dict[PodName, PodFacts] = {}
-        """What the API server last said of pods with leases, when it was asked for them."""
+        """The API server's last answers to queries for pods with leases."""
         self._confirmed: dict[LeaseId, float] = {}
         """When leases were last renewed, on the clock of the leases."""
         self._began = -math.inf
-        """From before nothing is known of that."""
-        self._asking: Backoffs[LeaseId] = Backoffs(first=ASK_AGAIN_SECONDS[0], longest=ASK_AGAIN_SECONDS[1])
-        self._writing: Backoffs[tuple[LeaseId, str]] = Backoffs(
-            first=TRY_AGAIN_SECONDS[0], longest=TRY_AGAIN_SECONDS[1]
-        )
+        """When the tracker started, on the same clock; earlier renewals are not known."""
+        self._asking: Backoffs[LeaseId] = Backoffs(first=QUERY_AGAIN_SECONDS[0], longest=QUERY_AGAIN_SECONDS[1])
+        self._writing: Backoffs[tuple[LeaseId, str]] = Backoffs(first=RETRY_SECONDS[0], longest=RETRY_SECONDS[1])
         self._poke = asyncio.Event()
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins."""
+        """Start to follow leases and their pods."""
         self._began = self._now()
-        self._manager.observers.append(self._happened)
+        self._manager.observers.append(self._on_event)
         self._manager.on_view.append(self._poke.set)
         self._poke.set()
         self._loop = self._tasks.keep("follow leased pods", self._run)
 
     async def close(self) -> None:
-        """Ends it."""
+        """Stop; leases stay as they are."""
         if self._loop is None:
             return
         with contextlib.suppress(ValueError):
-            self._manager.observers.remove(self._happened)
+            self._manager.observers.remove(self._on_event)
             self._manager.on_view.remove(self._poke.set)
         self._loop.cancel()
         self._loop = None
@@ -130,13 +129,13 @@ class PodTracker:
         await self._tasks.end(CLOSING_SECONDS)
 
     def asked(self, pod: Pod) -> Mapping[str, int] | None:
-        """How many of each extended resource a pod with a lease asks for; None where that is not known (yet)."""
+        """Return how many of each extended resource a pod with a lease requests; None if that is not known (yet)."""
         for facts in (found(pod, self._pods or {}), self._answers.get((pod.namespace, pod.name))):
             if facts is not None and (not pod.uid or pod.uid in facts.uids):
                 return facts.resources
         return None
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.LEASE_RENEWED and event.lease is not None:
             self._confirmed[event.lease] = self._now()
 
@@ -144,27 +143,28 @@ class PodTracker:
 
     async def _run(self) -> None:
         while True:
-            leases = tuple(self._matter(self._manager.view.leases.values()))
+            leases = tuple(self._tracked(self._manager.view.leases.values()))
             self._follow_while(bool(leases))
             await self._find_owners(leases)
-            await self._look(tuple(map(self._owned, leases)))
+            await self._scan(tuple(map(self._with_owner, leases)))
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(bool(leases))):
                     await self._poke.wait()
             self._poke.clear()
 
-    def _matter(self, leases: Iterable[Lease]) -> Iterable[Lease]:
+    def _tracked(self, leases: Iterable[Lease]) -> Iterable[Lease]:
         return (each for each in leases if each.holder.pod is not None and (self._alone or not each.kubelet_devices))
 
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
         if not is_busy:
             return None if self._following is None else LINGER_SECONDS
-        turns = (self._asking.next_turn(), self._writing.next_turn())
-        next_turn = min((each for each in turns if each is not None), default=None)
-        if next_turn is None:
+        next_due = min(
+            (each for each in (self._asking.next_due(), self._writing.next_due()) if each is not None), default=None
+        )
+        if next_due is None:
             return LONGEST_SECONDS
-        return min(max(next_turn - self._clock(), SETTLE_SECONDS), LONGEST_SECONDS)
+        return min(max(next_due - self._clock(), SETTLE_SECONDS), LONGEST_SECONDS)
 
     def _follow_while(self, is_busy: bool) -> None:  # noqa: FBT001 -- as above
         now = self._clock()
@@ -188,23 +188,23 @@ class PodTracker:
             _LOG.info("the pods of this node can be followed again")
         self._pods, self._is_lost = pods, False
         self._poke.set()
-        self._tell()
+        self._notify()
 
     def _lost(self, words: str) -> None:
-        """What was known last still counts; nobody's lease ends for it."""
+        """Log that the watch failed. The last known pods stay valid, and no lease ends for it."""
         if not self._is_lost:
             _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are taken to live on")
         self._is_lost = True
         self._poke.set()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for each in tuple(self.on_change):
             each()
 
-    # One look
+    # One scan
 
     async def _find_owners(self, leases: Collection[Lease]) -> None:
-        """Only when the pods of the node are known: a pod that is not among them then has gone."""
+        """Find the pods of leases that name none, if the node's pods are known: a pod not among them has ended."""
         ids = {each.id for each in leases}
         self._owners = {lease: pod for lease, pod in self._owners.items() if lease in ids}
         pods = self._pods
@@ -217,76 +217,76 @@ class PodTracker:
             if pod is not None:
                 self._owners[lease.id] = pod
 
-    def _owned(self, lease: Lease) -> Lease:
-        """With the pod that it was found to be of."""
+    def _with_owner(self, lease: Lease) -> Lease:
+        """Return the lease with the pod that was found for it, if any."""
         pod = self._owners.get(lease.id)
         return lease if pod is None else replace(lease, holder=replace(lease.holder, pod=pod))
 
-    async def _look(self, leases: tuple[Lease, ...]) -> None:
+    async def _scan(self, leases: tuple[Lease, ...]) -> None:
         ids = {each.id for each in leases}
         self._confirmed = {lease: moment for lease, moment in self._confirmed.items() if lease in ids}
         names = {(pod_of(each).namespace, pod_of(each).name) for each in leases}
         self._answers = {name: facts for name, facts in self._answers.items() if name in names}
         verdicts = {each.id: self._by_watch(each) for each in leases}
-        self._writing.forget_all_but({(lease, str(verdict)) for lease, verdict in verdicts.items()})
+        self._writing.retain({(lease, str(verdict)) for lease, verdict in verdicts.items()})
         for lease in leases:
-            await self._draw(lease, verdicts[lease.id])
+            await self._apply(lease, verdicts[lease.id])
         questions = [
             each
             for each in leases
             if pod_of(each).namespace and (verdicts[each.id] is ASK or (each.promised and self._is_unknown(each)))
         ]
-        self._asking.forget_all_but({each.id for each in questions})
+        self._asking.retain({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
-        # In turn: where nobody answers, one is asked for at a time.
-        for lease in sorted(due, key=lambda each: self._asking.turn(each.id))[:AT_ONCE]:
+        # One after the other, and none after the first query that fails.
+        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:MOST_QUERIES]:
             if not await self._ask(lease):
                 break
-        if len(due) > AT_ONCE:
+        if len(due) > MOST_QUERIES:
             asyncio.get_running_loop().call_later(REST_SECONDS, self._poke.set)
 
     def _by_watch(self, lease: Lease) -> Verdict:
         if self._pods is None:
-            return ASK if self._is_lost else UNCHANGED  # it will tell in a moment
+            return ASK if self._is_lost else UNCHANGED  # its first answer is due in a moment
         verdict = by_watch(lease, self._pods, self._now())
         return ASK if verdict is UNCHANGED and lease.promised and self._is_lost else verdict
 
     def _is_unknown(self, lease: Lease) -> bool:
-        """Whether nobody knows yet what the pod asks for."""
+        """Return whether it is not known yet what the lease's pod requests."""
         return self.asked(pod_of(lease)) is None
 
     async def _ask(self, lease: Lease) -> bool:
-        """Whether the API server answers."""
+        """Ask the API server for a lease's pod and act on the answer; return whether it answered."""
         pod = pod_of(lease)
-        self._asking.tried(lease.id, self._clock())
+        self._asking.attempted(lease.id, self._clock())
         try:
-            # What the watch shows of others must not wait for a server that is slow.
-            async with asyncio.timeout(ASK_SECONDS):
+            # What the watch shows of other pods must not wait for a slow server.
+            async with asyncio.timeout(QUERY_SECONDS):
                 facts = await self._api.pod(pod.namespace, pod.name)
         except (KubeApiError, TimeoutError) as error:
-            why = error.words if isinstance(error, KubeApiError) else f"no answer for {ASK_SECONDS:g} s"
+            why = error.words if isinstance(error, KubeApiError) else f"no answer for {QUERY_SECONDS:g} s"
             _LOG.debug("a pod is taken to live on", pod=str(pod), why=why)
             return False
         if facts is not None:
             self._answers[pod.namespace, pod.name] = facts
-            self._tell()
-        # What happened to the lease while the API server answered counts, and what is just being recorded.
+            self._notify()
+        # The lease may have changed while the API server answered, or a change of it is being recorded now.
         await self._manager.settled(lease.id)
-        standing = self._manager.view.leases.get(lease.id)
-        if standing is not None and standing in tuple(self._matter((standing,))):
-            await self._draw(standing, self._by_answer(self._owned(standing), facts))
+        current = self._manager.view.leases.get(lease.id)
+        if current is not None and current in tuple(self._tracked((current,))):
+            await self._apply(current, self._by_answer(self._with_owner(current), facts))
         return True
 
     def _by_answer(self, lease: Lease, facts: PodFacts | None) -> Verdict:
         confirmed_at = self._confirmed.get(lease.id, self._began)
         return by_answer(lease, facts, self._node, self._now(), self._arrival_seconds, confirmed_at=confirmed_at)
 
-    async def _draw(self, lease: Lease, verdict: Verdict) -> None:
-        """Has the manager do what follows; what it refuses is tried again later."""
-        turn = (lease.id, str(verdict))
-        if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(turn, self._clock()):
+    async def _apply(self, lease: Lease, verdict: Verdict) -> None:
+        """Bind or end the lease as the verdict says; a change that the manager refuses is tried again later."""
+        change = (lease.id, str(verdict))
+        if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(change, self._clock()):
             return
-        self._writing.tried(turn, self._clock())
+        self._writing.attempted(change, self._clock())
         try:
             if isinstance(verdict, Bound):
                 await self._manager.arrived(lease.id, verdict.pod)
