@@ -132,7 +132,7 @@ async def world(
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds elsewhere."""
-    for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "AGAIN_SECONDS": (0.01, 0.01), "LOOK_SECONDS": 0.05}.items():
+    for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "RETRY_SECONDS": (0.01, 0.01), "POLL_SECONDS": 0.05}.items():
         monkeypatch.setattr(controller, name, value)
 
 

@@ -19,7 +19,7 @@ from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
 from mig_agent.frontends.kubernetes.device_plugin.environment import NOBODY_KNOWN
 from mig_agent.frontends.kubernetes.pods import tracker
 from mig_agent.frontends.kubernetes.pods.api_evidence import NAMELESS_SECONDS
-from mig_agent.frontends.kubernetes.pods.tracker import MOST_QUERIES, PodTracker
+from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
 from support.engine import ADMIN, Node, engine
 
@@ -327,7 +327,7 @@ async def test_many_are_asked_for_in_turn(tmp_path: Path) -> None:
         pods = [at.server.put(f"x{number}") for number in range(7)]
         for pod in pods:
             await at.promise(pod)
-        assert len(pods) > MOST_QUERIES
+        assert len(pods) > AT_ONCE
         await at.watched()
         at.server.show()
         for pod in pods:

@@ -55,7 +55,7 @@ class Api(Protocol):
         ...
 
     def follow_node(self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]) -> PodInformer:
-        """Call `on_change` with the node now and whenever it changes, until the informer is closed."""
+        """Tells of the node now and whenever it changes, until it is closed."""
         ...
 
     async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:

@@ -18,8 +18,5 @@ class Api(Protocol):
     def follow_pods(
         self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
     ) -> PodInformer:
-        """Call `on_change` with all pods bound to this node, now and at each change, until the informer is closed.
-
-        `on_lost` is called with the error when the watch fails.
-        """
+        """Tells of all pods that are bound to this node, now and whenever one changes, until it is closed."""
         ...

@@ -34,7 +34,7 @@ class Listing:
     """One list of pods and devices from the kubelet, with look-up tables."""
 
     kubelet: Identity | None
-    """The run of the kubelet that gave the list; None if that is not known."""
+    """The run of the kubelet that gave it."""
     pods: tuple[ListedPod, ...]
     owners: dict[KubeletDevice, frozenset[Name]]
     """The pods that have each device; several only if the kubelet has given a device to two pods."""
@@ -79,9 +79,9 @@ class Seen:
 def liveness_from_kubelet(
     pod: Pod, devices: Collection[KubeletDevice], listing: Listing, seen: Seen, *, lists_finished: bool = False
 ) -> PodLiveness:
-    """Return the liveness of a pod that has these devices. `seen` must not include this listing yet.
+    """What has become of a pod that has these devices; `seen` does not know this listing yet.
 
-    `lists_finished`: the kubelet may list pods that have ended, as one before 1.34 does.
+    `lists_finished`: a kubelet before 1.34 lists pods that have ended.
     """
     name = (pod.namespace, pod.name)
     if any(_has(name, device, listing) for device in devices):
@@ -98,7 +98,7 @@ def liveness_from_kubelet(
 
 
 def _has(name: Name, device: KubeletDevice, listing: Listing) -> bool:
-    """Return whether a pod is listed with a device; for a pod whose namespace is not known, whether any pod is."""
+    """Whether a pod is listed with a device. One without a namespace is known by its devices alone."""
     owners = listing.owners.get(device, frozenset())
     return name in owners or (bool(owners) and not name[0])
 
@@ -125,10 +125,10 @@ def are_orphaned(
     on_way: Collection[KubeletDevice],
     resources: Collection[str],
 ) -> bool:
-    """Return whether it is certain that these devices are orphaned: that no live pod has them.
+    """Whether it is certain that these devices are nobody's any more.
 
-    `bound` are the pods that the API server has on the node. `on_way` are devices allocated so recently that neither
-    the kubelet nor the API server may show their pod yet. `resources` are the names of the resources served here.
+    `bound` are the pods that the API server has on the node; `on_way` devices were allocated so lately that neither may
+    have told of their pod; `resources` are the names that are served here.
     """
     if any(device in on_way for device in devices):
         return False
@@ -142,7 +142,7 @@ def are_orphaned(
 
 
 def _is_accounted_for(name: Name, facts: PodFacts, listing: Listing, resources: Collection[str]) -> bool:
-    """Return whether the kubelet lists the pod with all that it requests: not before admission, nor if it is hidden."""
+    """Whether the kubelet lists the pod with all that it asks for: not before it is admitted, nor if it is hidden."""
     listed = Counter(
         device.resource for pod in listing.pods if (pod.namespace, pod.name) == name for device in pod.devices
     )

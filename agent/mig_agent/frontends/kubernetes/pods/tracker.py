@@ -46,7 +46,7 @@ LONGEST_SECONDS: Final = 30.0
 """The longest time between two scans while there are leases of pods."""
 LINGER_SECONDS: Final = 300.0
 """How long the watch stays open after the last lease of a pod: keeping it costs the API server less than a new one."""
-MOST_QUERIES: Final = 5
+AT_ONCE: Final = 5
 """How many pods are asked for in one scan; the API server has other nodes to answer, too."""
 REST_SECONDS: Final = 0.5
 """The pause until the next scan if there are more pods to ask for."""
@@ -75,10 +75,9 @@ class PodTracker:
         recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """Track pods of `node`; a reserved lease without a deadline ends if its pod is not bound in `arrival_seconds`.
+        """`alone`: no device plugin follows the leases that the kubelet's devices stand for, so that they are its, too.
 
-        `alone`: no device plugin tracks the leases that have devices of the kubelet, so this tracker does. `recorded`
-        reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
+        `recorded` reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
         """
         self._manager = manager
         self._api = api
@@ -87,7 +86,7 @@ class PodTracker:
         self._alone = alone
         self._recorded = recorded
         self._owners: dict[LeaseId, Pod] = {}
-        """The pods found for leases that name none."""
+        """Of leases that name no pod, as far as they were found."""
         self._now = now
         self.on_change: list[Callable[[], None]] = []
         """Called on the event loop when more is known of what pods request."""
@@ -129,7 +128,7 @@ class PodTracker:
         await self._tasks.end(CLOSING_SECONDS)
 
     def asked(self, pod: Pod) -> Mapping[str, int] | None:
-        """Return how many of each extended resource a pod with a lease requests; None if that is not known (yet)."""
+        """How many of each extended resource a pod with a lease asks for; None where that is not known (yet)."""
         for facts in (found(pod, self._pods or {}), self._answers.get((pod.namespace, pod.name))):
             if facts is not None and (not pod.uid or pod.uid in facts.uids):
                 return facts.resources
@@ -143,17 +142,17 @@ class PodTracker:
 
     async def _run(self) -> None:
         while True:
-            leases = tuple(self._tracked(self._manager.view.leases.values()))
+            leases = tuple(self._matter(self._manager.view.leases.values()))
             self._follow_while(bool(leases))
             await self._find_owners(leases)
-            await self._scan(tuple(map(self._with_owner, leases)))
+            await self._look(tuple(map(self._owned, leases)))
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(bool(leases))):
                     await self._poke.wait()
             self._poke.clear()
 
-    def _tracked(self, leases: Iterable[Lease]) -> Iterable[Lease]:
+    def _matter(self, leases: Iterable[Lease]) -> Iterable[Lease]:
         return (each for each in leases if each.holder.pod is not None and (self._alone or not each.kubelet_devices))
 
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
@@ -204,7 +203,7 @@ class PodTracker:
     # One scan
 
     async def _find_owners(self, leases: Collection[Lease]) -> None:
-        """Find the pods of leases that name none, if the node's pods are known: a pod not among them has ended."""
+        """Only when the pods of the node are known: a pod that is not among them then has gone."""
         ids = {each.id for each in leases}
         self._owners = {lease: pod for lease, pod in self._owners.items() if lease in ids}
         pods = self._pods
@@ -217,37 +216,37 @@ class PodTracker:
             if pod is not None:
                 self._owners[lease.id] = pod
 
-    def _with_owner(self, lease: Lease) -> Lease:
-        """Return the lease with the pod that was found for it, if any."""
+    def _owned(self, lease: Lease) -> Lease:
+        """With the pod that it was found to be of."""
         pod = self._owners.get(lease.id)
         return lease if pod is None else replace(lease, holder=replace(lease.holder, pod=pod))
 
-    async def _scan(self, leases: tuple[Lease, ...]) -> None:
+    async def _look(self, leases: tuple[Lease, ...]) -> None:
         ids = {each.id for each in leases}
         self._confirmed = {lease: moment for lease, moment in self._confirmed.items() if lease in ids}
         names = {(pod_of(each).namespace, pod_of(each).name) for each in leases}
         self._answers = {name: facts for name, facts in self._answers.items() if name in names}
         verdicts = {each.id: self._by_watch(each) for each in leases}
-        self._writing.retain({(lease, str(verdict)) for lease, verdict in verdicts.items()})
+        self._writing.forget_all_but({(lease, str(verdict)) for lease, verdict in verdicts.items()})
         for lease in leases:
-            await self._apply(lease, verdicts[lease.id])
+            await self._draw(lease, verdicts[lease.id])
         questions = [
             each
             for each in leases
             if pod_of(each).namespace and (verdicts[each.id] is ASK or (each.promised and self._is_unknown(each)))
         ]
-        self._asking.retain({each.id for each in questions})
+        self._asking.forget_all_but({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
         # One after the other, and none after the first query that fails.
-        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:MOST_QUERIES]:
+        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:AT_ONCE]:
             if not await self._ask(lease):
                 break
-        if len(due) > MOST_QUERIES:
+        if len(due) > AT_ONCE:
             asyncio.get_running_loop().call_later(REST_SECONDS, self._poke.set)
 
     def _by_watch(self, lease: Lease) -> Verdict:
         if self._pods is None:
-            return ASK if self._is_lost else UNCHANGED  # its first answer is due in a moment
+            return ASK if self._is_lost else UNCHANGED  # it will tell in a moment
         verdict = by_watch(lease, self._pods, self._now())
         return ASK if verdict is UNCHANGED and lease.promised and self._is_lost else verdict
 
@@ -272,16 +271,16 @@ class PodTracker:
             self._notify()
         # The lease may have changed while the API server answered, or a change of it is being recorded now.
         await self._manager.settled(lease.id)
-        current = self._manager.view.leases.get(lease.id)
-        if current is not None and current in tuple(self._tracked((current,))):
-            await self._apply(current, self._by_answer(self._with_owner(current), facts))
+        standing = self._manager.view.leases.get(lease.id)
+        if standing is not None and standing in tuple(self._matter((standing,))):
+            await self._draw(standing, self._by_answer(self._owned(standing), facts))
         return True
 
     def _by_answer(self, lease: Lease, facts: PodFacts | None) -> Verdict:
         confirmed_at = self._confirmed.get(lease.id, self._began)
         return by_answer(lease, facts, self._node, self._now(), self._arrival_seconds, confirmed_at=confirmed_at)
 
-    async def _apply(self, lease: Lease, verdict: Verdict) -> None:
+    async def _draw(self, lease: Lease, verdict: Verdict) -> None:
         """Bind or end the lease as the verdict says; a change that the manager refuses is tried again later."""
         change = (lease.id, str(verdict))
         if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(change, self._clock()):
