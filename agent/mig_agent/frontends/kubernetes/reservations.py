@@ -25,13 +25,13 @@ def nobody_knows(_pod: Pod) -> None:
 
 
 def leases_for(view: NodeView, pod: Pod) -> tuple[Lease, ...]:
-    """Return the reserved leases of a pod that have no devices of the kubelet yet, the oldest first."""
+    """What was taken for this very pod and stands for no device of the kubelet's; the oldest first."""
     found = (each for each in _open(view) if each.holder.pod is not None and each.holder.pod.may_be(pod))
     return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.id)))
 
 
 def kept(view: NodeView) -> tuple[ReservedSlots, ...]:
-    """Return the slots of all reserved leases, the oldest first; leases that lost a device are left out."""
+    """What all such leases keep, as far as it is there; the oldest first."""
     found = []
     for lease in sorted(_open(view), key=lambda lease: (lease.created_at, lease.id)):
         slots = slots_of(lease, view)

@@ -48,7 +48,7 @@ _LOG = structlog.get_logger(__name__)
 
 
 class Api(Protocol):
-    """The part of the API server that this controller uses; its coroutines raise KubeApiError."""
+    """What is asked of the API server; all of it raises KubeApiError."""
 
     async def node(self) -> NodeFacts:
         """Return the agent's own node."""
@@ -81,9 +81,9 @@ class NodeStatusSettings:
 
 
 async def clear(api: Api, registered: Mapping[str, frozenset[str]]) -> None:
-    """Remove all numbers that an agent wrote on the node. Raises KubeApiError.
+    """Takes all numbers of a node back that an agent wrote; `registered` is what its kubelet knows of device plugins.
 
-    `registered` are the resources that the kubelet has of device plugins, with the ids of their devices.
+    Raises KubeApiError.
     """
     for _ in range(TRIES):
         facts = await api.node()
@@ -189,7 +189,7 @@ class NodeStatus:
             self.shown = {}
             return Correction()
         not_ours = others({*wanted, *ours}, facts, await self._registered(), self._written)
-        self._report_refused({name: reason for name, reason in not_ours.items() if name in wanted})
+        self._tell({name: reason for name, reason in not_ours.items() if name in wanted})
         self.shown = {name: devices for name, devices in wanted.items() if name not in not_ours}
         removing = asyncio.get_running_loop().time() >= self._removing_from
         counts = {name: devices.possible for name, devices in wanted.items()}
@@ -216,7 +216,7 @@ class NodeStatus:
         shown = {name for name, count in change.counts.items() if count is not None}
         self._written = (self._written | shown) - (change.counts.keys() - shown)
 
-    def _report_refused(self, refused: Mapping[str, Reason]) -> None:
+    def _tell(self, refused: Mapping[str, Reason]) -> None:
         new = {name: reason for name, reason in refused.items() if self._refused.get(name) is not reason}
         self._refused = refused
         for reason in Reason:

@@ -21,7 +21,7 @@ _NONE: Final = "0"
 
 
 class Reason(StrEnum):
-    """Why the agent must not write the number of a resource; the values are for messages."""
+    """Why a name is not the agent's to show."""
 
     PLUGIN = "a device plugin serves that there"
     ENDED = "the kubelet still counts devices of a plugin that has ended, for five minutes"
@@ -53,17 +53,17 @@ def owned(facts: NodeFacts) -> frozenset[str]:
 def others(
     names: Collection[str], facts: NodeFacts, registered: Mapping[str, frozenset[str]], written: Collection[str] = ()
 ) -> Mapping[str, Reason]:
-    """Return which of the names the agent must not write, and why: one resource is never served in two ways on a node.
+    """Those of the names that are somebody else's, and why: one node never serves one name both ways.
 
-    `registered` are the resources of device plugins that the kubelet has, with the ids of their devices. `written` are
-    names that this agent has written, even if its annotation was changed since.
+    `registered` is what the kubelet knows of device plugins; `written` are names that this agent has written itself,
+    whatever became of its annotation.
     """
     ours = owned(facts) | frozenset(written)
     found = {}
     for name in names:
         devices = registered.get(name)
         if devices is not None:
-            # Without devices, or with those of an earlier agent, the kubelet will forget the resource soon.
+            # Without devices, or with those of an agent that served it before, it will be forgotten soon.
             found[name] = Reason.ENDED if all(map(resources.is_ours, devices)) else Reason.PLUGIN
         elif name not in ours and facts.allocatable.get(name, _NONE) != _NONE:
             found[name] = Reason.SHOWN
@@ -106,7 +106,7 @@ def numbers(
     here = {name: lease for name, lease in view.leases.items() if lease.arrived or lease.kubelet_devices}
     arrived = replace(view, leases=here)
     allocated = Counter(promised(kept(arrived), arrived, wants, asked))
-    # Devices of pods that a device plugin served before, and that still run.
+    # Of pods that were served by a device plugin before, and run on.
     by_plugin = Counter(device.resource for lease in here.values() for device in lease.kubelet_devices)
     return {
         name: Devices(

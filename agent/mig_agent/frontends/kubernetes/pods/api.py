@@ -9,7 +9,7 @@ from mig_agent.adapters.kubeapi import PodFacts, PodInformer, PodName
 
 
 class Api(Protocol):
-    """The API server, as the pod tracker uses it. `pod` raises KubeApiError."""
+    """All of it raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
         """Return a pod; None if there is no pod of this name."""

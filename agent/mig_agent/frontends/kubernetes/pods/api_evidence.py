@@ -95,7 +95,7 @@ def by_watch(lease: Lease, pods: Pods, now: float) -> Verdict:
         is_gone = bool(pod.uid) or (has_unknown_pod(lease) and no_pod_asks(lease, pods))
         return _GONE if is_gone and now - lease.created_at >= NAMELESS_SECONDS else UNCHANGED
     if facts is None or (facts.finished and not pod.uid):
-        # Not bound yet, or this is an earlier pod of its name. A deadline ends a lease whose pod never comes.
+        # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
         return UNCHANGED if lease.promised and lease.expires_at is not None else ASK
     if pod.uid and pod.uid not in facts.uids:
         return ASK  # perhaps an earlier pod, whose end the watch has not shown yet
@@ -123,7 +123,7 @@ def by_answer(
     overdue = lease.promised and lease.expires_at is None and waited >= arrival_seconds
     never = Ended(words=f"its pod has not come in {format_duration(arrival_seconds)}") if overdue else UNCHANGED
     if lease.promised and not pod.uid and (facts is None or facts.finished):
-        return never  # the lease may have been taken before the pod was created
+        return never  # it may have been named before it was made
     if facts is None or (pod.uid and pod.uid not in facts.uids):
         return _GONE
     if facts.finished:
@@ -143,7 +143,7 @@ def found(pod: Pod, pods: Pods) -> PodFacts | None:
 
 
 def pod_of(lease: Lease) -> Pod:
-    """Return the pod that a lease was taken for. Raises ValueError if the lease is not for a pod."""
+    """The pod that a lease was taken for. Raises ValueError for a lease of anybody else."""
     if lease.holder.pod is None:
         raise ValueError(f"cannot follow the pod of lease {lease.id}: it is no pod's")
     return lease.holder.pod
