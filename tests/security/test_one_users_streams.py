@@ -33,7 +33,7 @@ def wanted() -> pb.Request:
 
 
 @needs_root
-def test_streams_without_a_request_take_nothing_from_others(agent: Agent) -> None:
+def test_streams_without_a_request_do_not_use_up_the_call_limit(agent: Agent) -> None:
     over = threading.Event()
 
     def nothing() -> Iterator[pb.AcquireRequest]:
