@@ -1,7 +1,7 @@
 """Authentication: the caller by the kernel's peer credentials on a Unix socket, by the client certificate over TCP.
 
-On Unix sockets, the socket decides who is an administrator: whoever can open the administrators' socket, by the mode of
-its file.
+On Unix sockets, a caller is an administrator if it uses the administrators' socket; the mode of the socket's file
+decides who can open it.
 """
 
 from __future__ import annotations

@@ -141,10 +141,10 @@ class NodeFrontend:
         self._lost = True
 
     def _on_event(self, event: Event) -> None:
-        telling = notice(event)
-        if telling is not None:
+        found = notice(event)
+        if found is not None:
             self._tasks.spawn(
-                "node event", self._api.tell(telling.about, telling.reason, telling.words, warning=telling.warning)
+                "node event", self._api.tell(found.about, found.reason, found.words, warning=found.warning)
             )
 
     # Output
@@ -156,7 +156,7 @@ class NodeFrontend:
             try:
                 await self._apply_pauses(set(pauses(self._facts, self._settings.label)))
             except Exception:  # noqa: BLE001 -- whatever the error, the node's labels must be followed further
-                _LOG.exception("cannot do what the node's labels want now")
+                _LOG.exception("cannot follow the node's labels now")
                 self._switching.set()
                 await asyncio.sleep(RETRY_SECONDS[0])
 
@@ -223,7 +223,7 @@ class NodeFrontend:
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:
-            _LOG.warning("the node cannot be shown as it is", error=words)
+            _LOG.warning("the node object cannot be updated", error=words)
         self._complaint = words
 
 

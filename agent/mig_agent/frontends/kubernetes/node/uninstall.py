@@ -45,7 +45,7 @@ async def is_leaving(api: KubeClient, namespace: str, pod: str, label: str) -> b
     except (KubeApiError, TimeoutError) as error:
         words = error.words if isinstance(error, KubeApiError) else f"no answer for {ASK_SECONDS:g} s"
         _LOG.warning(
-            "it is not known whether the agent leaves for good, so nothing is removed from the node", error=words
+            "it is not known whether the agent is uninstalled, so nothing is removed from the node", error=words
         )
         return False
 
@@ -90,7 +90,7 @@ async def leave(
             _LOG.warning("not all could be removed from the node", step=_name(step), error=error.refusal.message)
         except (MigAgentError, OSError) as error:
             _LOG.warning("not all could be removed from the node", step=_name(step), error=str(error))
-    _LOG.info("left the node", resources=len(resources))
+    _LOG.info("removed the agent from the node", resources=len(resources))
 
 
 async def delete_and_wait(api: KubeClient, namespace: str, name: str, seconds: float) -> bool:

@@ -234,5 +234,5 @@ class NodeStatus:
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:
-            _LOG.warning("the numbers cannot be shown on the node", error=words)
+            _LOG.warning("the numbers of devices cannot be written to the node object", error=words)
         self._complaint = words

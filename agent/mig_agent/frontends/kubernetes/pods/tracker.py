@@ -192,7 +192,7 @@ class PodTracker:
     def _lost(self, words: str) -> None:
         """Log that the watch failed. The last known pods stay valid, and no lease ends for it."""
         if not self._is_lost:
-            _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are taken to live on")
+            _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are assumed to be alive")
         self._is_lost = True
         self._poke.set()
 
@@ -264,7 +264,7 @@ class PodTracker:
                 facts = await self._api.pod(pod.namespace, pod.name)
         except (KubeApiError, TimeoutError) as error:
             why = error.words if isinstance(error, KubeApiError) else f"no answer for {QUERY_SECONDS:g} s"
-            _LOG.debug("a pod is taken to live on", pod=str(pod), why=why)
+            _LOG.debug("a pod is assumed to be alive", pod=str(pod), why=why)
             return False
         if facts is not None:
             self._answers[pod.namespace, pod.name] = facts
