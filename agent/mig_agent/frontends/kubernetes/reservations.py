@@ -66,7 +66,7 @@ def match_slots(
 def promised(
     keeping: Iterable[ReservedSlots], view: NodeView, resources: Mapping[str, Want], asked: Asked
 ) -> Mapping[str, int]:
-    """Return the number of reserved devices of each resource. `keeping` is from `kept`, and what is being created.
+    """Return the number of reserved devices of each resource; `keeping` are the reserved slots of all pods.
 
     If a pod's requests are known, each of them counts once at most, without devices that the kubelet has allocated and
     that a lease of the pod already serves. If not, each slot counts for every resource that it can serve.
