@@ -38,7 +38,7 @@ async def fill(served: Service) -> pb.Granted:
 # ---------------------------------------------------------------- Acquire and Release
 
 
-async def test_acquire_answers_with_all_that_a_process_needs(served: Service) -> None:
+async def test_acquire_returns_token_and_environment(served: Service) -> None:
     granted = await served.acquire(memory="4G", gpus=["0"])
     (device,) = granted.lease.devices
     (there,) = served.node.instances(InstanceState.LEASED)
@@ -62,7 +62,7 @@ async def test_several_devices_are_one_lease(served: Service) -> None:
     assert granted.env["CUDA_VISIBLE_DEVICES"] == ",".join(each.uuid for each in granted.lease.devices)
 
 
-async def test_a_released_instance_is_given_again(served: Service) -> None:
+async def test_released_instance_is_reused(served: Service) -> None:
     granted = await served.acquire(memory="4G", gpus=["0"])
     await served.users.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token), timeout=TIMEOUT)
     again = await served.acquire(memory="4G", gpus=["0"])
@@ -104,7 +104,7 @@ async def test_without_a_request_id_every_call_is_another_request(served: Servic
     assert len(leases) == 3
 
 
-async def test_a_refusal_says_why_what_blocks_and_whether_to_try_again(served: Service) -> None:
+async def test_refusal_has_reason_blockers_and_retryability(served: Service) -> None:
     await fill(served)
     with pytest.raises(grpc.RpcError) as refused:
         await served.acquire(profile="1g.5gb", gpus=["0"])
@@ -133,7 +133,7 @@ async def test_a_refusal_says_why_what_blocks_and_whether_to_try_again(served: S
         (ask(memory="4G", gpus=["7"]), "unknown-gpu"),
     ],
 )
-async def test_what_cannot_be_served_is_refused_for_good(served: Service, request_: pb.Request, reason: str) -> None:
+async def test_impossible_request_is_refused_permanently(served: Service, request_: pb.Request, reason: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         async for _ in served.users.Acquire(asking(request_), timeout=TIMEOUT):
             pass
@@ -186,7 +186,7 @@ async def test_renew_sets_and_takes_away_a_deadline(served: Service) -> None:
 # ---------------------------------------------------------------- waiting
 
 
-async def test_a_waiting_caller_hears_its_place_and_then_gets_its_lease(served: Service) -> None:
+async def test_queued_caller_gets_positions_and_then_its_lease(served: Service) -> None:
     held = await fill(served)
     calls = [served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=600)), timeout=TIMEOUT) for _ in range(2)]
     places = [await first(call) for call in calls]
@@ -208,7 +208,7 @@ async def test_a_waiting_caller_hears_its_place_and_then_gets_its_lease(served: 
     assert [answer.WhichOneof("update") async for answer in served_second] == ["granted"]
 
 
-async def test_a_caller_that_goes_away_leaves_the_queue(served: Service) -> None:
+async def test_disconnected_caller_is_dequeued(served: Service) -> None:
     await fill(served)
     call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=float("inf"))), timeout=TIMEOUT)
     await first(call)
@@ -217,7 +217,7 @@ async def test_a_caller_that_goes_away_leaves_the_queue(served: Service) -> None
     await served.node.until(lambda: not served.node.manager.snapshot.queue)
 
 
-async def test_a_caller_that_waits_too_long_is_told(served: Service) -> None:
+async def test_request_is_refused_after_its_wait_time(served: Service) -> None:
     await fill(served)
     call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=5)), timeout=TIMEOUT)
     await first(call)
@@ -229,7 +229,7 @@ async def test_a_caller_that_waits_too_long_is_told(served: Service) -> None:
     assert detail_of(refused.value).reason == "waited-too-long"
 
 
-async def test_who_waits_is_told_when_the_agent_stops(served: Service) -> None:
+async def test_waiting_request_is_refused_when_the_agent_stops(served: Service) -> None:
     await fill(served)
     call = served.users.Acquire(asking(ask(profile="7g.40gb", wait_seconds=60)), timeout=TIMEOUT)
     await first(call)
@@ -256,7 +256,7 @@ async def test_a_held_lease_lives_as_long_as_its_stream(served: Service) -> None
     assert len(served.node.instances(InstanceState.IDLE)) == 1
 
 
-async def test_a_hold_that_the_agent_ends_stays_to_be_attached_again(served: Service) -> None:
+async def test_hold_ended_by_the_agent_can_be_attached_again(served: Service) -> None:
     request = pb.HoldRequest(request=ask(memory="4G", request_id="held"))
     call = served.users.Hold(request)
     granted = (await first(call)).granted
@@ -283,7 +283,7 @@ async def test_attaching_again_keeps_the_lease_when_the_first_stream_ends_late(s
     await served.node.until(lambda: set(served.node.leases) == {released.lease.id})
 
 
-async def test_a_hold_ends_when_somebody_else_ends_its_lease(served: Service) -> None:
+async def test_hold_ends_when_its_lease_is_released(served: Service) -> None:
     call = served.users.Hold(pb.HoldRequest(request=ask(memory="4G")))
     granted = (await first(call)).granted
     await served.admins.Release(pb.ReleaseRequest(lease=granted.lease.id), timeout=TIMEOUT)
@@ -352,7 +352,7 @@ async def test_acquire_can_insist_on_the_revision_of_a_plan(served: Service) -> 
     assert dry.outcomes[0].refusal == detail
 
 
-async def test_status_shows_instances_with_who_holds_them(served: Service) -> None:
+async def test_status_shows_instances_with_their_holders(served: Service) -> None:
     granted = await served.acquire(memory="4G", gpus=["0"])
     served.node.simulator.create_foreign(1, "1g.10gb")
     await served.node.look()
@@ -386,7 +386,7 @@ async def test_profiles_are_listed_by_model_smallest_first(served: Service) -> N
     assert list(names["1g.5gb+me"].attributes) == ["+me"]
 
 
-async def test_watch_tells_what_happens_and_resumes(served: Service) -> None:
+async def test_watch_streams_events_and_resumes(served: Service) -> None:
     call = served.users.Watch(pb.WatchRequest())
     messages = aiter(call)
     opened = await first(messages)
@@ -407,14 +407,14 @@ async def test_watch_tells_what_happens_and_resumes(served: Service) -> None:
     assert [each.event for each in again] == [each.event for each in seen]
 
 
-async def test_watch_from_a_revision_that_is_not_known_is_refused(served: Service) -> None:
+async def test_watch_from_an_unknown_revision_is_refused(served: Service) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         await anext(aiter(served.users.Watch(pb.WatchRequest(after_revision=1))))
     assert refused.value.code() is grpc.StatusCode.ABORTED
     assert detail_of(refused.value).reason == "revision-changed"
 
 
-async def test_watch_ends_in_words_when_the_agent_stops(served: Service) -> None:
+async def test_watch_ends_with_a_message_when_the_agent_stops(served: Service) -> None:
     messages = aiter(served.users.Watch(pb.WatchRequest()))
     await first(messages)
     for servicer in served.servicers:
@@ -440,7 +440,7 @@ async def test_events_are_kept(served: Service) -> None:
     assert detail_of(refused.value).reason == "invalid-request"
 
 
-async def test_usage_tells_what_the_driver_tells_and_leaves_out_the_rest(served: Service) -> None:
+async def test_usage_omits_what_the_driver_does_not_report(served: Service) -> None:
     granted = await served.acquire(memory="4G", gpus=["0"])
     device = granted.lease.devices[0]
     served.node.simulator.occupy(f"0/{device.gpu_instance_id}", used_mib=1000)
@@ -470,7 +470,7 @@ async def test_usage_tells_what_the_driver_tells_and_leaves_out_the_rest(served:
         ("Renew", pb.RenewRequest(lease="x")),
     ],
 )
-async def test_what_is_for_administrators_is_refused_on_the_users_socket(
+async def test_administrative_calls_are_refused_on_the_users_socket(
     served: Service, method: str, request_: object
 ) -> None:
     with pytest.raises(grpc.RpcError) as refused:
@@ -481,7 +481,7 @@ async def test_what_is_for_administrators_is_refused_on_the_users_socket(
     assert "sudo" in detail.hint
 
 
-async def test_reclaim_destroys_what_is_idle_and_says_what(served: Service) -> None:
+async def test_reclaim_destroys_and_returns_idle_instances(served: Service) -> None:
     kept = await served.acquire(memory="4G", gpus=["0"])
     idle = await served.acquire(memory="4G", gpus=["1"])
     await served.users.Release(pb.ReleaseRequest(lease=idle.lease.id, token=idle.token), timeout=TIMEOUT)
@@ -491,7 +491,7 @@ async def test_reclaim_destroys_what_is_idle_and_says_what(served: Service) -> N
     assert {each.uuid for each in served.node.instances()} == {kept.lease.devices[0].uuid}
 
 
-async def test_adopt_takes_foreign_instances_over_and_says_which(served: Service) -> None:
+async def test_adopt_returns_the_adopted_instances(served: Service) -> None:
     served.node.simulator.create_foreign(0, "1g.5gb", start=6)
     await served.node.look()
     with pytest.raises(grpc.RpcError) as refused:
@@ -513,7 +513,7 @@ async def test_cordon_keeps_leases_off_a_gpu_until_uncordon(served: Service) -> 
     await served.acquire(memory="4G", gpus=["0"])
 
 
-async def test_pause_lets_go_of_the_driver_and_resume_takes_it_up(served: Service) -> None:
+async def test_pause_releases_the_driver_and_resume_reopens_it(served: Service) -> None:
     kept = await served.acquire(memory="4G", gpus=["0"])
     answer = await served.admins.Pause(pb.PauseRequest(reason="  driver 590 "), timeout=TIMEOUT)
     assert (len(answer.paused), answer.driver_released, answer.message) == (1, True, "")
@@ -535,7 +535,7 @@ async def test_pause_lets_go_of_the_driver_and_resume_takes_it_up(served: Servic
 
 
 @pytest.mark.parametrize("reason", ["x" * 257, "two\nlines"])
-async def test_a_reason_that_is_no_line_is_refused(served: Service, reason: str) -> None:
+async def test_reason_must_be_one_line(served: Service, reason: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         await served.admins.Pause(pb.PauseRequest(reason=reason), timeout=TIMEOUT)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -555,7 +555,7 @@ async def test_the_lease_of_a_pod_names_it(served: Service) -> None:
     assert instance.last_tenant == "team-a"
 
 
-async def test_a_lease_taken_for_a_pod_is_shown_as_promised_until_the_pod_has_come(served: Service) -> None:
+async def test_lease_of_a_pod_is_reserved_until_the_pod_is_bound(served: Service) -> None:
     pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
     there = pb.Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
     granted = await served.acquire(memory="4G", holder=pb.Holder(pod=there), ttl_seconds=60, request_id="6b8f")
@@ -580,7 +580,7 @@ async def test_no_stream_holds_the_lease_of_a_pod(served: Service) -> None:
     assert not served.node.leases
 
 
-async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) -> None:
+async def test_set_mig_mode_needs_a_target(served: Service) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         await served.admins.SetMigMode(pb.SetMigModeRequest(gpu="1"), timeout=TIMEOUT)
     assert detail_of(refused.value).reason == "invalid-request"
@@ -592,7 +592,7 @@ async def test_mig_mode_is_switched_only_when_told_which_way(served: Service) ->
     assert answer.message
 
 
-async def test_nobody_may_call_without_a_gpu_named(served: Service) -> None:
+async def test_cordon_needs_a_gpu_name(served: Service) -> None:
     for request in (pb.CordonRequest(), pb.CordonRequest(gpu="0.5")):
         with pytest.raises(grpc.RpcError) as refused:
             await served.admins.Cordon(request, timeout=TIMEOUT)

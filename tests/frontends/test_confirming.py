@@ -78,7 +78,7 @@ async def test_received_confirms_the_lease_and_ends_the_call(served: Service) ->
     assert granted.lease.id in served.node.leases
 
 
-async def test_a_call_that_is_cancelled_with_the_answer_in_its_library_leaves_a_lease_that_ends(
+async def test_unconfirmed_lease_of_a_cancelled_call_ends(
     served: Service,
 ) -> None:
     """The answer has arrived, as far as any transport can tell; its application has never seen it."""
@@ -98,7 +98,7 @@ async def test_a_client_that_ends_its_half_gets_its_answer_and_ok_and_has_a_minu
     await served.node.until(lambda: not served.node.leases)
 
 
-async def test_a_client_that_says_nothing_is_told_in_words_when_its_lease_ends(served: Service) -> None:
+async def test_unconfirmed_stream_ends_with_a_message_when_its_lease_ends(served: Service) -> None:
     call = await opened(served, ask(memory="4G"))
     granted = await granted_to(call)
     await rest_of_grace(served)
@@ -137,7 +137,7 @@ async def test_asking_again_gives_the_whole_time_again_and_confirming_then_count
     assert first.lease.id in served.node.leases  # once confirmed is confirmed
 
 
-async def test_received_after_the_end_is_told_so(served: Service) -> None:
+async def test_confirming_an_ended_lease_is_refused(served: Service) -> None:
     call = await opened(served, ask(memory="4G"))
     granted = await granted_to(call)
     await served.admins.Release(pb.ReleaseRequest(lease=granted.lease.id), timeout=TIMEOUT)
@@ -214,7 +214,7 @@ async def test_a_stream_that_does_not_begin_with_a_request_is_refused(
     ],
     ids=["received", "a second request", "an empty message"],
 )
-async def test_who_says_more_while_the_request_waits_is_refused_at_once(
+async def test_message_while_the_request_waits_is_refused_at_once(
     served: Service, more: pb.AcquireRequest, words: str
 ) -> None:
     await served.acquire(profile="7g.40gb")
@@ -227,7 +227,7 @@ async def test_who_says_more_while_the_request_waits_is_refused_at_once(
     await served.node.until(lambda: not served.node.manager.snapshot.queue)
 
 
-async def test_received_that_was_sent_blindly_does_not_confirm(served: Service) -> None:
+async def test_received_before_granted_does_not_confirm(served: Service) -> None:
     await served.acquire(profile="7g.40gb")
     said = messages(pb.AcquireRequest(request=ask(memory="4G", wait_seconds=float("inf"))), RECEIVED)
     detail = await refusal_of(served.users.Acquire(said, timeout=TIMEOUT))
@@ -258,15 +258,13 @@ async def test_bytes_that_are_no_message_in_place_of_received_are_refused_and_do
     await served.node.until(lambda: not served.node.leases)
 
 
-async def test_a_stream_on_which_no_request_comes_is_ended_in_words(
-    served: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stream_without_a_request_ends_with_a_message(served: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening_streams, "FIRST_MESSAGE_SECONDS", 0.05)
     detail = await refusal_of(served.users.Acquire(timeout=TIMEOUT))
     assert detail.message.startswith("cannot wait longer for a request")
 
 
-async def test_many_clients_that_leave_at_any_moment_leave_no_lease_that_stays(served: Service) -> None:
+async def test_clients_that_disconnect_at_any_moment_leak_no_lease(served: Service) -> None:
     """And nothing of theirs in the servicer."""
 
     async def leave(after: float) -> None:

@@ -54,6 +54,6 @@ async def test_a_refusal_carries_the_same_text(served: Service) -> None:
     assert list(detail_of(refused.value).explanation) == list(planned.outcomes[0].explanation)
 
 
-async def test_status_tells_how_long_until_gpus_are_kept(served: Service) -> None:
+async def test_status_has_the_reservation_delay(served: Service) -> None:
     status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)
     assert status.reservation_after_seconds == 300

@@ -63,7 +63,7 @@ requests = st.builds(
 
 @given(requests)
 @settings(max_examples=400)
-def test_a_message_becomes_a_valid_request_or_a_mistake_in_words(message: pb.Request) -> None:
+def test_decoding_returns_a_valid_request_or_raises_usage_error(message: pb.Request) -> None:
     mistake = request = None
     try:
         request = request_from(message, Caller(name="alice", scheduler=True))
@@ -81,7 +81,7 @@ def test_a_message_becomes_a_valid_request_or_a_mistake_in_words(message: pb.Req
 
 @given(st.lists(requests, min_size=1, max_size=8))
 @settings(max_examples=15)
-def test_the_planner_answers_every_request_that_the_api_lets_through(messages: list[pb.Request]) -> None:
+def test_planner_answers_every_valid_request(messages: list[pb.Request]) -> None:
     """Through the socket, with the real planner behind it: a plan or a refusal in words, never an internal error."""
 
     async def run() -> None:
@@ -99,7 +99,7 @@ def test_the_planner_answers_every_request_that_the_api_lets_through(messages: l
 
 
 @pytest.mark.parametrize("method", [method.name for method in SERVICE.methods])
-async def test_bytes_that_are_no_message_are_refused_in_words(tmp_path: Path, method: str) -> None:
+async def test_unparsable_bytes_are_refused_with_a_message(tmp_path: Path, method: str) -> None:
     async with service(tmp_path) as served, grpc.aio.insecure_channel(served.address) as channel:
         kind = SERVICE.methods_by_name[method]
         path = f"/{SERVICE.full_name}/{method}"

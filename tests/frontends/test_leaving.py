@@ -49,7 +49,7 @@ async def gone(node: Node) -> None:
 
 
 @pytest.mark.parametrize("profile", ["1g.5gb", "7g.40gb"], ids=["small", "destroys idle ones"])
-async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(tmp_path: Path, profile: str) -> None:
+async def test_client_that_disconnects_at_any_moment_leaks_nothing(tmp_path: Path, profile: str) -> None:
     moments = random.Random(7)  # noqa: S311 -- not a secret
     async with engine(tmp_path, "a100-40gb") as node:
         servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING)
@@ -89,7 +89,7 @@ async def left(node: Node, fates: ConnectionEnds, peer: str, fate: ConnectionEnd
     [(None, 0), (Ending.HUNG_UP, 5), (Ending.BROKEN, 60)],
     ids=["on purpose", "hung up", "broken"],
 )
-async def test_how_long_a_held_lease_stays_goes_by_how_its_connection_ended(
+async def test_grace_period_of_a_held_lease_depends_on_the_connection_end(
     tmp_path: Path, ending: Ending | None, seconds: float
 ) -> None:
     """Also where the end of the connection is seen after that of the stream."""
@@ -110,7 +110,7 @@ async def test_how_long_a_held_lease_stays_goes_by_how_its_connection_ended(
             await node.until(lambda: not node.leases)
 
 
-async def test_a_client_that_is_back_at_once_gets_its_lease(tmp_path: Path) -> None:
+async def test_client_that_reconnects_at_once_gets_its_lease(tmp_path: Path) -> None:
     """Its connection broke while it was served. It may hear `cancelled` first, which says to ask again."""
     async with engine(tmp_path, "a100-40gb") as node:
         servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING)

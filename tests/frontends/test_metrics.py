@@ -84,7 +84,7 @@ async def test_events_are_counted(tmp_path: Path) -> None:
         assert value(metrics, "mig_agent_events_total", kind="lease-granted") == 3
 
 
-def test_before_the_node_is_known_there_is_something_to_scrape() -> None:
+def test_scrape_works_before_the_node_is_known() -> None:
     assert value(Metrics(), "mig_agent_info") == 1
 
 
@@ -108,7 +108,7 @@ def test_latencies_are_measured() -> None:
     assert value(metrics, "mig_agent_nvml_call_errors_total", error="gpu-lost") == 1
 
 
-def test_no_series_are_there_that_nobody_asked_for() -> None:
+def test_there_are_no_created_series() -> None:
     metrics = Metrics()
     metrics.acquired(0.01, "reused")
     assert not [name for name, _ in samples(metrics) if name.endswith("_created")]

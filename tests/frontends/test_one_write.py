@@ -100,7 +100,7 @@ async def closed(served: Service) -> None:
     [(out_of_patience, grpc.StatusCode.DEADLINE_EXCEEDED), (closed, grpc.StatusCode.UNAVAILABLE)],
     ids=["waited too long", "the agent stops"],
 )
-async def test_a_request_that_is_refused_while_its_place_is_written_gets_its_answer_after_it(
+async def test_refusal_waits_for_the_write_of_a_position(
     tmp_path: Path, method: str, message: Callable[..., Any], end: Callable[[Service], Any], code: grpc.StatusCode
 ) -> None:
     async with service(tmp_path, "a100-40gb") as served:
@@ -118,7 +118,7 @@ async def test_a_request_that_is_refused_while_its_place_is_written_gets_its_ans
         assert [each.WhichOneof("update") for each in context.wrote] == ["queued"]
 
 
-async def test_a_lease_that_is_granted_while_its_place_is_written_comes_after_it(tmp_path: Path) -> None:
+async def test_grant_waits_for_the_write_of_a_position(tmp_path: Path) -> None:
     async with service(tmp_path, "a100-40gb") as served:
         held = await served.acquire(profile="7g.40gb")
         context = SlowReader(pb.AcquireRequest(request=ask(memory="4G", wait_seconds=10)))
@@ -135,7 +135,7 @@ async def test_a_lease_that_is_granted_while_its_place_is_written_comes_after_it
         assert not context.wrong
 
 
-async def test_a_watch_that_is_overrun_while_it_is_written_to_ends_after_it(tmp_path: Path) -> None:
+async def test_overrun_watch_ends_after_the_write_in_progress(tmp_path: Path) -> None:
     async with service(tmp_path, "a100-40gb") as served:
         events = served.node.manager._context.events
         context = SlowReader()
@@ -149,7 +149,7 @@ async def test_a_watch_that_is_overrun_while_it_is_written_to_ends_after_it(tmp_
         assert len(context.wrote) == 1
 
 
-async def test_a_watch_that_is_stopped_while_it_is_written_to_ends_after_it(tmp_path: Path) -> None:
+async def test_stopped_watch_ends_after_the_write_in_progress(tmp_path: Path) -> None:
     async with service(tmp_path, "a100-40gb") as served:
         context = SlowReader()
         task = call_of(served, "Watch", pb.WatchRequest(), context)
@@ -164,7 +164,7 @@ async def test_a_watch_that_is_stopped_while_it_is_written_to_ends_after_it(tmp_
         assert not served.servicers[0]._on_stop
 
 
-async def test_a_hold_that_is_stopped_while_its_lease_is_written_ends_after_it_and_keeps_its_lease(
+async def test_stopped_hold_ends_after_the_write_in_progress_and_keeps_its_lease(
     tmp_path: Path,
 ) -> None:
     async with service(tmp_path, "a100-40gb") as served:
@@ -180,7 +180,7 @@ async def test_a_hold_that_is_stopped_while_its_lease_is_written_ends_after_it_a
         assert not served.servicers[0]._held
 
 
-async def test_a_client_that_reads_nothing_and_leaves_leaves_nothing(tmp_path: Path) -> None:
+async def test_client_that_never_reads_leaks_nothing(tmp_path: Path) -> None:
     async with service(tmp_path, "a100-40gb") as served:
         context = SlowReader(pb.AcquireRequest(request=ask(memory="4G")), RECEIVED)
         task = call_of(served, "Acquire", None, context)

@@ -12,7 +12,7 @@ from mig_agent.frontends.grpc.opening_streams import OpeningStreams
 MOST = 3
 
 
-async def test_the_oldest_of_the_same_user_is_refused() -> None:
+async def test_oldest_stream_of_the_same_user_is_evicted() -> None:
     opening = OpeningStreams(lambda _who: MOST)
     never = asyncio.Event()
 
@@ -35,7 +35,7 @@ async def test_the_oldest_of_the_same_user_is_refused() -> None:
     assert not len(opening)
 
 
-async def test_a_user_who_leaves_is_forgotten() -> None:
+async def test_user_without_streams_is_forgotten() -> None:
     opening = OpeningStreams(lambda _who: MOST)
     with pytest.raises(ZeroDivisionError):
         async with opening.waiting("host"):

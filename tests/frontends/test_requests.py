@@ -22,7 +22,7 @@ def asked(pod: dict[str, str] | None = None, *, tenant: str = "", name: str = ""
 
 
 @pytest.mark.parametrize("caller", [SCHEDULER, ROOT])
-def test_who_acts_for_others_takes_leases_for_pods(caller: Caller) -> None:
+def test_administrators_and_schedulers_may_request_for_pods(caller: Caller) -> None:
     pod = Pod(**TRAIN)
     assert request_from(asked(TRAIN), caller).holder == Holder(
         tenant="namespace team-a", name="pod team-a/train-7f2c", uid=caller.uid, pid=caller.pid, pod=pod
@@ -37,7 +37,7 @@ def test_the_uid_may_be_left_out() -> None:
 
 
 @pytest.mark.parametrize("caller", [ALICE, Caller()])
-def test_nobody_else_does(caller: Caller) -> None:
+def test_other_callers_may_not_request_for_pods(caller: Caller) -> None:
     with pytest.raises(RefusedError) as refused:
         request_from(asked(TRAIN), caller)
     refusal = refused.value.refusal
@@ -61,12 +61,12 @@ def test_nobody_else_does(caller: Caller) -> None:
         {"uid": "a\nb"},
     ],
 )
-def test_what_is_no_pod_is_refused_in_words(wrong: dict[str, str]) -> None:
+def test_invalid_pod_is_refused_with_a_message(wrong: dict[str, str]) -> None:
     with pytest.raises(UsageError, match=r"cannot take .* of a pod"):
         request_from(asked({**TRAIN, **wrong}), SCHEDULER)
 
 
-def test_a_pods_lease_is_bound_to_no_process_and_held_by_no_stream() -> None:
+def test_lease_for_a_pod_has_no_process_and_no_stream() -> None:
     with pytest.raises(UsageError, match="cannot bind the lease of pod team-a/train-7f2c to process 7"):
         request_from(asked(TRAIN, pid=7), ROOT)
     with pytest.raises(UsageError, match="cannot hold a lease for pod team-a/train-7f2c by a stream"):

@@ -47,7 +47,7 @@ def test_a_pod_is_found_with_all_that_it_was_given() -> None:
     assert set(found.devices) == {device(1), device(2), device(0, LARGE)}
 
 
-def test_nothing_is_found_for_what_the_kubelet_does_not_tell_of() -> None:
+def test_unlisted_devices_have_no_pod() -> None:
     assert (
         container_devices([device(5)], [listed("train", main=[device(1)])], [entry("uid-1", "main", device(1))], SERVED)
         is None
@@ -58,7 +58,7 @@ def test_without_the_checkpoint_the_uid_is_not_known() -> None:
     assert claim([device(1)], [listed("train", main=[device(1)])]).pod == Pod(namespace="team-a", name="train")
 
 
-def test_an_init_container_that_hands_its_device_on_belongs_to_the_listed_pod() -> None:
+def test_init_container_that_passes_on_its_device_belongs_to_the_listed_pod() -> None:
     pods = [listed("train", main=[device(1), device(2)])]
     recorded = (entry("uid-1", "main", device(1), device(2)), entry("uid-1", "prepare", device(1)))
     found = claim([device(1)], pods, *recorded)
@@ -68,7 +68,7 @@ def test_an_init_container_that_hands_its_device_on_belongs_to_the_listed_pod() 
     assert claim([device(1), device(2)], pods, *recorded).container == "main"
 
 
-def test_an_init_container_with_devices_of_its_own_is_found_by_what_the_pods_others_have() -> None:
+def test_init_container_is_found_by_the_devices_of_its_pods_other_containers() -> None:
     pods = [listed("other", main=[device(7)]), listed("train", main=[device(1)])]
     recorded = (entry("uid-1", "main", device(1)), entry("uid-1", "prepare", device(3, LARGE)))
     found = claim([device(3, LARGE)], pods, *recorded)
@@ -77,7 +77,7 @@ def test_an_init_container_with_devices_of_its_own_is_found_by_what_the_pods_oth
     assert set(found.devices) == {device(1), device(3, LARGE)}
 
 
-def test_a_pod_of_which_only_the_checkpoint_knows_has_no_name_yet() -> None:
+def test_pod_known_only_from_the_checkpoint_has_no_name_yet() -> None:
     found = claim([device(3)], [listed("train", main=[])], entry("uid-1", "prepare", device(3)))
     assert found.pod == Pod(namespace="", name="", uid="uid-1")
     assert found.devices == (device(3),)

@@ -82,7 +82,7 @@ def watched(lease: Lease, facts: PodFacts | None, now: float = TAKEN) -> Verdict
         (ARRIVED, replace(ANOTHER, phase="Failed"), ASK),
     ],
 )
-def test_by_what_the_watch_shows(lease: Lease, facts: PodFacts | None, expected: Verdict) -> None:
+def test_verdict_by_the_watch(lease: Lease, facts: PodFacts | None, expected: Verdict) -> None:
     assert watched(lease, facts) == expected
 
 
@@ -115,7 +115,7 @@ def test_by_what_the_watch_shows(lease: Lease, facts: PodFacts | None, expected:
         (UNNAMED_SHORT, None, True, UNCHANGED),
     ],
 )
-def test_by_what_the_api_server_answers(lease: Lease, facts: PodFacts | None, late: bool, expected: Verdict) -> None:
+def test_verdict_by_the_api_servers_answer(lease: Lease, facts: PodFacts | None, late: bool, expected: Verdict) -> None:
     now = TAKEN + (ARRIVAL if late else ARRIVAL - 1)
     assert by_answer(lease, facts, NODE, now, ARRIVAL) == expected
 

@@ -64,7 +64,7 @@ async def test_the_pod_gets_the_lease_that_was_taken_for_it(tmp_path: Path) -> N
         assert not at.node.leases
 
 
-async def test_one_that_was_seen_to_arrive_before_is_handed_over_all_the_same(tmp_path: Path) -> None:
+async def test_reserved_lease_bound_before_is_still_given_its_devices(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         await at.node.manager.arrived(granted.lease.id, pod())
@@ -86,7 +86,7 @@ async def test_another_pod_gets_an_instance_of_its_own(tmp_path: Path, other: Po
         assert not events(at)
 
 
-async def test_several_devices_of_several_containers_are_one_promise(tmp_path: Path) -> None:
+async def test_devices_of_several_containers_are_one_reservation(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at, "3g.40gb", "1g.10gb", "1g.10gb")
         small, middle = devices(0, 1), devices(0, resource=MIDDLE)
@@ -102,7 +102,7 @@ async def test_several_devices_of_several_containers_are_one_promise(tmp_path: P
         assert len(at.node.told(EventKind.LEASE_BOUND)) == 1
 
 
-async def test_what_was_not_taken_is_leased_beside_what_was(tmp_path: Path) -> None:
+async def test_devices_without_a_reservation_are_leased_in_addition(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         small, middle = devices(0), devices(0, resource=MIDDLE)
@@ -124,7 +124,7 @@ async def test_an_amount_of_memory_is_served_by_any_profile_that_has_it(tmp_path
         assert instance.slot.profile.name == "2g.20gb"
 
 
-async def test_an_init_container_starts_with_what_it_hands_on(tmp_path: Path) -> None:
+async def test_init_container_starts_with_the_device_that_it_passes_on(tmp_path: Path) -> None:
     """The kubelet lists no plain init container: its checkpoint alone tells whose the device is."""
     async with plugged(tmp_path) as at:
         granted = await promise(at)
@@ -141,7 +141,7 @@ async def test_an_init_container_starts_with_what_it_hands_on(tmp_path: Path) ->
 # What does not fit
 
 
-async def test_what_fits_no_device_ends_and_the_pod_is_told(tmp_path: Path) -> None:
+async def test_reservation_that_fits_no_device_ends_with_an_event_on_the_pod(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at, "3g.40gb")
         await at.admit("train", *devices(0))
@@ -170,7 +170,7 @@ async def test_one_without_a_uid_may_be_for_the_next_pod_of_that_name_and_stays(
         assert not events(at)
 
 
-async def test_a_second_promise_for_the_same_device_ends(tmp_path: Path) -> None:
+async def test_second_reservation_for_the_same_device_ends(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         first = await promise(at)
         at.node.clock.advance(1.0)
@@ -183,7 +183,7 @@ async def test_a_second_promise_for_the_same_device_ends(tmp_path: Path) -> None
         assert words.endswith("the pod has all that it asks for")
 
 
-async def test_two_promises_serve_two_devices(tmp_path: Path) -> None:
+async def test_two_reservations_serve_two_devices(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         first, second = await promise(at), await promise(at, "2g.20gb")
         small, memory = devices(0), devices(0, resource=MEMORY)
@@ -193,7 +193,7 @@ async def test_two_promises_serve_two_devices(tmp_path: Path) -> None:
         assert not events(at)
 
 
-async def test_one_that_has_lapsed_is_made_anew(tmp_path: Path) -> None:
+async def test_expired_reservation_is_replaced(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         await at.admit("train", *devices(0))
@@ -204,7 +204,7 @@ async def test_one_that_has_lapsed_is_made_anew(tmp_path: Path) -> None:
         assert at.node.creations() == 1, "of the idle instance"
 
 
-async def test_one_that_lapses_while_it_is_handed_over_is_made_anew_or_the_pods(tmp_path: Path) -> None:
+async def test_reservation_that_expires_while_binding_is_bound_or_replaced(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         for number in range(20):
             name = f"train-{number}"
@@ -229,7 +229,7 @@ async def test_one_that_lapses_while_it_is_handed_over_is_made_anew_or_the_pods(
 # Whose it is
 
 
-async def test_where_the_checkpoint_tells_no_uid_the_api_server_does(tmp_path: Path) -> None:
+async def test_uid_comes_from_the_api_server_if_the_checkpoint_has_none(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         former = await promise(at, of=pod(uid="of-the-one-before"))
@@ -240,7 +240,7 @@ async def test_where_the_checkpoint_tells_no_uid_the_api_server_does(tmp_path: P
         assert at.node.leases[granted.lease.id].holder.pod == pod()
 
 
-async def test_where_nobody_tells_the_uid_it_waits_in_words(tmp_path: Path) -> None:
+async def test_start_is_refused_with_a_message_while_the_uid_is_unknown(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         await at.admit("train", *devices(0))
@@ -255,7 +255,7 @@ async def test_where_nobody_tells_the_uid_it_waits_in_words(tmp_path: Path) -> N
         assert standing(at) == {granted.lease.id: devices(0)}
 
 
-async def test_without_an_api_server_only_what_is_certain_is_handed_over(tmp_path: Path) -> None:
+async def test_without_an_api_server_only_certain_reservations_are_bound(tmp_path: Path) -> None:
     async with plugged(tmp_path, has_api=False) as at:
         granted = await promise(at)
         nameless = await promise(at, of=pod("other", uid=""))
@@ -271,7 +271,7 @@ async def test_without_an_api_server_only_what_is_certain_is_handed_over(tmp_pat
 # Beside a request that waits
 
 
-async def test_a_promise_that_comes_later_takes_the_place_of_a_request_that_waits(tmp_path: Path) -> None:
+async def test_later_reservation_replaces_a_waiting_request(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         full = [await at.node.acquire("1g.10gb") for _ in range(7)]
         await at.admit("train", *devices(0))
@@ -288,7 +288,7 @@ async def test_a_promise_that_comes_later_takes_the_place_of_a_request_that_wait
         assert not at.book.acquisitions
 
 
-async def test_a_request_under_way_is_given_up_for_what_was_taken(tmp_path: Path) -> None:
+async def test_request_in_progress_is_cancelled_for_a_reservation(tmp_path: Path) -> None:
     """The driver hangs in its creation; what was taken for the pod is there already."""
     async with plugged(tmp_path, "h100-80gb:2") as at:
         await at.admit("train", *devices(0))
@@ -338,7 +338,7 @@ async def test_the_same_container_started_twice_at_once_gets_one(tmp_path: Path)
         assert not events(at)
 
 
-async def test_a_lost_instance_is_made_anew(tmp_path: Path) -> None:
+async def test_lost_instance_is_replaced(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
         await at.node.manager.arrived(granted.lease.id, pod())
@@ -388,7 +388,7 @@ async def test_an_agent_that_is_paused_ends_nothing_that_it_cannot_see(tmp_path:
         assert standing(at) == {granted.lease.id: ()}
 
 
-async def test_after_a_crash_the_pod_has_what_was_handed_over(tmp_path: Path) -> None:
+async def test_binding_survives_a_crash(tmp_path: Path) -> None:
     """Killed between the record and the file: the kubelet asks again, and the file is written then."""
     async with plugged(tmp_path) as at:
         granted = await promise(at)
@@ -402,7 +402,7 @@ async def test_after_a_crash_the_pod_has_what_was_handed_over(tmp_path: Path) ->
         assert again.node.creations() == 1
 
 
-async def test_the_kubelets_own_requests_are_as_they_were(tmp_path: Path) -> None:
+async def test_pod_without_a_reservation_is_served_as_usual(tmp_path: Path) -> None:
     """A pod for which nothing was taken is served as any other."""
     async with plugged(tmp_path) as at:
         await at.admit("train", *devices(0))

@@ -327,6 +327,6 @@ async def _live(folder: Path, steps: list[tuple[str, int, int]]) -> None:
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(steps=st.lists(STEP, min_size=20, max_size=40))
-def test_nobody_gets_what_was_taken_for_another_pod(steps: list[tuple[str, int, int]]) -> None:
+def test_reservations_are_bound_only_to_their_own_pods(steps: list[tuple[str, int, int]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(_live(Path(folder), steps))

@@ -29,7 +29,7 @@ def test_a_longer_list_only_adds(total: int, numbers: set[int], more: int) -> No
 @pytest.mark.parametrize(
     "other", ["GPU-12", "mig-agent-", "mig-agent-01", "mig-agent-1x", "mig-agent--1", "xmig-agent-1", ""]
 )
-def test_the_ids_of_others_are_told_apart(other: str) -> None:
+def test_ids_of_other_plugins_are_recognized(other: str) -> None:
     assert not is_ours(other)
     with pytest.raises(ValueError, match="^" + other):
         number_of(other)

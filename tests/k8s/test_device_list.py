@@ -37,7 +37,7 @@ def test_a_list_shrinks_two_seconds_after_the_node_stopped_showing_more() -> Non
     assert advertisement.plan(4, due) == 4
 
 
-def test_a_kubelet_that_writes_its_own_number_back_starts_the_wait_anew() -> None:
+def test_kubelet_that_writes_its_number_back_restarts_the_wait() -> None:
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
@@ -67,7 +67,7 @@ def test_a_list_does_not_shrink_while_the_kubelet_may_be_writing_it_to_the_node(
     assert 11.1 + BELIEVED_SECONDS < 11.0 + CALM_SECONDS
 
 
-def test_a_kubelet_that_writes_nothing_is_not_waited_for_for_ever() -> None:
+def test_wait_for_a_silent_kubelet_is_bounded() -> None:
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
@@ -79,7 +79,7 @@ def test_a_kubelet_that_writes_nothing_is_not_waited_for_for_ever() -> None:
     assert advertisement.plan(4, due) == 4
 
 
-def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None:
+def test_list_shrinks_later_if_the_node_status_is_unknown() -> None:
     advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     assert advertisement.plan(4, 1.0) == 7
@@ -89,7 +89,7 @@ def test_where_nobody_knows_what_the_node_shows_the_list_shrinks_later() -> None
     assert advertisement.plan(1, 20.0) == 2, "a new shrink waits for itself"
 
 
-def test_a_list_that_is_needed_again_forgets_that_it_was_to_shrink() -> None:
+def test_list_that_grows_again_cancels_its_shrinking() -> None:
     advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     advertisement.plan(4, 1.0)
@@ -97,7 +97,7 @@ def test_a_list_that_is_needed_again_forgets_that_it_was_to_shrink() -> None:
     assert advertisement.plan(4, 1.0 + UNKNOWN_SECONDS) == 7
 
 
-def test_losing_touch_keeps_what_was_shown_for_a_while() -> None:
+def test_list_stays_for_a_while_if_the_node_status_is_unknown() -> None:
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
@@ -122,7 +122,7 @@ def test_while_the_api_server_is_away_the_list_stays_as_long_as_the_node_showed(
     assert advertisement.plan(2, 502.0 + BELIEVED_SECONDS) == 2
 
 
-def test_an_api_server_that_is_back_and_takes_nothing_is_no_reason_to_wait_for_long() -> None:
+def test_wait_is_bounded_if_the_api_server_accepts_no_writes() -> None:
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     advertisement.plan(7, 0.0)
@@ -133,13 +133,13 @@ def test_an_api_server_that_is_back_and_takes_nothing_is_no_reason_to_wait_for_l
     assert advertisement.plan(2, 100.0 + UNKNOWN_SECONDS) == 2
 
 
-def test_an_agent_that_starts_lists_what_the_node_still_shows() -> None:
+def test_starting_agent_lists_what_the_node_still_shows() -> None:
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
     assert advertisement.plan(3, 0.0) == 7
 
 
-def test_what_is_due_lies_ahead() -> None:
+def test_due_times_are_in_the_future() -> None:
     """Else the numbers would be worked out again and again in between."""
     advertisement = DeviceList()
     advertisement.showed(7, 0.0)
@@ -158,7 +158,7 @@ def test_what_is_due_lies_ahead() -> None:
     assert advertisement.length == 4
 
 
-def test_after_a_restart_of_the_kubelet_there_is_nothing_to_keep() -> None:
+def test_restart_of_the_kubelet_resets_the_list() -> None:
     advertisement = DeviceList()
     advertisement.plan(7, 0.0)
     advertisement.withdrawn()
@@ -187,7 +187,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_lately(steps: list[Step]) -> None:
+def test_list_always_covers_the_target_and_recent_node_status(steps: list[Step]) -> None:
     advertisement = DeviceList()
     now, target, shown, history = 0.0, 0, None, list[tuple[float, int]]()
     for step in steps:
@@ -209,7 +209,7 @@ def test_whatever_happens_the_list_covers_the_target_and_what_the_node_showed_la
 
 
 @given(STEPS)
-def test_a_list_comes_down_to_its_target_when_nothing_more_happens(steps: list[Step]) -> None:
+def test_list_shrinks_to_its_target_when_nothing_changes(steps: list[Step]) -> None:
     advertisement = DeviceList()
     now, target = 0.0, 0
     for step in steps:

@@ -58,7 +58,7 @@ def test_a_listed_pod_lives() -> None:
     assert fate(THERE, after(THERE)) is PodLiveness.LIVES
 
 
-def test_a_pod_that_was_listed_and_is_not_any_more_is_gone() -> None:
+def test_pod_that_is_no_longer_listed_is_gone() -> None:
     assert fate(ABSENT, after(THERE)) is PodLiveness.GONE
     assert fate(listing(), after(THERE)) is PodLiveness.GONE
 
@@ -72,7 +72,7 @@ def test_a_kubelet_that_has_just_started_proves_nothing() -> None:
     assert fate(empty, after(THERE, empty, again)) is PodLiveness.GONE
 
 
-def test_an_answer_of_nobody_knows_which_kubelet_proves_nothing() -> None:
+def test_list_of_an_unknown_kubelet_proves_nothing() -> None:
     assert fate(listing(kubelet=None), after(THERE)) is PodLiveness.UNSURE
     assert fate(listing(kubelet=None), after(listing(("train-0", [0]), kubelet=None))) is PodLiveness.UNSURE
 
@@ -132,7 +132,7 @@ def facts(**changes: object) -> PodFacts:
         (facts(node="n2"), False, PodLiveness.GONE),
     ],
 )
-def test_what_the_api_server_says(found: PodFacts | None, is_listed: bool, expected: PodLiveness) -> None:
+def test_liveness_by_the_api_server(found: PodFacts | None, is_listed: bool, expected: PodLiveness) -> None:
     assert liveness_from_api(POD, found, is_listed=is_listed, node="n1") is expected
 
 

@@ -26,7 +26,7 @@ async def test_a_pod_that_is_gone_leaves_an_idle_instance(tmp_path: Path) -> Non
         assert [each.state for each in at.node.instances()] == [InstanceState.IDLE]
 
 
-async def test_a_kubelet_that_says_nothing_ends_nothing(tmp_path: Path) -> None:
+async def test_silent_kubelet_ends_no_lease(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await running(at)
         at.words.drop("train")
@@ -35,7 +35,7 @@ async def test_a_kubelet_that_says_nothing_ends_nothing(tmp_path: Path) -> None:
         assert len(at.node.leases) == 1
 
 
-async def test_a_kubelet_that_has_just_started_ends_nothing_that_the_api_server_still_has(tmp_path: Path) -> None:
+async def test_kubelet_that_has_just_started_ends_no_lease_of_a_live_pod(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await running(at)
         at.words.kubelet = Identity(1, 1, 2)
@@ -50,7 +50,7 @@ async def test_a_kubelet_that_has_just_started_ends_nothing_that_the_api_server_
         assert not at.node.leases, "this run of the kubelet has shown it"
 
 
-async def test_a_pod_that_ended_while_the_agent_was_down_ends_by_the_api_servers_word(tmp_path: Path) -> None:
+async def test_pod_that_ended_while_the_agent_was_down_is_found_by_the_api_server(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("train", *devices(0))
         await at.start(*devices(0))
@@ -62,7 +62,7 @@ async def test_a_pod_that_ended_while_the_agent_was_down_ends_by_the_api_servers
         assert not at.node.leases
 
 
-async def test_without_an_api_server_nothing_ends_that_was_not_seen(tmp_path: Path) -> None:
+async def test_without_an_api_server_only_leases_of_listed_pods_end(tmp_path: Path) -> None:
     async with plugged(tmp_path, has_api=False) as at:
         await at.admit("train", *devices(0))
         await at.start(*devices(0))
@@ -71,7 +71,7 @@ async def test_without_an_api_server_nothing_ends_that_was_not_seen(tmp_path: Pa
         assert len(at.node.leases) == 1
 
 
-async def test_a_pod_that_is_gone_waits_no_longer(tmp_path: Path) -> None:
+async def test_request_of_an_ended_pod_is_cancelled(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))
@@ -126,7 +126,7 @@ async def test_files_go_with_the_lease(tmp_path: Path) -> None:
         assert at.folder.names() == ("mig-1g.10gb-1",)
 
 
-async def test_what_was_allocated_to_no_pod_is_forgotten(tmp_path: Path) -> None:
+async def test_devices_allocated_to_no_pod_are_forgotten(tmp_path: Path) -> None:
     """The kubelet allocates and then does not admit the pod after all."""
     async with plugged(tmp_path) as at:
         await at.allocating.allocate([devices(0)])
@@ -137,7 +137,7 @@ async def test_what_was_allocated_to_no_pod_is_forgotten(tmp_path: Path) -> None
         assert not at.book.on_way
 
 
-async def test_the_kubelet_is_not_asked_while_it_gives_devices_away(tmp_path: Path) -> None:
+async def test_kubelet_is_not_queried_while_it_allocates(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await running(at)
         at.words.drop("train")
@@ -149,7 +149,7 @@ async def test_the_kubelet_is_not_asked_while_it_gives_devices_away(tmp_path: Pa
         assert not at.node.leases
 
 
-async def test_many_pods_are_asked_about_in_turn(tmp_path: Path) -> None:
+async def test_queries_for_many_pods_are_spread_over_scans(tmp_path: Path) -> None:
     """An old kubelet lists pods that have ended: each has to be asked about, also where the first ones live on."""
     async with plugged(tmp_path, "h100-80gb:4") as at:
         for number in range(26):

@@ -66,7 +66,7 @@ def test_a_cordoned_gpu_is_named_with_its_reason() -> None:
     assert found.message == "GPU 1 (GPU-00000001): cordoned by root: fan"
 
 
-def test_a_lost_gpu_weighs_more_than_a_cordoned_one() -> None:
+def test_lost_gpu_outranks_a_cordoned_one() -> None:
     found = condition_of(node(Machine(H100, state=GpuState.CORDONED), Machine(H100, state=GpuState.LOST)))
     assert found is not None
     assert found.reason == LOST
@@ -120,7 +120,7 @@ def test_labels_are_those_of_feature_discovery_for_the_mixed_strategy() -> None:
     assert labels["nvidia.com/mig-1g.10gb.me.count"] == "2"
 
 
-def test_two_models_are_both_there() -> None:
+def test_labels_cover_both_models() -> None:
     labels = labels_of(node(Machine(A100_40), Machine(H100)))
     assert labels["nvidia.com/mig-1g.5gb.count"] == "7"
     assert labels["nvidia.com/mig-1g.10gb.count"] == "11", "seven on the H100, four on the A100"
@@ -143,7 +143,7 @@ def test_labels_do_not_change_with_what_is_leased() -> None:
 
 
 @given(view=nodes())
-def test_all_labels_are_such_as_kubernetes_takes(view: NodeView) -> None:
+def test_all_labels_are_valid_in_kubernetes(view: NodeView) -> None:
     for name, value in labels_of(view).items():
         prefix, _, rest = name.partition("/")
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", prefix)
@@ -152,7 +152,7 @@ def test_all_labels_are_such_as_kubernetes_takes(view: NodeView) -> None:
 
 
 @pytest.mark.parametrize("version", ["", "unknown", "550"])
-def test_a_driver_version_of_another_shape_is_no_trouble(version: str) -> None:
+def test_unusual_driver_version_is_accepted(version: str) -> None:
     labels = labels_of(node(Machine(H100)), version)
     assert ("nvidia.com/cuda.driver.major" in labels) is (version == "550")
 
@@ -167,7 +167,7 @@ def test_labels_are_written_once_and_remembered_as_ours() -> None:
     assert not changes({"a/x": "1", "a/y": "2"}, after(FACTS, first))
 
 
-def test_a_label_of_somebody_else_is_left_alone_for_good() -> None:
+def test_label_of_another_writer_is_never_changed() -> None:
     facts = replace(FACTS, labels={"a/x": "theirs"})
     made = changes({"a/x": "1", "a/y": "2"}, facts)
     assert made.labels == {"a/y": "2"}
@@ -176,7 +176,7 @@ def test_a_label_of_somebody_else_is_left_alone_for_good() -> None:
     assert after(later, changes({}, later)) == facts
 
 
-def test_where_feature_discovery_comes_the_agent_takes_back_what_that_did_not_take_over() -> None:
+def test_agent_removes_its_labels_when_feature_discovery_runs() -> None:
     ours = after(FACTS, changes({"a/x": "1", "a/y": "2"}, FACTS))
     theirs = replace(
         ours,
@@ -191,7 +191,7 @@ def test_where_feature_discovery_comes_the_agent_takes_back_what_that_did_not_ta
     assert not changes({"a/x": "1"}, gone)
 
 
-def test_a_profile_that_is_no_more_loses_its_labels() -> None:
+def test_labels_of_a_removed_profile_are_removed() -> None:
     before = after(FACTS, changes({"a/x": "1", "a/y": "2"}, FACTS))
     made = changes({"a/y": "3"}, before)
     assert made.labels == {"a/y": "3", "a/x": None}
@@ -203,9 +203,7 @@ some = st.dictionaries(names, st.sampled_from(["1", "2"]))
 
 
 @given(theirs=some, wishes=st.lists(some, min_size=1, max_size=4))
-def test_whatever_was_wanted_and_whoever_was_there_leaving_restores_the_node(
-    theirs: Mapping[str, str], wishes: list[Mapping[str, str]]
-) -> None:
+def test_uninstall_always_restores_the_node(theirs: Mapping[str, str], wishes: list[Mapping[str, str]]) -> None:
     before = replace(FACTS, labels=theirs)
     facts = before
     for wish in wishes:
@@ -226,7 +224,7 @@ def show(
     return shown(view, facts, label=label, features=features, paused=paused, driver_version="550.1", naming=Naming())
 
 
-def test_without_the_nodes_label_nothing_is_shown_and_what_was_is_taken_back() -> None:
+def test_without_the_nodes_label_everything_shown_is_removed() -> None:
     first = show(node(Machine(H100)), FACTS)
     assert first is not None
     assert first.condition is not None
@@ -271,7 +269,7 @@ def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind)
         assert found.words == "GPU 2 was cordoned by root"
 
 
-def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
+def test_pod_gets_an_event_when_its_lease_is_released_by_force() -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
     words = "lease 7f of pod team-a/train ended: released by root by force, while its pod is on this node"
     ended = Event(
@@ -291,7 +289,7 @@ def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
         (EventKind.LEASE_ENDED, "reboot", False),
     ],
 )
-def test_a_pod_is_told_that_it_lost_a_device(kind: EventKind, reason: str, told: bool) -> None:
+def test_pod_gets_an_event_when_it_loses_a_device(kind: EventKind, reason: str, told: bool) -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
     found = notice(Event(kind=kind, at=0.0, revision=1, message="it is lost", data={"reason": reason, **pod.facts()}))
     expected = Notice(reason="DeviceLost", words="it is lost", warning=True, about=pod)

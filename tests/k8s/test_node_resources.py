@@ -134,7 +134,7 @@ async def world(
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds elsewhere."""
-    for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "AGAIN_SECONDS": (0.01, 0.01), "LOOK_SECONDS": 0.05}.items():
+    for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "RETRY_SECONDS": (0.01, 0.01), "POLL_SECONDS": 0.05}.items():
         monkeypatch.setattr(controller, name, value)
 
 
@@ -201,7 +201,7 @@ async def test_metrics_have_the_names_that_those_of_a_device_plugin_have(tmp_pat
         assert registry.get_sample_value(POSSIBLE, {"resource": TWO}) is not None
 
 
-async def test_what_somebody_overwrites_is_written_again(tmp_path: Path) -> None:
+async def test_overwritten_numbers_are_written_again(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         await at.shows(one="7")
         for number in (0, 3, 9):
@@ -213,7 +213,7 @@ async def test_what_somebody_overwrites_is_written_again(tmp_path: Path) -> None
         assert not at.server.told
 
 
-async def test_what_is_refused_is_tried_again(tmp_path: Path) -> None:
+async def test_refused_write_is_tried_again(tmp_path: Path) -> None:
     server = Server(down=True)
     async with world(tmp_path, server) as at:
         await at.node.acquire("1g.5gb")
@@ -221,8 +221,8 @@ async def test_what_is_refused_is_tried_again(tmp_path: Path) -> None:
         await at.shows(one="6")
 
 
-async def test_half_a_day_of_refusals_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
+async def test_controller_survives_half_a_day_of_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     async with world(tmp_path, Server(down=True)) as at:
         await at.node.until(lambda: at.server.refused > OVERFLOWING)
@@ -230,7 +230,7 @@ async def test_half_a_day_of_refusals_does_not_end_it(tmp_path: Path, monkeypatc
         await at.shows(one="7")
 
 
-async def test_a_name_that_a_plugin_serves_is_refused_in_words_and_left_to_it(tmp_path: Path) -> None:
+async def test_resource_of_a_device_plugin_is_reported_and_not_written(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         await at.shows(one="7", two="3")
         at.register(one=["MIG-1", "MIG-2"])
@@ -246,7 +246,7 @@ async def test_a_name_that_a_plugin_serves_is_refused_in_words_and_left_to_it(tm
         assert at.server.facts.allocatable == {ONE: "2"}
 
 
-async def test_what_the_kubelet_has_of_a_plugin_that_ended_is_waited_for(tmp_path: Path) -> None:
+async def test_resource_of_an_ended_plugin_is_written_once_the_kubelet_forgets_it(tmp_path: Path) -> None:
     there = NodeFacts(name="n1", uid="u", allocatable={ONE: "0"}, capacity={ONE: "0"})
     async with world(tmp_path, Server(there)) as at:
         at.register(one=[], two=["mig-agent-0"])
@@ -256,7 +256,7 @@ async def test_what_the_kubelet_has_of_a_plugin_that_ended_is_waited_for(tmp_pat
         assert not at.server.told, "it is over soon, and nobody has to do anything"
 
 
-async def test_numbers_of_somebody_else_are_not_touched(tmp_path: Path) -> None:
+async def test_numbers_of_another_writer_are_not_changed(tmp_path: Path) -> None:
     there = NodeFacts(name="n1", uid="u", allocatable={ONE: "5"}, capacity={ONE: "5"})
     async with world(tmp_path, Server(there)) as at:
         await at.shows(two="3")
@@ -264,7 +264,7 @@ async def test_numbers_of_somebody_else_are_not_touched(tmp_path: Path) -> None:
         assert "somebody else shows that there" in at.server.told[0]
 
 
-async def test_while_paused_there_is_nothing_to_be_had(tmp_path: Path) -> None:
+async def test_numbers_are_zero_while_paused(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         pod = Pod(namespace="a", name="x", uid="u-1")
         at.asked[pod] = {ONE: 1}
@@ -285,7 +285,7 @@ async def test_without_its_label_the_node_shows_nothing(tmp_path: Path) -> None:
         await at.node.until(lambda: OURS not in at.server.facts.annotations)
 
 
-async def test_with_another_setting_only_what_was_shown_is_taken_back(tmp_path: Path) -> None:
+async def test_with_another_setting_shown_numbers_are_removed(tmp_path: Path) -> None:
     numbers = {ONE: "7", TWO: "3", "cpu": "2"}
     there = NodeFacts(name="n1", uid="u", annotations={OURS: ONE}, allocatable=numbers, capacity=numbers)
     async with world(tmp_path, Server(there), shows=False) as at:
@@ -298,7 +298,7 @@ async def test_with_another_setting_only_what_was_shown_is_taken_back(tmp_path: 
         assert at.server.patches == patches
 
 
-async def test_what_may_not_be_taken_away_holds_nothing_up(tmp_path: Path) -> None:
+async def test_refused_removal_delays_no_other_write(tmp_path: Path) -> None:
     old = "nvidia.com/old-1g.5gb"
     there = NodeFacts(name="n1", uid="u", annotations={OURS: old}, allocatable={old: "7"}, capacity={old: "7"})
     async with world(tmp_path, Server(there, keeps=frozenset({old}))) as at:
@@ -312,7 +312,7 @@ async def test_what_may_not_be_taken_away_holds_nothing_up(tmp_path: Path) -> No
         await at.node.until(lambda: at.server.number(old) is None)
 
 
-async def test_leaving_clears_the_node_and_a_restart_does_not(tmp_path: Path) -> None:
+async def test_uninstall_clears_the_node_and_a_restart_does_not(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         await at.shows(one="7")
         at.server.write({"cpu": 2})

@@ -42,19 +42,19 @@ def after(facts: NodeFacts, change: Correction) -> NodeFacts:
     )
 
 
-def test_what_is_new_is_written_with_whose_it_is() -> None:
+def test_new_numbers_are_written_with_the_annotation() -> None:
     change = correction({A: 7, B: 0}, node({"cpu": "2"}), ())
     assert change == Correction(counts={A: 7, B: 0}, annotations={OURS: f"{A},{B}"})
 
 
-def test_what_is_right_is_not_written_again() -> None:
+def test_correct_numbers_are_not_written_again() -> None:
     facts = node({A: "7", "cpu": "2"}, A)
     assert not correction({A: 7}, facts, ())
     for overwritten in (replace(facts, allocatable={A: "6"}), replace(facts, capacity={A: "6"})):
         assert correction({A: 7}, overwritten, ()) == Correction(counts={A: 7})
 
 
-def test_what_is_not_to_be_shown_any_more_is_taken_away() -> None:
+def test_unwanted_numbers_are_removed() -> None:
     assert correction({A: 7}, node({A: "7", B: "3"}, f"{A},{B}"), ()) == Correction(
         counts={B: None}, annotations={OURS: A}
     )
@@ -63,7 +63,7 @@ def test_what_is_not_to_be_shown_any_more_is_taken_away() -> None:
     assert correction({}, node({}, A), ()) == Correction(annotations={OURS: None})
 
 
-def test_what_is_wrong_is_put_right_before_anything_is_taken_away() -> None:
+def test_wrong_numbers_are_corrected_before_removals() -> None:
     facts = node({A: "5", B: "3"}, f"{A},{B}")
     assert correction({A: 7, C: 1}, facts, ()) == Correction(
         counts={A: 7, C: 1}, annotations={OURS: ",".join(sorted([A, B, C]))}
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_put_right_before_anything_is_taken_away() -> None:
     assert not correction({A: 7, C: 1}, right, (), removing=False), "as long as that is refused"
 
 
-def test_what_is_somebody_elses_by_now_is_left_to_them() -> None:
+def test_resource_taken_over_by_another_is_left_alone() -> None:
     assert correction({A: 7}, node({A: "3"}, A), {A}) == Correction(annotations={OURS: None})
     assert not correction({A: 7}, node({A: "3"}), {A})
 
@@ -96,7 +96,7 @@ def test_what_is_somebody_elses_by_now_is_left_to_them() -> None:
         ({A: "0"}, None, {B: frozenset({"GPU-1"})}, (), None),
     ],
 )
-def test_one_name_is_never_served_both_ways(
+def test_resource_is_never_served_in_two_ways(
     shown: dict[str, str],
     ours: str | None,
     registered: dict[str, frozenset[str]],
@@ -121,7 +121,7 @@ NUMBERS = st.dictionaries(NAMES, st.integers(0, 9).map(str))
     ours=st.none() | st.sets(NAMES).map(lambda names: ",".join(sorted(names))),
     plugins=st.sets(NAMES),
 )
-def test_two_writes_are_enough_and_touch_nobody_elses(
+def test_two_writes_suffice_and_change_no_other_resource(
     wanted: dict[str, int], shown: dict[str, str], ours: str | None, plugins: set[str]
 ) -> None:
     before = node({**shown, "cpu": "2"}, ours)

@@ -74,7 +74,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_rise_waits_for_the_kubelet_and_a_fall_does_not() -> None:
+async def test_increase_waits_for_the_kubelet_and_decrease_does_not() -> None:
     node = Node(shown={SMALL: 2, MIDDLE: 3}, right={SMALL: 4, MIDDLE: 1})
     kubelet = Kubelet({SMALL: 3, MIDDLE: 3})
     async with running(node, kubelet) as (numbers, words):
@@ -90,7 +90,7 @@ async def test_a_rise_waits_for_the_kubelet_and_a_fall_does_not() -> None:
         assert words.patched[1] == {SMALL: 4}
 
 
-async def test_a_kubelet_that_does_not_tell_is_given_a_moment() -> None:
+async def test_silent_kubelet_is_waited_for_briefly() -> None:
     node = Node(shown={SMALL: 2}, right={SMALL: 4})
     async with running(node, Kubelet(silent=True)) as (numbers, words):
         numbers.look()
@@ -98,7 +98,7 @@ async def test_a_kubelet_that_does_not_tell_is_given_a_moment() -> None:
         assert words.patched == [{SMALL: 4}]
 
 
-async def test_what_grew_further_meanwhile_is_not_written_before_its_own_time() -> None:
+async def test_further_increase_waits_its_own_time() -> None:
     node = Node(shown={SMALL: 2}, right={SMALL: 4})
     kubelet = SlowKubelet({SMALL: 4})
     async with running(node, kubelet) as (numbers, words):

@@ -35,7 +35,7 @@ def test_a_label_is_carried_with_its_value_or_with_any(labels: dict[str, str], l
     assert carries(labels, label) is carried
 
 
-def test_a_node_that_was_never_seen_is_not_served_where_a_label_decides() -> None:
+def test_unread_node_is_not_served_if_a_label_is_configured() -> None:
     assert pauses(None, "mig=true") == (NOT_READ_YET,)
     assert pauses(None, "") == ()
 
@@ -65,5 +65,5 @@ def test_two_pauses_and_a_missing_label_are_three_reasons() -> None:
         {"nvidia.com/gpu-driver-upgrade-state": "upgrade-done"},
     ],
 )
-def test_what_is_no_pause(labels: dict[str, str]) -> None:
+def test_label_values_that_are_no_pause(labels: dict[str, str]) -> None:
     assert pauses(NodeFacts(name="n1", uid="u", labels=labels), "") == ()

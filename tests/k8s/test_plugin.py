@@ -93,7 +93,7 @@ async def test_an_empty_gpu_could_be_cut_in_any_way() -> None:
         assert [at.listed(each) for each in (SMALL, MIDDLE, LARGE)] == [7, 2, 1]
 
 
-async def test_from_the_moment_of_allocation_room_is_kept() -> None:
+async def test_capacity_is_reserved_from_the_moment_of_allocation() -> None:
     """Nothing is made before the container starts, and other resources must not count on it."""
     async with running() as at:
         await at.plugin.allocate([devices(0, resource=MIDDLE)])
@@ -101,7 +101,7 @@ async def test_from_the_moment_of_allocation_room_is_kept() -> None:
         assert await at.numbers(MIDDLE, SMALL, LARGE) == [2, 4, 0]
 
 
-async def test_what_runs_is_counted_once_while_it_is_made_and_after() -> None:
+async def test_device_is_counted_once_while_created_and_after() -> None:
     async with running() as at:
         seen: set[int] = set()
         at.node.manager.on_view.append(lambda: seen.add(at.served(SMALL).target))
@@ -124,7 +124,7 @@ async def promised(at: Running, *wants: str, name: str = "train", **fields: Any)
     return (await at.node.acquire(*wants, holder=holder, **fields)).lease
 
 
-async def test_what_is_kept_for_a_pod_is_shown_for_what_the_pod_asks_for() -> None:
+async def test_reservation_is_counted_under_the_resource_that_the_pod_requests() -> None:
     async with running() as at:
         at.plugin.asked = lambda _: {MEMORY: 1}
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
@@ -140,7 +140,7 @@ async def test_what_is_kept_for_a_pod_is_shown_for_what_the_pod_asks_for() -> No
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
 
 
-async def test_a_promise_is_counted_once_on_its_way_to_the_container() -> None:
+async def test_reservation_is_counted_once_while_it_is_bound() -> None:
     """From the moment it is made until the pod has it, the numbers stay what they were."""
     async with running() as at:
         at.plugin.asked = lambda _: {SMALL: 1}
@@ -163,7 +163,7 @@ async def test_a_promise_is_counted_once_on_its_way_to_the_container() -> None:
         assert {small for small, _ in seen} == {7}
 
 
-async def test_numbers_do_not_dip_while_something_is_made_for_a_pod() -> None:
+async def test_numbers_do_not_dip_while_a_device_is_created_for_a_pod() -> None:
     async with running() as at:
         at.plugin.asked = lambda _: None
         at.node.simulator.hang(CREATE)
@@ -178,7 +178,7 @@ async def test_numbers_do_not_dip_while_something_is_made_for_a_pod() -> None:
         assert await at.numbers(LARGE, SMALL) == [1, 0]
 
 
-async def test_a_pod_without_a_promise_does_not_keep_the_one_that_has_one_out() -> None:
+async def test_pod_without_a_reservation_does_not_block_the_one_with_it() -> None:
     """The cluster's scheduler bound it on the number that was meant for the other; one more is offered then."""
     async with running() as at:
         at.plugin.asked = lambda _: {LARGE: 1}
@@ -196,7 +196,7 @@ async def test_a_pod_without_a_promise_does_not_keep_the_one_that_has_one_out() 
         assert at.listed(LARGE) == 2
 
 
-async def test_who_has_a_promise_is_let_in_until_the_agent_is_gone() -> None:
+async def test_reserved_devices_stay_listed_while_draining() -> None:
     async with running() as at:
         at.plugin.asked = lambda _: {SMALL: 1}
         await promised(at, "1g.10gb")
@@ -210,7 +210,7 @@ async def test_who_has_a_promise_is_let_in_until_the_agent_is_gone() -> None:
         assert at.listed(SMALL) >= 1
 
 
-async def test_paused_and_cordoned_there_is_nothing_more() -> None:
+async def test_no_more_devices_while_paused_or_cordoned() -> None:
     async with running() as at:
         await at.plugin.allocate([devices(3)])
         await at.node.manager.cordon("0", True, "broken", ADMIN)
@@ -232,7 +232,7 @@ async def test_the_list_does_not_get_shorter_than_what_the_node_shows() -> None:
         await at.node.until(lambda: at.listed(SMALL) == 0)
 
 
-async def test_only_what_the_kubelet_listens_to_is_written_to_the_node() -> None:
+async def test_only_resources_that_the_kubelet_watches_are_written_to_the_node() -> None:
     async with running() as at:
         at.plugin.node_showed(shows(p1g_10gb=3))
         await at.settled()
@@ -244,7 +244,7 @@ async def test_only_what_the_kubelet_listens_to_is_written_to_the_node() -> None
         at.served(SMALL).service.streams = 0
 
 
-async def test_before_it_stops_it_offers_nothing_and_waits_until_nobody_believes_in_more() -> None:
+async def test_stop_withdraws_all_devices_and_waits_for_the_node_status() -> None:
     async with running() as at:
         at.plugin.node_showed(shows(p1g_10gb=7))
         at.served(SMALL).service.streams = 1
@@ -259,7 +259,7 @@ async def test_before_it_stops_it_offers_nothing_and_waits_until_nobody_believes
         at.served(SMALL).service.streams = 0
 
 
-async def test_what_there_is_no_more_stays_known_to_the_kubelet() -> None:
+async def test_withdrawn_devices_stay_known_to_the_kubelet() -> None:
     async with running() as at:
         await at.plugin.allocate([devices(0, resource=LARGE)])
         await at.plugin.drain()
@@ -298,7 +298,7 @@ async def test_a_device_that_is_lost_stays_taken_and_its_file_goes() -> None:
         assert await at.numbers(LARGE) == [0]
 
 
-async def test_metrics_tell_of_each_resource() -> None:
+async def test_metrics_cover_each_resource() -> None:
     async with running() as at:
         await at.plugin.allocate([devices(0, resource=MIDDLE)])
         await at.settled()
@@ -325,7 +325,7 @@ async def at() -> AsyncIterator[Running]:
         yield found
 
 
-async def test_a_resource_of_another_plugin_is_left_to_it(at: Running) -> None:
+async def test_resource_of_another_plugin_is_not_served(at: Running) -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = KubeletPaths(Path(name))
         others, told, lost = Others(), list[str](), list[ResourceService]()

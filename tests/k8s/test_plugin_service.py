@@ -75,7 +75,7 @@ async def served(folder: Path) -> AsyncIterator[Served]:
     await socket.stop()
 
 
-async def test_the_list_comes_whole_and_again_with_each_change(served: Served) -> None:
+async def test_list_is_sent_whole_at_each_change(served: Served) -> None:
     served.service.show(("mig-agent-0",))
     stream = served.stub.ListAndWatch(pb.Empty(), timeout=SECONDS)
     lists = aiter(stream)
@@ -97,7 +97,7 @@ async def test_the_list_comes_whole_and_again_with_each_change(served: Served) -
             await asyncio.sleep(0.01)
 
 
-async def test_the_kubelet_is_told_to_ask_before_each_start(served: Served) -> None:
+async def test_plugin_requires_pre_start(served: Served) -> None:
     options = await served.stub.GetDevicePluginOptions(pb.Empty(), timeout=SECONDS)
     assert options.pre_start_required
     assert not options.get_preferred_allocation_available
@@ -116,7 +116,7 @@ async def test_allocate_answers_for_each_container(served: Served) -> None:
     assert [dict(each.envs) for each in answer.container_responses] == [{"A": "b"}] * 2
 
 
-async def test_a_start_ends_before_the_kubelet_stops_waiting(served: Served) -> None:
+async def test_start_ends_before_the_kubelets_deadline(served: Served) -> None:
     request = pb.PreStartContainerRequest(devices_ids=["mig-agent-3"])
     await served.stub.PreStartContainer(request, timeout=SECONDS)
     await served.stub.PreStartContainer(request, timeout=10.0)
@@ -127,7 +127,7 @@ async def test_a_start_ends_before_the_kubelet_stops_waiting(served: Served) -> 
     assert 0.0 <= seconds[1] < 9.0, "gRPC rounds what is left a little"
 
 
-async def test_a_refusal_carries_words_and_hint(served: Served) -> None:
+async def test_refusal_has_message_and_hint(served: Served) -> None:
     served.decided.refusal = refuse(Reason.NO_CAPACITY, "cannot start pod a/b yet: all is taken", "wait")
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await served.stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=["mig-agent-0"]), timeout=SECONDS)
@@ -163,7 +163,7 @@ async def test_two_sockets_of_one_resource_have_two_names(served: Served) -> Non
     assert PluginSocket(served.paths, "mig-1g.10gb").name != PluginSocket(served.paths, "mig-1g.10gb").name
 
 
-async def test_where_there_is_no_kubelet_it_is_said(folder: Path) -> None:
+async def test_missing_kubelet_is_reported(folder: Path) -> None:
     paths = KubeletPaths(folder)
     with pytest.raises(KubeletError, match=r"cannot register nvidia\.com/mig-1g\.10gb: there is no .*kubelet\.sock"):
         await register(paths, resource=NAME, socket_name="mig-agent_x.sock", pre_start=True)

@@ -143,8 +143,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "SETTLE_SECONDS": 0.001,
         "REST_SECONDS": 0.01,
-        "ASK_AGAIN_SECONDS": (0.01, 0.05),
-        "TRY_AGAIN_SECONDS": (0.01, 0.05),
+        "QUERY_AGAIN_SECONDS": (0.01, 0.05),
+        "RETRY_SECONDS": (0.01, 0.05),
     }.items():
         monkeypatch.setattr(tracker, name, value)
 
@@ -164,7 +164,7 @@ async def test_a_pod_that_is_bound_here_has_its_lease_and_ends_it(tmp_path: Path
         assert "its pod has ended" in await at.ended(lease)
 
 
-async def test_a_pod_that_went_while_nobody_looked_is_asked_for_first(tmp_path: Path) -> None:
+async def test_pod_that_ended_unobserved_is_queried_first(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         pod = at.server.put("x", node=NODE)
         lease = await at.promise(pod, ttl=60)
@@ -181,7 +181,7 @@ async def test_a_pod_that_went_while_nobody_looked_is_asked_for_first(tmp_path: 
         assert "its pod is gone" in await at.ended(lease)
 
 
-async def test_silence_ends_nothing(tmp_path: Path) -> None:
+async def test_silent_api_server_ends_no_lease(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         pod = at.server.put("x", node=NODE)
         lease, kept = await at.promise(pod), await at.promise(at.server.put("y"))
@@ -217,7 +217,7 @@ async def test_without_the_right_to_watch_pods_are_asked_for(tmp_path: Path) -> 
     ("fields", "words"),
     [({"node": "n2"}, "its pod is on node n2"), ({"phase": "Failed"}, "has ended"), ({"uid": "u-9"}, "is gone")],
 )
-async def test_a_lease_for_good_whose_pod_never_comes_ends_when_that_is_said(
+async def test_lease_without_deadline_ends_if_its_pod_is_never_bound(
     tmp_path: Path, fields: dict[str, str], words: str
 ) -> None:
     async with world(tmp_path) as at:
@@ -230,7 +230,7 @@ async def test_a_lease_for_good_whose_pod_never_comes_ends_when_that_is_said(
         assert words in await at.ended(lease)
 
 
-async def test_one_that_is_never_bound_is_waited_for_as_long_as_configured(tmp_path: Path) -> None:
+async def test_unbound_lease_is_kept_for_the_configured_time(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         lease = await at.promise(at.server.put("x"))
         await at.watched()
@@ -242,7 +242,7 @@ async def test_one_that_is_never_bound_is_waited_for_as_long_as_configured(tmp_p
         assert "has not come in 10m" in await at.ended(lease)
 
 
-async def test_one_that_is_confirmed_again_is_waited_for_anew(tmp_path: Path) -> None:
+async def test_renewal_restarts_the_wait_for_the_pod(tmp_path: Path) -> None:
     """Its scheduler, which had no answer to its binding, binds it a moment later."""
     async with world(tmp_path) as at:
         lease = await at.promise(at.server.put("x"))
@@ -258,7 +258,7 @@ async def test_one_that_is_confirmed_again_is_waited_for_anew(tmp_path: Path) ->
         assert "has not come in 10m" in await at.ended(lease)
 
 
-async def test_one_that_is_just_being_confirmed_is_not_overdue(tmp_path: Path) -> None:
+async def test_lease_being_renewed_is_not_overdue(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         lease = await at.promise(at.server.put("x"))
         token = at.node.manager._context.tokens.token(lease.id)
@@ -279,7 +279,7 @@ async def test_one_that_is_just_being_confirmed_is_not_overdue(tmp_path: Path) -
         assert at.lease(lease).promised
 
 
-async def test_the_next_agent_waits_anew_since_it_does_not_know_who_confirmed_what(tmp_path: Path) -> None:
+async def test_restarted_agent_restarts_the_wait_for_the_pod(tmp_path: Path) -> None:
     server = Server()
     async with world(tmp_path, server) as at:
         lease = await at.promise(server.put("x"))
@@ -294,7 +294,7 @@ async def test_the_next_agent_waits_anew_since_it_does_not_know_who_confirmed_wh
         await at.ended(lease)
 
 
-async def test_a_deadline_ends_what_never_comes_without_a_word_of_the_api_server(tmp_path: Path) -> None:
+async def test_deadline_ends_unbound_lease_without_the_api_server(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         lease = await at.promise(at.server.put("x"), ttl=60)
         await at.watched()
@@ -303,7 +303,7 @@ async def test_a_deadline_ends_what_never_comes_without_a_word_of_the_api_server
         assert "time is over" in await at.ended(lease)
 
 
-async def test_what_pods_ask_for_is_known_before_they_come_and_told(tmp_path: Path) -> None:
+async def test_requests_of_pods_are_known_before_they_are_bound(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         told: list[int] = []
         at.follower.on_change.append(lambda: told.append(1))
@@ -322,7 +322,7 @@ async def test_what_pods_ask_for_is_known_before_they_come_and_told(tmp_path: Pa
         assert len(at.server.asked) == asked, "who shows in the watch, and is known, is not asked for"
 
 
-async def test_many_are_asked_for_in_turn(tmp_path: Path) -> None:
+async def test_queries_for_many_leases_are_spread_over_scans(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         pods = [at.server.put(f"x{number}") for number in range(7)]
         for pod in pods:
@@ -334,7 +334,7 @@ async def test_many_are_asked_for_in_turn(tmp_path: Path) -> None:
             await at.asked_of(pod.name, 2)
 
 
-async def test_nobody_is_watched_while_there_is_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_watch_without_leases_of_pods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker, "LINGER_SECONDS", 0.05)
     async with world(tmp_path) as at:
         await at.node.acquire("1g.5gb")
@@ -429,9 +429,7 @@ async def test_where_nobody_tells_of_pods_a_lease_that_names_none_stays(tmp_path
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_what_the_kubelets_devices_stand_for_is_a_plugins_where_there_is_one(
-    tmp_path: Path, *, alone: bool
-) -> None:
+async def test_leases_with_kubelet_devices_are_left_to_the_device_plugin(tmp_path: Path, *, alone: bool) -> None:
     async with world(tmp_path, alone=alone) as at:
         pod = at.server.put("x", node=NODE, phase="Failed")
         device = KubeletDevice(resource=RESOURCE, id="mig-agent-0")
@@ -446,7 +444,7 @@ async def test_what_the_kubelets_devices_stand_for_is_a_plugins_where_there_is_o
             assert served.lease.id in at.node.leases
 
 
-async def test_what_cannot_be_recorded_is_done_when_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_change_is_repeated_until_the_ledger_accepts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mig_agent.core.errors import Reason, refuse  # noqa: PLC0415 -- of this test alone
 
     async with world(tmp_path) as at:
@@ -467,7 +465,7 @@ async def test_what_cannot_be_recorded_is_done_when_it_can(tmp_path: Path, monke
         assert refused == [lease.id, lease.id]
 
 
-async def test_the_next_agent_goes_on_where_the_ledger_stands(tmp_path: Path) -> None:
+async def test_restarted_agent_continues_from_the_ledger(tmp_path: Path) -> None:
     server = Server()
     async with world(tmp_path, server) as at:
         there, gone = server.put("there", node=NODE), server.put("gone", node=NODE)

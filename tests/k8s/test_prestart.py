@@ -103,7 +103,7 @@ async def test_two_pods_that_collide_never_hold_halves(tmp_path: Path) -> None:
         assert other.holder.pod != held.holder.pod
 
 
-async def test_who_waits_too_long_is_told_why_and_keeps_the_place(tmp_path: Path) -> None:
+async def test_start_that_times_out_has_a_reason_and_keeps_its_place_in_the_queue(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))
@@ -128,7 +128,7 @@ async def test_who_waits_too_long_is_told_why_and_keeps_the_place(tmp_path: Path
         assert [reason for _, reason, _ in at.words.told] == ["WaitingForDevices", "DevicesReady"]
 
 
-async def test_the_pods_priority_decides_who_is_first(tmp_path: Path) -> None:
+async def test_pods_priority_orders_the_queue(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))
@@ -147,7 +147,7 @@ async def test_the_pods_priority_decides_who_is_first(tmp_path: Path) -> None:
         await asyncio.gather(late, return_exceptions=True)
 
 
-async def test_a_device_whose_former_pod_is_gone_goes_to_the_new_one(tmp_path: Path) -> None:
+async def test_device_of_an_ended_pod_is_reassigned(tmp_path: Path) -> None:
     """A pod of a StatefulSet has the name of the one before it, and often its devices."""
     async with plugged(tmp_path) as at:
         await at.admit("train-0", *devices(0), uid="uid-old")
@@ -163,7 +163,7 @@ async def test_a_device_whose_former_pod_is_gone_goes_to_the_new_one(tmp_path: P
         assert len(at.node.leases) == 1
 
 
-async def test_allocating_ends_the_lease_even_where_nobody_tells_the_pods_apart(tmp_path: Path) -> None:
+async def test_allocation_ends_the_old_lease_even_if_no_uid_is_known(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("train-0", *devices(0))
         at.words.recorded = ()  # no UID is known
@@ -174,7 +174,7 @@ async def test_allocating_ends_the_lease_even_where_nobody_tells_the_pods_apart(
         assert at.lease(devices(0)[0]).id != before
 
 
-async def test_a_plain_init_container_starts_with_what_only_the_checkpoint_knows(tmp_path: Path) -> None:
+async def test_init_container_starts_by_the_checkpoint_alone(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         at.words.put("train", container="main")
         at.words.recorded = (CheckpointEntry(pod_uid="uid-train", container="prepare", devices=devices(0)),)
@@ -182,7 +182,7 @@ async def test_a_plain_init_container_starts_with_what_only_the_checkpoint_knows
         assert at.holder(devices(0)[0]) == "train"
 
 
-async def test_a_container_of_no_pod_is_refused_in_words(tmp_path: Path) -> None:
+async def test_container_without_a_pod_is_refused_with_a_message(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         with pytest.raises(RefusedError, match=r"which pod was given nvidia\.com/mig-1g\.10gb mig-agent-9"):
             await at.start(*devices(9))
@@ -191,7 +191,7 @@ async def test_a_container_of_no_pod_is_refused_in_words(tmp_path: Path) -> None
             await at.start(*devices(9))
 
 
-async def test_an_agent_that_stops_says_so_to_those_who_wait(tmp_path: Path) -> None:
+async def test_waiting_starts_are_refused_when_the_agent_stops(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))
@@ -221,7 +221,7 @@ async def test_memory_is_served_by_either_model(tmp_path: Path) -> None:
         assert used == {"3g.20gb", "1g.20gb"}, used
 
 
-async def test_a_pod_that_could_never_be_served_keeps_nothing_from_others(tmp_path: Path) -> None:
+async def test_unsatisfiable_pod_blocks_no_others(tmp_path: Path) -> None:
     """The scheduler adds up numbers, and binds a pod that asks for two things of which only one fits at a time."""
     async with plugged(tmp_path) as at:
         has = (*devices(0, resource=MIDDLE), *devices(0, resource=LARGE))
@@ -245,7 +245,7 @@ async def test_a_pod_that_could_never_be_served_keeps_nothing_from_others(tmp_pa
         assert unserved(at.book, lease_by_device(at.node.manager.snapshot.view), (), (LARGE,)) == ()
 
 
-async def test_a_pod_that_is_being_deleted_waits_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_of_a_pod_being_deleted_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kubelet would wait for our answer before it ends the pod."""
     monkeypatch.setattr(prestart, "_LOOK_SECONDS", 0.01)
     async with plugged(tmp_path) as at:
@@ -305,7 +305,7 @@ async def test_a_container_that_starts_again_gets_another_device_for_one_that_wa
         assert not at.node.leases
 
 
-async def test_a_container_whose_lost_device_has_no_successor_waits_and_says_so(tmp_path: Path) -> None:
+async def test_container_waits_with_a_message_if_its_lost_device_cannot_be_replaced(tmp_path: Path) -> None:
     async with plugged(tmp_path, "h100-80gb:2") as at:
         await at.admit("train", *devices(0, 1, resource=LARGE))
         await at.start(*devices(0, 1, resource=LARGE))
@@ -320,7 +320,7 @@ async def test_a_container_whose_lost_device_has_no_successor_waits_and_says_so(
             await at.start(*devices(2, resource=LARGE), seconds=0.3)
 
 
-async def test_a_device_that_is_back_is_the_pods_again(tmp_path: Path) -> None:
+async def test_recovered_device_belongs_to_its_pod_again(tmp_path: Path) -> None:
     async with plugged(tmp_path, "h100-80gb:2") as at:
         await at.admit("train", *devices(0, 1, resource=LARGE))
         await at.start(*devices(0, 1, resource=LARGE))
@@ -333,7 +333,7 @@ async def test_a_device_that_is_back_is_the_pods_again(tmp_path: Path) -> None:
         assert uuids(at) == before
 
 
-async def test_what_another_plugin_gave_under_the_same_name_is_neither_given_nor_kept(tmp_path: Path) -> None:
+async def test_devices_of_another_plugin_with_the_same_name_are_ignored(tmp_path: Path) -> None:
     """As after a plugin that served the name before: its pods still run."""
     theirs = KubeletDevice(resource=SMALL, id="GPU-a")
     async with plugged(tmp_path) as at:

@@ -75,7 +75,7 @@ def story(tmp_path: Path) -> Story:
     return found
 
 
-async def test_it_waits_for_every_resource_and_for_what_the_kubelet_has_taken(story: Story) -> None:
+async def test_readiness_waits_for_every_resource_and_the_kubelets_count(story: Story) -> None:
     assert not await story.look(), "nobody listens"
     story.listens(SMALL)
     assert not await story.look(), "to one of the two"
@@ -91,7 +91,7 @@ async def test_it_waits_for_every_resource_and_for_what_the_kubelet_has_taken(st
     assert story.told == [False, True], "only what is new"
 
 
-async def test_a_kubelet_that_starts_anew_has_to_take_all_of_it_again(story: Story) -> None:
+async def test_readiness_starts_over_when_the_kubelet_restarts(story: Story) -> None:
     story.listens(SMALL, LARGE)
     story.kubelet.has = {SMALL: 7, LARGE: 1}
     assert await story.look()
@@ -104,7 +104,7 @@ async def test_a_kubelet_that_starts_anew_has_to_take_all_of_it_again(story: Sto
     assert await story.look()
 
 
-async def test_what_another_plugin_serves_is_not_waited_for(story: Story) -> None:
+async def test_readiness_ignores_resources_of_other_plugins(story: Story) -> None:
     story.offer().taken = True
     assert not await story.look()
     story.listens(LARGE)
@@ -114,14 +114,14 @@ async def test_what_another_plugin_serves_is_not_waited_for(story: Story) -> Non
     assert await story.look(), "nothing is left to wait for"
 
 
-async def test_nothing_to_offer_is_nothing_to_wait_for(story: Story) -> None:
+async def test_readiness_is_immediate_without_resources(story: Story) -> None:
     """As while it is paused from the start, or there is no GPU in MIG mode."""
     story.registering.offers.clear()
     assert await story.look()
     assert story.kubelet.asked == 0
 
 
-async def test_numbers_that_change_later_are_no_matter(story: Story) -> None:
+async def test_readiness_ignores_later_changes(story: Story) -> None:
     story.listens(SMALL, LARGE)
     story.kubelet.has = {SMALL: 7, LARGE: 1}
     assert await story.look()
@@ -131,7 +131,7 @@ async def test_numbers_that_change_later_are_no_matter(story: Story) -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-async def test_a_kubelet_that_does_not_say_what_it_has_is_not_waited_for_for_ever(
+async def test_readiness_wait_for_a_silent_kubelet_is_bounded(
     story: Story, monkeypatch: pytest.MonkeyPatch, *, silent: bool
 ) -> None:
     story.listens(SMALL, LARGE)

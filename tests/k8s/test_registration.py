@@ -89,14 +89,14 @@ async def story(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Story]:
         await found.close(0.0)
 
 
-async def test_it_looks_who_is_there_before_it_registers(story: Story) -> None:
+async def test_registration_checks_for_another_plugin_first(story: Story) -> None:
     assert await story.look() == [], "there is no kubelet yet"
     story.kubelet.starts()
     assert await story.look() == ["allocatable", *NAMES]
     assert await story.look() == [], "once is enough"
 
 
-async def test_a_kubelet_that_comes_back_knows_the_resources_at_once(story: Story) -> None:
+async def test_restarted_kubelet_gets_the_registrations_at_once(story: Story) -> None:
     """Pods whose devices it does not know when it admits them again fail for good."""
     story.kubelet.starts()
     await story.look()
@@ -109,7 +109,7 @@ async def test_a_kubelet_that_comes_back_knows_the_resources_at_once(story: Stor
     assert story.offer().registrations == 2
 
 
-async def test_a_kubelet_that_has_just_gone_is_looked_for_more_often(story: Story) -> None:
+async def test_kubelet_that_has_just_ended_is_polled_more_often(story: Story) -> None:
     """It admits pods that wait anew as soon as it is back."""
     clock = asyncio.get_running_loop().time() + 1000.0
     assert story.registering.pause(clock) == module.LOOK_SECONDS, "there has been none"
@@ -123,7 +123,7 @@ async def test_a_kubelet_that_has_just_gone_is_looked_for_more_often(story: Stor
     assert story.registering.pause(now + module.QUICKLY_FOR_SECONDS + 1.0) == module.LOOK_SECONDS, "not for ever"
 
 
-async def test_a_socket_that_is_gone_is_made_anew(story: Story) -> None:
+async def test_removed_socket_is_created_again(story: Story) -> None:
     story.kubelet.starts()
     await story.look()
     for path in story.kubelet.paths.plugins.glob("mig-agent_1g*"):
@@ -131,7 +131,7 @@ async def test_a_socket_that_is_gone_is_made_anew(story: Story) -> None:
     assert await story.look() == [NAMES[0]]
 
 
-async def test_one_that_registers_after_us_keeps_it_until_it_goes(story: Story) -> None:
+async def test_plugin_that_registers_later_keeps_the_resource_until_it_ends(story: Story) -> None:
     story.kubelet.starts()
     await story.look()
     socket = story.offer().socket
@@ -150,7 +150,7 @@ async def test_one_that_registers_after_us_keeps_it_until_it_goes(story: Story) 
     assert story.offer().socket is not socket
 
 
-async def test_a_kubelet_that_does_not_say_who_is_there_is_asked_again(story: Story) -> None:
+async def test_registration_retries_if_the_kubelet_does_not_list_plugins(story: Story) -> None:
     story.kubelet.starts()
     story.kubelet.silent = True
     assert await story.look() == ["allocatable"]
@@ -161,7 +161,9 @@ async def test_a_kubelet_that_does_not_say_who_is_there_is_asked_again(story: St
     assert story.offer().words == ""
 
 
-async def test_a_kubelet_that_does_not_listen_gets_it_again(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_registration_is_retried_until_the_kubelet_accepts_it(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story.kubelet.starts()
     await story.look()
     monkeypatch.setattr(module, "LISTEN_SECONDS", -1.0)

@@ -79,7 +79,7 @@ def test_of_an_attribute_profile_only_its_name_is_served() -> None:
     assert count(view, {"nvidia.com/mig-1g.10gb.me": 1}) == {"nvidia.com/mig-1g.10gb.me": 1}
 
 
-def test_each_serves_one_device_and_exact_ones_what_they_are_named_for() -> None:
+def test_slot_serves_one_device_and_its_own_profile_first() -> None:
     view = taken(Machine(H100, (ONE, TWO, THREE)))
     assert count(view, {SMALL: 2}) == {SMALL: 1}
     assert count(view, {MORE: 1, MIDDLE: 1}) == {MORE: 1, MIDDLE: 1}
@@ -88,7 +88,7 @@ def test_each_serves_one_device_and_exact_ones_what_they_are_named_for() -> None
     assert count(view, {LARGE: 1, MEMORY: 1, SMALL: 1}) == {LARGE: 1, MEMORY: 1, SMALL: 1}
 
 
-def test_one_gives_way_to_another_that_can_serve_nothing_else() -> None:
+def test_slot_moves_for_another_that_serves_nothing_else() -> None:
     """The first comes first, and takes the amount when the second needs the exact one."""
     view = node(Machine(A100_40, (Has("2g.10gb", 0, "leased", "a"), Has("1g.5gb", 2, "leased", "b"))))
     two, one = (each.slot for gpu in view.gpus for each in gpu.instances)
@@ -99,7 +99,7 @@ def test_one_gives_way_to_another_that_can_serve_nothing_else() -> None:
     assert match_slots([[two, one], [two]], wants, layouts_of(view)) == ((1, 0), None)
 
 
-def test_a_lease_of_several_serves_with_all_or_with_none() -> None:
+def test_lease_of_several_devices_matches_whole_or_not_at_all() -> None:
     view = together(taken(Machine(H100, (ONE, TWO))))
     assert count(view, {SMALL: 1, MIDDLE: 1}) == {SMALL: 1, MIDDLE: 1}
     assert count(view, {SMALL: 1}) == {}
@@ -109,7 +109,7 @@ def test_a_lease_of_several_serves_with_all_or_with_none() -> None:
 # Whose it is
 
 
-def test_of_a_pod_nobody_knows_all_that_could_be_served_is_counted() -> None:
+def test_slots_of_a_pod_with_unknown_requests_count_for_every_resource() -> None:
     view = taken(Machine(H100, (TWO,)))
     assert count(view, None) == dict.fromkeys((MIDDLE, "mig-agent.io/memory-5g", MEMORY, MORE), 1)
     assert promised(kept(view), view, wants_of(view), nobody_knows) == count(view, None)
@@ -133,7 +133,7 @@ def test_a_pod_without_a_uid_is_the_one_of_its_name() -> None:
     assert leases_for(view, replace(POD, name="other")) == ()
 
 
-def test_what_the_pod_has_already_is_not_asked_for_any_more() -> None:
+def test_devices_that_the_pod_has_are_not_counted_again() -> None:
     view = taken(Machine(H100, (ONE, Has("1g.10gb", 1, "leased", "p"))))
     (first, *_) = view.leases.values()
     device = KubeletDevice(resource=SMALL, id="mig-agent-0")
@@ -143,7 +143,7 @@ def test_what_the_pod_has_already_is_not_asked_for_any_more() -> None:
     assert len(kept(handed)) == len(leases_for(handed, POD)) == 1
 
 
-def test_a_lease_of_which_something_is_lost_keeps_nothing() -> None:
+def test_lease_that_lost_a_device_reserves_nothing() -> None:
     view = together(taken(Machine(H100, (ONE, TWO))))
     (gpu,) = view.gpus
     lost = replace(view, gpus=(replace(gpu, instances=gpu.instances[:1]),))
@@ -151,7 +151,7 @@ def test_a_lease_of_which_something_is_lost_keeps_nothing() -> None:
     assert count(lost, None) == {}
 
 
-def test_leases_of_others_are_none() -> None:
+def test_leases_of_other_owners_are_no_reservations() -> None:
     view = node(Machine(H100, (ONE, Has("1g.10gb", 1, "idle"))))
     assert kept(view) == ()
 
@@ -163,14 +163,14 @@ def ids(resource: str, *numbers: int) -> tuple[KubeletDevice, ...]:
     return tuple(KubeletDevice(resource=resource, id=f"mig-agent-{each}") for each in numbers)
 
 
-def test_a_device_on_its_way_takes_a_promise_and_is_not_counted_twice() -> None:
+def test_pending_device_uses_a_reservation_and_is_counted_once() -> None:
     counts = count_unreserved({SMALL: 2, MEMORY: 1}, (*ids(SMALL, 0), *ids(MIDDLE, 0)), ())
     assert counts.promised == {SMALL: 1, MEMORY: 1}
     assert counts.unserved == ids(MIDDLE, 0), "room is kept for what has none"
     assert count_unreserved({SMALL: 1}, ids(SMALL, 0, 1), ()).unserved == ids(SMALL, 1)
 
 
-def test_one_whose_pod_had_nothing_that_fits_takes_none() -> None:
+def test_device_whose_pod_has_no_fitting_reservation_uses_none() -> None:
     counts = count_unreserved({SMALL: 1}, ids(SMALL, 0, 1), ids(SMALL, 0))
     assert counts.promised == {}
     assert counts.unserved == ids(SMALL, 0)
@@ -181,7 +181,7 @@ def test_one_whose_pod_had_nothing_that_fits_takes_none() -> None:
     waiting=st.lists(st.tuples(st.sampled_from([SMALL, MIDDLE]), st.integers(0, 5)), unique=True),
     judged=st.sets(st.tuples(st.sampled_from([SMALL, MIDDLE]), st.integers(0, 5))),
 )
-def test_what_is_kept_and_what_waits_add_up(
+def test_reservations_and_unserved_devices_add_up(
     promises: dict[str, int], waiting: list[tuple[str, int]], judged: set[tuple[str, int]]
 ) -> None:
     """Each promise is either still open, or taken by one device; each device takes one, or needs room."""
@@ -227,9 +227,7 @@ def test_no_instance_is_counted_twice_and_no_pod_gets_more_than_it_asks_for(
     sizes=st.lists(st.integers(1, 2), max_size=4),
     asks=st.lists(st.sampled_from([SMALL, MIDDLE, LARGE, MEMORY, MORE]), max_size=4),
 )
-def test_groups_are_fitted_whole_first_come_first_served_and_as_far_as_can_be(
-    view: NodeView, sizes: list[int], asks: list[str]
-) -> None:
+def test_groups_match_whole_in_order_and_as_many_as_possible(view: NodeView, sizes: list[int], asks: list[str]) -> None:
     slots = [each.slot for gpu in view.gpus for each in gpu.instances]
     groups = [[slots.pop() for _ in range(size)] for size in sizes if len(slots) >= size]
     wants = [wants_of(view)[name] for name in asks]

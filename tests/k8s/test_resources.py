@@ -40,7 +40,7 @@ def test_an_amount_that_no_gpu_could_ever_serve_is_not_offered() -> None:
     assert "mig-agent.io/memory-80g" not in found
 
 
-def test_gpus_without_mig_mode_are_left_alone_unless_they_are_to_be_served() -> None:
+def test_gpus_without_mig_mode_are_served_only_if_configured() -> None:
     view = node(whole())
     assert names(view) == []
     (found,) = resources_of(view, Naming(whole_gpu="nvidia.com/gpu"))
@@ -57,7 +57,7 @@ def test_prefixes_are_as_configured() -> None:
     assert all(each.startswith("example.com/") for each in found)
 
 
-def test_what_is_leased_stays_served_when_it_is_no_longer_offered() -> None:
+def test_leased_resource_stays_served_when_no_longer_offered() -> None:
     """A container restarts long after the settings have changed."""
     view = node(Machine(H100, [Has("1g.10gb", 0, "leased", "alice")]))
     (lease,) = view.leases.values()
@@ -74,7 +74,7 @@ def test_labels_depend_on_the_name_alone() -> None:
 
 
 @given(nodes(layouts=LAYOUTS))
-def test_every_name_is_one_that_kubernetes_takes(view: NodeView) -> None:
+def test_every_resource_name_is_valid_in_kubernetes(view: NodeView) -> None:
     found = resources_of(view, Naming())
     assert all(NAME.fullmatch(each.name) for each in found)
     assert len({each.label for each in found}) == len(found)

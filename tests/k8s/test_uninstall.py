@@ -146,7 +146,7 @@ def followed(
         "nodes denied",
     ],
 )
-async def test_only_an_agent_that_does_not_come_back_leaves(
+async def test_only_an_agent_that_does_not_come_back_uninstalls(
     web: WebServer, tmp_path: Path, pods: object, daemonsets: object, nodes: object, *, leaves: bool
 ) -> None:
     web.answer = by_path(pods=pods, daemonsets=daemonsets, nodes=nodes)
@@ -154,7 +154,7 @@ async def test_only_an_agent_that_does_not_come_back_leaves(
         assert await is_leaving(api, "gpu", "mig-agent-x", "mig=true") is leaves
 
 
-async def test_no_answer_is_no_leaving_and_holds_up_a_restart_only_for_a_moment(
+async def test_silent_api_server_means_restart_and_delays_it_briefly(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_uninstall, "ASK_SECONDS", 0.1)
@@ -168,7 +168,7 @@ async def test_no_answer_is_no_leaving_and_holds_up_a_restart_only_for_a_moment(
         assert not await is_leaving(api, "gpu", "mig-agent-x", "")
 
 
-async def test_an_agent_that_is_no_pod_asks_nobody(web: WebServer, tmp_path: Path) -> None:
+async def test_agent_outside_a_pod_sends_no_query(web: WebServer, tmp_path: Path) -> None:
     async with connected(web, tmp_path) as api:
         assert not await is_leaving(api, "", "", "mig=true")
     assert not web.asked
@@ -177,7 +177,7 @@ async def test_an_agent_that_is_no_pod_asks_nobody(web: WebServer, tmp_path: Pat
 # Leaving
 
 
-async def test_what_the_agent_put_on_the_node_goes_and_leases_stay(web: WebServer, tmp_path: Path) -> None:
+async def test_uninstall_removes_what_the_agent_wrote_and_leases_stay(web: WebServer, tmp_path: Path) -> None:
     there = node(**{"a/x": "1", "team": "mine"})
     there["metadata"]["annotations"] = {"mig-agent.io/feature-labels": "a/x"}
     there["status"] = {"conditions": [{"type": "MigGpuProblem", "status": "False"}]}
@@ -227,7 +227,7 @@ async def test_a_step_that_fails_does_not_hold_up_the_others(
 async def test_a_daemon_set_is_deleted_once_and_waited_for(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_uninstall, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(node_uninstall, "POLL_SECONDS", 0.01)
     looks = iter([json_of(STAYS), json_of(GOES), LATER, LATER, LATER, json_of(GOES), NOT_THERE])
     web.answer = lambda asked: Says() if asked.method == "DELETE" else next(looks)
     async with connected(web, tmp_path) as api:
@@ -235,13 +235,13 @@ async def test_a_daemon_set_is_deleted_once_and_waited_for(
     assert [asked.method for asked in web.asked].count("DELETE") == 1
 
 
-async def test_one_that_does_not_go_is_not_waited_for_longer_than_said(web: WebServer, tmp_path: Path) -> None:
+async def test_wait_for_a_stuck_daemon_set_is_bounded(web: WebServer, tmp_path: Path) -> None:
     web.answer = by_path(daemonsets=GOES)
     async with connected(web, tmp_path) as api:
         assert not await delete_and_wait(api, "gpu", "mig-agent", 0.0)
 
 
-async def test_one_that_may_not_be_deleted_is_an_error(web: WebServer, tmp_path: Path) -> None:
+async def test_refused_deletion_of_a_daemon_set_raises(web: WebServer, tmp_path: Path) -> None:
     web.answer = lambda asked: NO if asked.method == "DELETE" else json_of(STAYS)
     async with connected(web, tmp_path) as api:
         with pytest.raises(KubeApiError, match="forbidden"):
@@ -257,7 +257,7 @@ async def test_one_that_may_not_be_deleted_is_an_error(web: WebServer, tmp_path:
     ],
     ids=["gone", "late", "denied"],
 )
-def test_the_verb_says_what_came_of_it(
+def test_uninstall_command_reports_the_result(
     web: WebServer,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -271,7 +271,7 @@ def test_the_verb_says_what_came_of_it(
     assert words in capsys.readouterr().err
 
 
-def test_a_person_cleans_a_node_whose_agent_cannot(
+def test_clean_command_works_without_the_agent(
     web: WebServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = node(**{"a/x": "1", "team": "mine"})
@@ -300,7 +300,7 @@ def test_a_person_cleans_a_node_whose_agent_cannot(
 # Starting and following
 
 
-async def test_before_the_driver_is_opened_the_nodes_label_is_looked_at(web: WebServer, tmp_path: Path) -> None:
+async def test_nodes_label_is_checked_before_the_driver_is_opened(web: WebServer, tmp_path: Path) -> None:
     async with connected(web, tmp_path) as api:
         web.answer = by_path(nodes=node(mig="true"))
         assert await first_pauses(api, NodeSettings(label="mig=true")) == ()
@@ -309,10 +309,10 @@ async def test_before_the_driver_is_opened_the_nodes_label_is_looked_at(web: Web
         assert "mig=true" in reason
 
 
-async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed(
+async def test_driver_stays_closed_if_a_label_is_configured_and_the_api_server_is_silent(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "FIRST_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(controller, "FIRST_READ_SECONDS", 0.1)
 
     def hang(_asked: Asked) -> Says:
         web.over.wait(30)
@@ -324,10 +324,10 @@ async def test_where_nobody_answers_at_the_start_a_label_keeps_the_driver_closed
         assert await first_pauses(api, NodeSettings()) == ()
 
 
-async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first_try_fails(
+async def test_agent_resumes_when_the_node_is_read_and_retries_its_first_write(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     failures = iter([LATER, NO])
     web.answer = followed(web, lambda: next(failures, Says()))
     settings = NodeSettings(label="mig=true")
@@ -347,10 +347,10 @@ async def test_it_takes_up_when_the_node_is_seen_and_shows_it_although_the_first
     assert labels["nvidia.com/mig-1g.5gb.count"] == "7"
 
 
-async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
+async def test_nodes_labels_are_followed_after_any_error(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
     async with (
         engine(tmp_path, "a100-40gb:1", paused=(NOT_READ_YET,)) as running,
@@ -372,10 +372,10 @@ async def test_the_nodes_labels_are_heard_on_whatever_goes_wrong(
             await shows.close()
 
 
-async def test_the_node_is_shown_whatever_goes_wrong(
+async def test_node_object_is_updated_after_any_error(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.01, 0.01))
     web.answer = followed(web)
     write, failures = controller.write, iter([OSError("no more threads"), KeyError("status"), KubeApiError("later")])
 
@@ -394,10 +394,10 @@ async def test_the_node_is_shown_whatever_goes_wrong(
             await shows.close()
 
 
-async def test_the_node_is_shown_after_half_a_day_of_refusals(
+async def test_node_object_is_updated_after_half_a_day_of_refusals(
     web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "AGAIN_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(controller, "RETRY_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 1e9)  # a loop that has to begin anew has failed
     web.answer = followed(web)
     write, failures = controller.write, iter(range(OVERFLOWING))
@@ -418,7 +418,7 @@ async def test_the_node_is_shown_after_half_a_day_of_refusals(
             await shows.close()
 
 
-async def test_on_a_node_without_gpus_what_an_agent_before_showed_is_taken_back(web: WebServer, tmp_path: Path) -> None:
+async def test_node_without_gpus_loses_what_an_earlier_agent_wrote(web: WebServer, tmp_path: Path) -> None:
     shown = node(**{"nvidia.com/mig.capable": "true", "mine": "x"})
     shown["metadata"]["annotations"] = {"mig-agent.io/feature-labels": "nvidia.com/mig.capable"}
     web.answer = followed(web, there=shown)

@@ -132,7 +132,7 @@ def test_headers_before_the_settings_are_acknowledged(agent: Agent, figure: Figu
     assert peak < MOST_MIB
 
 
-def test_answers_that_are_not_taken(agent: Agent, figure: Figure) -> None:
+def test_unread_answers_are_limited(agent: Agent, figure: Figure) -> None:
     """The client's windows for DATA are closed, so gRPC keeps each answer; there is enough to tell."""
     with Client(agent.address) as client:
         for _ in range(300):

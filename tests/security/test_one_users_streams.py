@@ -33,7 +33,7 @@ def wanted() -> pb.Request:
 
 
 @needs_root
-def test_streams_without_a_request_take_nothing_from_others(agent: Agent) -> None:
+def test_streams_without_a_request_do_not_use_up_the_call_limit(agent: Agent) -> None:
     over = threading.Event()
 
     def nothing() -> Iterator[pb.AcquireRequest]:
@@ -78,6 +78,6 @@ def test_one_user_has_half_of_the_streams(agent: Agent) -> None:
 
 
 def test_root_may_have_all() -> None:
-    room = CallLimits(MOST).of("Watch", streams=True)
-    assert room.left_to(0) == MOST
-    assert room.left_to(ALICE) == MOST // 2
+    limit = CallLimits(MOST).of("Watch", streams=True)
+    assert limit.remaining(0) == MOST
+    assert limit.remaining(ALICE) == MOST // 2

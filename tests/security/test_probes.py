@@ -35,7 +35,7 @@ def agent(folder: Path) -> Iterator[Agent]:
 
 
 @pytest.mark.parametrize("method", [CHECK, WATCH, INFO])
-def test_rubbish_is_refused_in_words_and_logged_nowhere(agent: Agent, method: str) -> None:
+def test_unparsable_probes_are_refused_and_not_logged(agent: Agent, method: str) -> None:
     before = len(agent.log())
     with grpc.insecure_channel(agent.address) as channel:
         send: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
@@ -98,7 +98,7 @@ def test_they_answer_as_the_libraries_own_do(agent: Agent) -> None:
         assert answers[1].file_descriptor_response.file_descriptor_proto
 
 
-def test_probes_beyond_their_bound_are_refused_in_words(agent: Agent) -> None:
+def test_probes_above_the_limit_are_refused_with_a_message(agent: Agent) -> None:
     with grpc.insecure_channel(agent.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         watching = [stub.Watch(health_pb2.HealthCheckRequest(), timeout=60) for _ in range(500)]
@@ -141,8 +141,8 @@ def test_the_log_tells_how_much_was_left_out(monkeypatch: pytest.MonkeyPatch) ->
     assert [each.get("left_out") for each in lines] == [None, 99]
 
 
-def test_a_release_needs_no_room() -> None:
-    rooms = CallLimits(0)
+def test_release_has_no_call_limit() -> None:
+    limits = CallLimits(0)
     for method in ("Release", "Renew"):
-        with rooms.of(method, streams=False).place():
+        with limits.of(method, streams=False).slot():
             pass

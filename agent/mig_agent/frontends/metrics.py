@@ -1,7 +1,7 @@
-"""Metrics for Prometheus: counters that listen to what happens, and gauges read from the last published node.
+"""Metrics for Prometheus: counters fed by the engine's events, and gauges read from the last published node view.
 
-Nothing here asks the manager or the driver anything, so a scrape never waits for them. It comes on a thread of its own,
-and reads one finished value that the event loop has published; it computes nothing that the engine looks at.
+Nothing here calls the manager or the driver, so a scrape never waits for them. A scrape runs on a thread of its own and
+reads one immutable value that the event loop has published.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mig_agent.core.texts import visible
 from mig_agent.engine.results import Published
 
 GRANTED = frozenset({"reused", "created"})
-"""Outcomes of a request that are no refusal."""
+"""Outcomes of a request that was granted."""
 
 _PLAN_BUCKETS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _CALL_BUCKETS = (5e-6, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
@@ -29,14 +29,14 @@ _ACQUIRE_BUCKETS = (0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0,
 
 
 class Metrics:
-    """Everything that is measured, in a registry of its own. It is the engine's Telemetry and an observer of events."""
+    """All metrics of the agent, in a registry of their own. It is the engine's Telemetry and an observer of events."""
 
     def __init__(self, lines_dropped: Callable[[], int] = lambda: 0) -> None:
-        """`lines_dropped` tells how many lines of the log were dropped so far; on the thread of the scrape."""
-        # A moment of creation for every counter doubles the series; it is the library's switch, for the process.
+        """Create all series. `lines_dropped` returns how many log lines were dropped so far; called by each scrape."""
+        # `_created` series double the number of series; the library can only switch them off for the whole process.
         disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one no types
         self.registry = CollectorRegistry()
-        """What the HTTP server serves."""
+        """The registry that the HTTP server serves."""
         self._gauges = _NodeGauges()
         self.registry.register(self._gauges)
         self._requests = Counter(
@@ -79,22 +79,25 @@ class Metrics:
         }
 
     def watch(self, published: Callable[[], Published]) -> None:
-        """Have the gauges show the node that this returns; it is called on the thread of each scrape."""
+        """Read the gauges from the value that `published` returns; it is called on the thread of each scrape."""
         self._gauges.watch(published)
 
     def observe(self, event: Event) -> None:
-        """Counts an event."""
+        """Count an event."""
         self._events.labels(event.kind.value).inc()
         counter = self._counted.get(event.kind)
         if counter is not None:
             counter.inc()
 
     def planned(self, seconds: float) -> None:
-        """One run of the planner."""
+        """Record one run of the planner."""
         self._plan.observe(seconds)
 
     def acquired(self, seconds: float, outcome: str) -> None:
-        """One request, from its arrival to its answer: `reused`, `created`, or the reason of the refusal."""
+        """Record one request; `seconds` from its arrival to its answer.
+
+        `outcome` is `reused`, `created`, or the reason of the refusal.
+        """
         if outcome in GRANTED:
             self._requests.labels("granted", "").inc()
             self._acquire.labels(outcome).observe(seconds)
@@ -102,40 +105,40 @@ class Metrics:
             self._requests.labels("refused", outcome).inc()
 
     def nvml_call(self, call: str, seconds: float, error: DriverErrorKind | None) -> None:
-        """One call of the driver; on the thread that made it."""
+        """Record one call of the driver; called on the thread that made it."""
         self._calls.labels(call).observe(seconds)
         if error is not None:
             self._call_errors.labels(call, error.value).inc()
 
 
 class _LogLines(Collector):
-    """Lines of the log that could not be written."""
+    """Collects the number of log lines that were dropped."""
 
     def __init__(self, dropped: Callable[[], int]) -> None:
         self._dropped = dropped
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """Yield the metrics of one scrape."""
         words = "Lines of the log that were dropped because nothing could be written, or not as fast as they came."
         yield CounterMetricFamily("mig_agent_log_lines_dropped", words, self._dropped())
 
 
 class _NodeGauges(Collector):
-    """The node as last published."""
+    """Collects the gauges of the last published node view."""
 
     def __init__(self) -> None:
         self._published: Callable[[], Published] | None = None
 
     def watch(self, published: Callable[[], Published]) -> None:
-        """Read the node from this function from now on."""
+        """Read the node from the value that this function returns."""
         self._published = published
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are known without collecting."""
+        """Yield nothing, so that registering does not collect."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """Yield the metrics of one scrape."""
         info = GaugeMetricFamily("mig_agent_info", "Always 1.", labels=("version", "node"))
         if self._published is None:
             info.add_metric((__version__, ""), 1)
@@ -221,7 +224,7 @@ def _slices(view: NodeView) -> Metric:
 
 
 def _slices_of(gpu: Gpu) -> dict[str, int]:
-    """All states are there, so that a graph falls to zero rather than stops."""
+    """Return the memory slices by state. All states are present, so that a graph falls to zero rather than ends."""
     sizes = dict.fromkeys((*(state.value for state in InstanceState), "free"), 0)
     taken = 0
     for each in gpu.instances:

@@ -1,1 +1,1 @@
-"""The gRPC API: `servicer` translates between messages and the engine."""
+"""The gRPC API: its methods (`servicer`), what they have in common (`handlers`), and health and reflection."""

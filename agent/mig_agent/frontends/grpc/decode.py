@@ -1,4 +1,4 @@
-"""From the wire to the core: requests as gRPC callers send them. What cannot be meant raises UsageError."""
+"""Decodes requests from messages of the API. Raises UsageError for what is invalid."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 
 def request_from(message: pb.Request, caller: Caller) -> Request:
-    """The request that a message asks for.
+    """Return the request that a message contains.
 
-    Raises UsageError for what cannot be meant, and RefusedError (NOT_PERMITTED) for a tenant that is not the caller's
-    and for a pod, where the caller does not act for others.
+    Raises UsageError if it is invalid, and RefusedError (NOT_PERMITTED) if it names a pod, or a tenant that is not the
+    caller's, and the caller may not act for others.
     """
-    # Before each of them is looked at.
+    # Check the numbers of repeated fields before their contents.
     requests.validate_numbers(wants=len(message.wants), gpus=len(message.gpus))
     request = Request(
         wants=tuple(want_from(each) for each in message.wants),
@@ -38,7 +38,7 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
 
 
 def held_request_from(message: pb.Request, caller: Caller) -> Request:
-    """As `request_from`, for a lease that lives as long as a stream. Raises UsageError for a pod, too."""
+    """Return the request for a lease that ends with its stream; as `request_from`, but UsageError also for a pod."""
     request = request_from(message, caller)
     if request.holder.pod is not None:
         raise UsageError(
@@ -80,7 +80,7 @@ def _holder(message: pb.Request, caller: Caller) -> Holder:
 
 
 def want_from(message: pb.Want) -> Want:
-    """One device that a message asks for. Raises UsageError for what cannot be meant."""
+    """Return the want for one device. Raises UsageError if the message is invalid."""
     requests.validate_numbers(attributes=len(message.attributes))
     compute = message.min_compute_slices or 1
     attributes = frozenset(requests.parse_attribute(each) for each in message.attributes)

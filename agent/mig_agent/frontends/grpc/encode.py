@@ -1,4 +1,4 @@
-"""Encodes what the engine answers as messages of the API. Nothing is decided here."""
+"""Encodes the engine's results as messages of the API. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, Sn
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
-"""Of what a waiting request wants, in words."""
+"""The most characters of the text of what a waiting request wants."""
 FRAME_BYTES = 8
-"""Around a message within another, at most."""
+"""The most bytes that tag and length of a nested message need."""
 _INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
 _MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
 _GPU_STATES = {state: pb.GpuState.Value(f"GPU_STATE_{state.name}") for state in GpuState}
 
 
 def granted(answer: Granted) -> pb.Granted:
-    """An answered request: the lease, its token, and the environment that a process needs."""
+    """Encode a granted request: the lease, its token, and the environment variables that a process needs."""
     devices = [device(each) for each in answer.devices]
     return pb.Granted(
         lease=lease(answer.lease, devices),
@@ -70,7 +70,7 @@ def environment(uuids: Iterable[str]) -> dict[str, str]:
 
 
 def device(each: Device) -> pb.Device:
-    """One device of a lease, as it was granted."""
+    """Encode one device of a lease, as it was granted."""
     return pb.Device(
         uuid=each.uuid,
         gpu=each.gpu,
@@ -86,7 +86,7 @@ def device(each: Device) -> pb.Device:
 
 
 def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
-    """A lease's devices as the node has them now; one that is lost has no UUID, and if it is gone its number alone."""
+    """Encode a lease's devices as they are now: a lost one has no UUID, a removed one only its generation."""
     return [
         _leased_device(
             generation, view, lost=instance is None, reused=each.reused[index] if index < len(each.reused) else False
@@ -98,9 +98,10 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
 def lease(
     each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, left: bool = False
 ) -> pb.Lease:
-    """A lease with its devices. The request's id is for its holder alone: with it a request can be repeated.
+    """Encode a lease with its devices.
 
-    `left`: its holder's process has ended, and is not named.
+    `in_full`: include the request id, which lets a client repeat the request: for the holder only. `left`: the holder's
+    process has ended, and its pid is omitted.
     """
     return pb.Lease(
         id=each.id,
@@ -121,17 +122,17 @@ def lease(
 
 
 def pod(each: Pod) -> pb.Pod:
-    """A pod that holds a lease."""
+    """Encode a pod that has a lease."""
     return pb.Pod(namespace=visible(each.namespace), name=visible(each.name), uid=visible(each.uid))
 
 
 def holder(each: Holder, *, left: bool = False) -> pb.Holder:
-    """Who holds or asks; without the process where that has `left`."""
+    """Encode the holder of a lease or request; without the pid if the process has ended (`left`)."""
     return pb.Holder(tenant=visible(each.tenant), name=visible(each.name), uid=each.uid, pid=None if left else each.pid)
 
 
 def placement(each: Placement) -> pb.Placement:
-    """A window on a GPU's slices."""
+    """Encode a placement."""
     return pb.Placement(start=each.start, size=each.size)
 
 
@@ -141,7 +142,7 @@ def place(slot: Slot) -> pb.Placement | None:
 
 
 def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
-    """A GPU with its instances. `leases` tells who holds them."""
+    """Encode a GPU with its instances and, by `leases`, their holders."""
     return pb.Gpu(
         index=each.index,
         uuid=each.uuid,
@@ -156,12 +157,12 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
 
 
 def mig_mode(each: MigMode) -> pb.MigMode:
-    """MIG mode now and after a reset."""
+    """Encode the MIG mode, now and after a reset."""
     return pb.MigMode(capable=each.capable, current=each.current, pending=each.pending)
 
 
 def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) -> pb.Instance:
-    """An instance, and who holds it."""
+    """Encode an instance and, by `leases`, its holder."""
     held = leases.get(each.lease) if each.lease is not None else None
     return pb.Instance(
         uuid=each.uuid,
@@ -183,7 +184,7 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
 
 
 def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
-    """A request that waits. Its id is for who made it."""
+    """Encode a waiting request; with its id only if `in_full`, which is for its holder."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
     wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
     return pb.QueuedRequest(
@@ -197,14 +198,14 @@ def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
 
 
 def mode_change(each: ModeAnswer) -> pb.SetMigModeResponse:
-    """How a switch of MIG mode went."""
+    """Encode the result of a switch of MIG mode."""
     return pb.SetMigModeResponse(
         gpu=each.gpu, mig=mig_mode(each.mode), needs=_MODE_NEEDS[each.needs], message=visible(each.message)
     )
 
 
 def event(each: Event) -> pb.Event:
-    """Something that happened."""
+    """Encode an event."""
     return pb.Event(
         kind=each.kind.value,
         at=each.at,
@@ -220,17 +221,17 @@ def event(each: Event) -> pb.Event:
 
 
 def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
-    """The last of the events, in as many bytes."""
-    room = most_bytes
+    """Return the latest events that fit into so many bytes."""
+    bytes_left = most_bytes
     for number, each in enumerate(reversed(events)):
-        room -= each.ByteSize() + FRAME_BYTES
-        if room < 0:
+        bytes_left -= each.ByteSize() + FRAME_BYTES
+        if bytes_left < 0:
             return events[len(events) - number :]
     return events
 
 
 def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusResponse:
-    """The node as it was last published, as far as the reader may see it."""
+    """Encode the node as last published, as far as the reader may see it."""
     view = snapshot.view
     return pb.StatusResponse(
         node=visible(view.node),
@@ -276,7 +277,7 @@ def _doubt(snapshot: Snapshot) -> pb.LedgerDoubt | None:
 
 
 def models(view: NodeView) -> list[pb.GpuModel]:
-    """What the node's GPUs can be cut into, each layout once; a GPU that is handed out whole has one profile."""
+    """Encode the layouts of the node's GPUs, each layout once; a whole GPU has one profile."""
     gpus_by_layout: dict[Layout, list[int]] = {}
     for each in view.gpus:
         gpus_by_layout.setdefault(each.layout, []).append(each.index)
@@ -293,7 +294,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
 
 
 def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage]:
-    """What is used on each instance; what the driver does not tell is left out."""
+    """Encode the usage of each instance, by generation; values that the driver does not report are absent."""
     return [
         pb.InstanceUsage(
             generation=generation,
@@ -362,19 +363,19 @@ def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not
 
 
 def outcome(each: Outcome, view: NodeView, pace: StepTimes) -> pb.PlanOutcome:
-    """What a dry run answers for one request, on a node that works at this pace."""
+    """Encode the plan or the refusal of one request; `pace` gives the expected duration of its steps."""
     if isinstance(each, Refusal):
         return pb.PlanOutcome(refusal=detail_of(each))
     return pb.PlanOutcome(plan=_plan(each, view, pace))
 
 
 def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
-    """Adds to each outcome its explanation, as long as there is room for it."""
-    room = most_bytes
+    """Add an explanation to each outcome until the next one would exceed `most_bytes`."""
+    bytes_left = most_bytes
     for each, lines in zip(outcomes, explained, strict=True):
         text = pb.PlanOutcome(explanation=map(visible, lines))
-        room -= text.ByteSize() + FRAME_BYTES
-        if room < 0:
+        bytes_left -= text.ByteSize() + FRAME_BYTES
+        if bytes_left < 0:
             return
         each.MergeFrom(text)
 

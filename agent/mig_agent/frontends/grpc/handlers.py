@@ -1,7 +1,7 @@
 """What every gRPC method has in common: a limit on concurrent calls, and refusals that become statuses.
 
-The handlers are made here from the service's own descriptor, rather than by the generated servicer, so that a message
-that cannot even be read is answered in words like any other mistake. Nothing escapes as a traceback.
+The handlers are made from the service's descriptor, not by the generated servicer. So a message that cannot be parsed
+gets a message and a hint like any other invalid request, and no exception reaches the client as a traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mig_agent.adapters.grpc_errors import LONGEST_WORDS, STATUS, TRAILER, short
 from mig_agent.adapters.transport.peer_credentials import own_uid, peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.texts import visible
-from mig_agent.frontends.grpc.opening_streams import SPARE, OpeningStreams
+from mig_agent.frontends.grpc.opening_streams import EXTRA_STREAMS, OpeningStreams, User
 from mig_agent.frontends.grpc.text_checks import check_texts
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -32,43 +32,44 @@ _ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
 
 class CallLimit:
-    """CallLimit for so many calls of one kind. Belongs to the event loop."""
+    """Limits the concurrent calls of one kind, in total and per user. Not thread-safe; use from the event loop."""
 
     def __init__(
-        self, most: float, what: str, *, most_of_one: float = math.inf, unbounded: Collection[int] = ()
+        self, most: float, what: str, *, most_per_user: float = math.inf, unbounded: Collection[int] = ()
     ) -> None:
-        """`what` names them in messages: "requests and watches"; `most_of_one` is how many one user may have.
+        """Allow `most` calls in total and `most_per_user` for each user.
 
-        `unbounded` are users to whom only the total applies.
+        `what` names the calls in messages: "requests and watches". `unbounded` are uids to which only the total
+        applies.
         """
         self._most = most
-        self._most_of_one = most_of_one
+        self._most_per_user = most_per_user
         self._unbounded = frozenset(unbounded)
         self._what = what
-        self._of_one: Counter[int | str | None] = Counter()
-        self.taken = 0
+        self._by_user: Counter[User] = Counter()
+        self._in_use = 0
 
-    def left_to(self, who: int | str | None) -> float:
-        """How many more calls this user might have if it were alone."""
-        share = self._most if who in self._unbounded else min(self._most, self._most_of_one)
-        return share - self._of_one[who]
+    def remaining(self, user: User) -> float:
+        """Return how many more calls this user could make if there were no other users."""
+        share = self._most if user in self._unbounded else min(self._most, self._most_per_user)
+        return share - self._by_user[user]
 
     @contextmanager
-    def place(self, who: int | str | None = None) -> Iterator[None]:
-        """A place for one call as long as the block lasts. Raises RefusedError (QUEUE_FULL) where there is none."""
-        if self.taken >= self._most:
-            raise _refusal(f"{self.taken} {self._what}")
-        if self.left_to(who) <= 0:
-            raise _refusal(f"{self._of_one[who]} {self._what} of one user")
-        self.taken += 1
-        self._of_one[who] += 1
+    def slot(self, user: User = None) -> Iterator[None]:
+        """Occupy the slot of one call while the block runs. Raises RefusedError (QUEUE_FULL) if no slot is free."""
+        if self._in_use >= self._most:
+            raise _refusal(f"{self._in_use} {self._what}")
+        if self.remaining(user) <= 0:
+            raise _refusal(f"{self._by_user[user]} {self._what} of one user")
+        self._in_use += 1
+        self._by_user[user] += 1
         try:
             yield
         finally:
-            self.taken -= 1
-            self._of_one[who] -= 1
-            if not self._of_one[who]:
-                del self._of_one[who]
+            self._in_use -= 1
+            self._by_user[user] -= 1
+            if not self._by_user[user]:
+                del self._by_user[user]
 
 
 def _refusal(what: str) -> RefusedError:
@@ -81,77 +82,79 @@ def _refusal(what: str) -> RefusedError:
 
 _SMALL_BYTES = 4096
 _MOST_ANSWER_BYTES = 16 << 20
-"""Five of the largest answers."""
+"""As much as five of the largest answers."""
 
 
-class Answers:
-    """Bounds the bytes of answers that one user has asked for and not taken: HTTP/2 lets a client refuse to take them.
+class UnreadAnswers:
+    """Bounds the bytes of answers that one user has requested and not read: HTTP/2 lets a client stop reading.
 
-    Belongs to the event loop.
+    Not thread-safe; use from the event loop.
     """
 
     def __init__(self, most_bytes: int = _MOST_ANSWER_BYTES) -> None:
         self._most_bytes = most_bytes
-        self._held: dict[int | str | None, int] = {}
+        self._unread: dict[User, int] = {}
 
-    def hold(self, who: int | str | None, size: int) -> Callable[[], None] | None:
-        """Counts an answer until what is returned is called; small ones are not counted.
+    def add(self, user: User, size: int) -> Callable[[], None] | None:
+        """Count an answer of `size` bytes, and return the function that ends that; None for a small one, not counted.
 
-        Raises RefusedError (QUEUE_FULL) where too many are not taken.
+        Raises RefusedError (QUEUE_FULL) if the user has too many bytes unread.
         """
         if size <= _SMALL_BYTES:
             return None
-        held = self._held.get(who, 0)
-        if held + size > self._most_bytes:
+        unread = self._unread.get(user, 0)
+        if unread + size > self._most_bytes:
             raise refuse(
                 Reason.QUEUE_FULL,
-                f"cannot answer one more call: {held} bytes of answers to this user are not taken yet",
+                f"cannot answer one more call: {unread} bytes of answers to this user are not taken yet",
                 "read the answers, or try again later",
             )
-        self._held[who] = held + size
+        self._unread[user] = unread + size
 
-        def taken() -> None:
-            left = self._held[who] - size
+        def release() -> None:
+            left = self._unread[user] - size
             if left:
-                self._held[who] = left
+                self._unread[user] = left
             else:
-                del self._held[who]
+                del self._unread[user]
 
-        return taken
+        return release
 
 
 class CallLimits:
-    """The room of one socket, for so many calls of each kind."""
+    """The call limits of one socket, one for each kind of call."""
 
     def __init__(self, most: int) -> None:
+        """Allow `most` streams (requests and watches) and as many other calls; of each, one user may have half."""
         half = (most + 1) // 2
         # Root and the agent's own user could stop it anyway.
-        self._streams = CallLimit(most, "requests and watches", most_of_one=half, unbounded=(_ROOT, own_uid()))
-        self._others = CallLimit(most, "other calls", most_of_one=half)
+        self._streams = CallLimit(most, "requests and watches", most_per_user=half, unbounded=(_ROOT, own_uid()))
+        self._others = CallLimit(most, "other calls", most_per_user=half)
         self._always = CallLimit(math.inf, "calls that end or renew a lease")
 
     def of(self, method: str, *, streams: bool) -> CallLimit:
-        """The room of a method, which streams or does not."""
+        """Return the limit that applies to a method; `streams`: whether its answers are a stream."""
         if method in _ALWAYS_TAKEN:
             return self._always
         return self._streams if streams else self._others
 
 
 def most_open(most: int) -> int:
-    """How many calls one user may leave open where `CallLimits` takes so many of each kind."""
-    return most + SPARE + (most + 1) // 2
+    """Return how many calls one user can have open under `CallLimits(most)`, streams without a request included."""
+    return most + EXTRA_STREAMS + (most + 1) // 2
 
 
 Context = grpc.aio.ServicerContext[Any, Any]
-"""The types of messages differ by method; each handler knows its own."""
+"""The context of a call. Its message types differ by method; each handler knows its own."""
 Handler = Callable[[Any, Context], Awaitable[Message | None]]
 """A unary method returns its answer; a streaming one writes them to the context and returns None.
 
-A method whose client streams, too, gets the first message, None for no message, and reads more with `next_message`.
+A method whose client streams, too, is called with the first message (None if the client sent none) and reads the others
+with `next_message`.
 """
 
 OnRefused = Callable[[str, object, Context, Refusal], None]
-"""Hears of each refused call, with its method and message."""
+"""Called for each refused call with its method, its message, its context and the refusal."""
 
 _DEFINITION: Final = "proto/migagent/v1/partition_manager.proto"
 SERVICE: Final = pb.DESCRIPTOR.services_by_name["PartitionManager"]
@@ -161,36 +164,38 @@ _MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[An
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""By whether the client streams, and whether the server does."""
+"""By two facts: whether the client streams, and whether the server does."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Unreadable:
-    """Stands for a request whose bytes are no message of its method, or whose texts cannot be taken."""
+    """Takes the place of a request that cannot be parsed, or that contains a text which is not allowed."""
 
     def __init__(self, error: UsageError | None = None) -> None:
+        """Keep what is wrong with a text; None means that the bytes are no message of the method."""
         self.error = error
 
 
-def _nobody_listens(_method: str, _message: object, _context: Context, _refusal: Refusal) -> None:
+def _ignore_refusal(_method: str, _message: object, _context: Context, _refusal: Refusal) -> None:
     return
 
 
 def method_handlers(
-    servicer: object, most_calls: int, on_refused: OnRefused = _nobody_listens
+    servicer: object, most_calls: int, on_refused: OnRefused = _ignore_refusal
 ) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
-    """A handler for each method of the service, from the coroutine of the same name in snake_case.
+    """Make a handler for each method of the service from the servicer's coroutine of the same name in snake_case.
 
-    Together they take so many calls of each kind at once. Raises AttributeError when the servicer lacks one.
+    Together the handlers serve at most `most_calls` calls of each kind at once. Raises AttributeError if the servicer
+    lacks a coroutine.
     """
-    rooms, answers = CallLimits(most_calls), Answers()
+    limits, unread = CallLimits(most_calls), UnreadAnswers()
     handlers = {}
     for method in SERVICE.methods:
-        room = rooms.of(method.name, streams=method.server_streaming)
+        limit = limits.of(method.name, streams=method.server_streaming)
         answer = getattr(servicer, _snake_case(method.name))
-        opening = OpeningStreams(partial(_most_streams, room)) if method.client_streaming else None
-        call = _guarded(answer, method.name, room, answers, on_refused, opening=opening)
+        opening = OpeningStreams(partial(_most_streams, limit)) if method.client_streaming else None
+        call = _guarded(answer, method.name, limit, unread, on_refused, opening=opening)
         make = _MAKERS[method.client_streaming, method.server_streaming]
         handlers[method.name] = make(
             call,
@@ -201,9 +206,9 @@ def method_handlers(
 
 
 async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 -- the method's own type of message
-    """Read one message of a client that streams; None where it has ended its half of the stream.
+    """Read the next message of a client that streams; None if the client has ended its half of the stream.
 
-    Raises RefusedError for bytes that are no message of the method.
+    Raises RefusedError (INVALID_REQUEST) for bytes that are no message of the method.
     """
     message = await context.read()
     if isinstance(message, Unreadable):
@@ -212,7 +217,7 @@ async def next_message(context: Context, method: str) -> Any:  # noqa: ANN401 --
 
 
 async def abort(context: Context, refusal: Refusal) -> None:
-    """Ends the call with the status of the refusal and its details."""
+    """End the call with the status of the refusal, and its details in the trailer. Always raises AbortError."""
     await context.abort(
         STATUS[refusal.reason],
         shortened(visible(refusal.message), LONGEST_WORDS),
@@ -220,32 +225,32 @@ async def abort(context: Context, refusal: Refusal) -> None:
     )
 
 
-def _most_streams(room: CallLimit, who: int | str | None) -> float:
-    """How many streams on which no request has come a user may have now."""
-    return room.left_to(who) + SPARE
+def _most_streams(limit: CallLimit, user: User) -> float:
+    """Return how many streams without a request a user may have open now."""
+    return limit.remaining(user) + EXTRA_STREAMS
 
 
 def _guarded(
     call: Handler,
     name: str,
-    room: CallLimit,
-    answers: Answers,
+    limit: CallLimit,
+    unread: UnreadAnswers,
     on_refused: OnRefused,
     *,
     opening: OpeningStreams | None,
 ) -> Handler:
-    """Answers refusals as statuses; with `opening` the client streams, too."""
+    """Apply the limits to a method and turn its errors into statuses; `opening` is given if the client streams, too."""
 
     async def guarded(message: object, context: Context) -> Message | None:
         try:
             if opening is not None:
-                async with opening.waiting(_who(context)):
+                async with opening.waiting(_user_of(context)):
                     message = await next_message(context, name)
             if not isinstance(message, Unreadable):
-                with room.place(_who(context)):
+                with limit.slot(_user_of(context)):
                     answer = await call(message, context)
                 if answer is not None:
-                    _hold(answer, answers, context)
+                    _count_until_read(answer, unread, context)
                 return answer
             await abort(context, unreadable(name, _DEFINITION, message.error))
         except RefusedError as error:
@@ -257,7 +262,7 @@ def _guarded(
             raise
         except grpc.aio.InternalError:  # the caller went away while it was written to
             raise asyncio.CancelledError from None
-        except Exception:  # noqa: BLE001 -- the caller is told in words, the log gets the traceback
+        except Exception:  # noqa: BLE001 -- the caller gets a message, the log gets the traceback
             _log.exception("a call of the API failed unexpectedly", method=name)
             await context.abort(
                 grpc.StatusCode.INTERNAL,
@@ -268,23 +273,23 @@ def _guarded(
     return guarded
 
 
-def _hold(answer: Message, answers: Answers, context: Context) -> None:
-    """Counts an answer until the call has ended. Raises RefusedError where the caller does not take its answers."""
-    taken = answers.hold(_who(context), answer.ByteSize())
-    if taken is not None:
-        context.add_done_callback(lambda _: taken())  # type: ignore[arg-type]  # a Protocol, by its parameter
+def _count_until_read(answer: Message, unread: UnreadAnswers, context: Context) -> None:
+    """Count an answer until the call has ended. Raises RefusedError if the caller does not read its answers."""
+    release = unread.add(_user_of(context), answer.ByteSize())
+    if release is not None:
+        context.add_done_callback(lambda _: release())  # type: ignore[arg-type]  # a Protocol, by its parameter
 
 
-def _who(context: Context) -> int | str | None:
-    """Whose calls and answers share one bound: those of one user on Unix sockets, and of one connection over TCP."""
+def _user_of(context: Context) -> User:
+    """Return the key under which calls and answers are limited: the uid on Unix sockets, the connection over TCP."""
     peer = peer_from(context.peer())
     return context.peer() if peer is None else peer.uid
 
 
 def unreadable(method: str, definition: str, error: UsageError | None = None) -> Refusal:
-    """Refuses a message that cannot be read, or of which `error` says why it cannot be taken.
+    """Return the refusal of a message: `error` if one of its texts is not allowed, else that it cannot be parsed.
 
-    `definition` is the file that defines it.
+    `definition` is the .proto file that defines the message.
     """
     if error is not None:
         return Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint)
@@ -296,7 +301,7 @@ def unreadable(method: str, definition: str, error: UsageError | None = None) ->
 
 
 def reader(message: type[Message]) -> Callable[[bytes], object]:
-    """Makes a deserialiser that answers `Unreadable` for bytes that are no such message."""
+    """Make a deserialiser that returns `Unreadable` instead of raising, and checks the texts of the message."""
 
     def read(serialised: bytes) -> object:
         try:

@@ -1,6 +1,7 @@
-"""Who is calling, as the transport knows it: the kernel on a Unix socket, the certificate over TCP.
+"""Authentication: the caller by the kernel's peer credentials on a Unix socket, by the client certificate over TCP.
 
-Which Unix socket was opened decides who is an administrator there; the file's mode decides who can open it.
+On Unix sockets, a caller is an administrator if it uses the administrators' socket; the mode of the socket's file
+decides who can open it.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from mig_agent.core.errors import Reason, RefusedError, refuse
 from mig_agent.engine.callers import Caller, Role
 
 _LONGEST_NAME = 256
-"""Bytes; as long as any other name that a caller gives. X.520 allows 64 characters."""
+"""The longest common name, in bytes: as long as any other name that a caller gives. X.520 allows 64 characters."""
 _ESCAPED = re.compile(rb"\\(?:([0-9A-Fa-f]{2})|(.))", re.DOTALL)
 _ATTRIBUTE = re.compile(rb"((?:[^\\,+]|\\.)+)", re.DOTALL)
-"""One of a subject (RFC 2253), `CN=alice`: what could end its value too early is behind a backslash."""
+"""One attribute of a subject (RFC 2253), `CN=alice`: separators within its value are escaped by a backslash."""
 _COMMON_NAME = b"CN="
 
 
 class Transport(Protocol):
-    """What is asked of a gRPC context here."""
+    """The part of a gRPC context that identifies the caller."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Properties of the authenticated peer by name; without TLS there is nothing about a certificate."""
+        """Return the properties of the authenticated peer by name; without TLS there are none of a certificate."""
         ...
 
     def peer(self) -> str:
-        """The peer's address."""
+        """Return the peer's address."""
         ...
 
 
@@ -40,22 +41,23 @@ def _number(uid: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roles:
-    """Who may do what, by the names in certificates and by the users of this machine."""
+    """The configured roles: by common name of a certificate, and by uid of this machine."""
 
     admins: frozenset[str] = frozenset()
-    """Names in certificates."""
+    """Common names of administrators."""
     schedulers: frozenset[str] = frozenset()
+    """Common names of schedulers, which may act for others."""
     users: frozenset[str] | None = None
-    """None: every certificate of the authority, that has no other role."""
+    """Common names of users. None: every certificate of the authority that has no other role."""
     local_schedulers: frozenset[int] = frozenset()
-    """Users of this machine, by number, who may act for others on the users' socket."""
+    """The uids on this machine that may act for others on the users' socket."""
     unidentified: Role = Role.USER
-    """Of callers of whom the transport tells nothing. There are none behind the agent's own sockets."""
+    """The role of callers that the transport does not identify. The agent's own sockets have no such callers."""
     user_name: Callable[[int], str] = _number
-    """What a user of this machine is called."""
+    """Returns the name of a uid of this machine."""
 
     def by_certificate(self, name: str) -> Caller:
-        """Raises RefusedError (NOT_PERMITTED) for a name that has no role."""
+        """Return the caller with this common name. Raises RefusedError (NOT_PERMITTED) if the name has no role."""
         admin, scheduler = name in self.admins, name in self.schedulers
         if not (admin or scheduler or self.users is None or name in self.users):
             raise refuse(
@@ -67,7 +69,7 @@ class Roles:
         return Caller(name=name, admin=admin, scheduler=scheduler)
 
     def by_kernel(self, peer: Peer, *, admin: bool) -> Caller:
-        """A process of this machine."""
+        """Return the caller for a process of this machine; `admin`: it uses the administrators' socket."""
         uid = peer.uid
         return Caller(
             name="" if uid is None else self.user_name(uid),
@@ -79,9 +81,10 @@ class Roles:
 
 
 def caller_of(context: Transport, *, admin: bool, roles: Roles) -> Caller:
-    """The caller. `admin` is for the administrators' socket.
+    """Return the caller of this call; `admin`: it came over the administrators' socket.
 
-    Raises RefusedError for a certificate without a role, and for a connection too many.
+    Raises RefusedError: NOT_PERMITTED for a certificate without a role or without one readable common name, QUEUE_FULL
+    for a connection above the limit.
     """
     peer = peer_from(context.peer())
     if peer is not None and peer.surplus:
@@ -107,7 +110,7 @@ def caller_of(context: Transport, *, admin: bool, roles: Roles) -> Caller:
 
 
 def caller_named(context: Transport, *, admin: bool, roles: Roles) -> Caller:
-    """The same for the record of who did what: also where that is refused."""
+    """Return the caller for the audit log: as `caller_of`, but by the common name alone if that refuses the call."""
     try:
         return caller_of(context, admin=admin, roles=roles)
     except RefusedError:
@@ -115,10 +118,10 @@ def caller_named(context: Transport, *, admin: bool, roles: Roles) -> Caller:
 
 
 def common_name(properties: Mapping[str, Iterable[bytes]]) -> tuple[str, str]:
-    """Return the common name in a certificate, as gRPC tells of its subject, and why it is no name to go by.
+    """Return the common name in a certificate, by gRPC's properties of its subject, and why it cannot be used.
 
     One of the two is empty. Other names in a certificate (host names, addresses) say where it may be used, not who
-    holds it: they give no role. A name with characters that cannot be seen would look like another one's.
+    holds it: they give no role. A name with invisible characters is rejected, since it would look like another name.
     """
     first = next(iter(properties.get("x509_common_name", ())), b"")
     attributes = _ATTRIBUTE.findall(next(iter(properties.get("x509_subject", ())), b""))
@@ -137,12 +140,12 @@ def common_name(properties: Mapping[str, Iterable[bytes]]) -> tuple[str, str]:
 
 
 def _unescaped(value: bytes) -> bytes:
-    """Undo what RFC 2253 does to a value."""
+    """Undo the escaping of RFC 2253 in an attribute's value."""
     return _ESCAPED.sub(lambda found: bytes.fromhex(found[1].decode()) if found[1] else found[2], value)
 
 
 def require_admin(caller: Caller, what: str) -> None:
-    """Raises RefusedError (NOT_PERMITTED) unless an administrator calls. `what` completes "cannot ..."."""
+    """Raise RefusedError (NOT_PERMITTED) unless the caller is an administrator. `what` completes "cannot ..."."""
     if not caller.admin:
         raise refuse(
             Reason.NOT_PERMITTED,

@@ -1,4 +1,4 @@
-"""Streams on which no request has come yet: each user may have so many, and its oldest makes place for its newest."""
+"""Limits the streams of a user on which no request has arrived yet: a new stream evicts the oldest one."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from mig_agent.core.errors import Reason, UsageError, refuse
 
 FIRST_MESSAGE_SECONDS = 60.0
 """How long a client may leave a stream open before it sends its request; in a burst it may be behind many others."""
-SPARE: Final = 1000
-"""Streams of one user that may wait for their requests when those of its requests take all that they may."""
+EXTRA_STREAMS: Final = 1000
+"""How many streams of a user may wait for their first message even when the user's call limit is used up."""
 
 User = int | str | None
+"""A uid on Unix sockets, the name of a connection over TCP, or None if the caller is not known."""
 
 
 class OpeningStreams:
-    """Bounds the streams of one user on which no request has come yet. Belongs to the event loop.
+    """Bounds the streams of each user on which no request has arrived yet. Not thread-safe; use from the event loop.
 
-    In a burst a request may be behind the beginnings of thousands of other streams, which are not read while as many
-    calls are open as may be: somebody has to be refused unheard then, or all would wait for each other.
+    In a burst a request may be behind the headers of thousands of other streams, which gRPC does not read while the
+    maximum number of calls is open. Unless the oldest stream is refused then, all would wait for each other.
     """
 
     def __init__(self, most: Callable[[User], float]) -> None:
-        """`most` tells how many streams a user may open now, which is at least one."""
+        """Limit by `most`, which returns how many streams a user may have open now: at least one."""
         self._most = most
         self._waiting: dict[User, dict[asyncio.Timeout, None]] = {}
-        """Each with the time that it has, the oldest first."""
+        """Per user the timeout of each stream that waits, the oldest first."""
 
     def __len__(self) -> int:
-        """Count the streams that wait."""
+        """Return the number of streams that wait, of all users."""
         return sum(map(len, self._waiting.values()))
 
     @asynccontextmanager
-    async def waiting(self, who: User) -> AsyncIterator[None]:
-        """Wait in the block for the request of a stream.
+    async def waiting(self, user: User) -> AsyncIterator[None]:
+        """Limit the time for which the block may wait for the first message of a stream.
 
-        Raises UsageError when none has come in time, RefusedError (QUEUE_FULL) where the user has opened too many more.
+        Raises UsageError if none arrives within FIRST_MESSAGE_SECONDS, and RefusedError (QUEUE_FULL) if this stream is
+        evicted because the user has opened too many newer ones.
         """
-        self._make_place(who)
+        self._evict_oldest(user)
         limit = asyncio.timeout(FIRST_MESSAGE_SECONDS)
         try:
             async with limit:
-                self._waiting.setdefault(who, {})[limit] = None
+                self._waiting.setdefault(user, {})[limit] = None
                 yield
         except TimeoutError:
-            if limit not in self._waiting.get(who, {}):
+            if limit not in self._waiting.get(user, {}):
                 raise refuse(
                     Reason.QUEUE_FULL,
                     "cannot wait longer for a request: this user has opened too many other streams without one",
@@ -58,20 +60,20 @@ class OpeningStreams:
                 "send `request` as the first message of the stream",
             ) from None
         finally:
-            self._forget(who, limit)
+            self._forget(user, limit)
 
-    def _make_place(self, who: User) -> None:
-        """End the wait of the oldest where the user has as many as may be."""
-        of_one = self._waiting.get(who, {})
-        if len(of_one) >= self._most(who):
-            oldest = next(iter(of_one), None)
+    def _evict_oldest(self, user: User) -> None:
+        """End the wait of the user's oldest stream if the user is at the limit."""
+        streams = self._waiting.get(user, {})
+        if len(streams) >= self._most(user):
+            oldest = next(iter(streams), None)
             if oldest is not None:
-                self._forget(who, oldest)
+                self._forget(user, oldest)
                 if not oldest.expired():
                     oldest.reschedule(asyncio.get_running_loop().time())
 
-    def _forget(self, who: User, limit: asyncio.Timeout) -> None:
-        of_one = self._waiting.get(who, {})
-        of_one.pop(limit, None)
-        if not of_one:
-            self._waiting.pop(who, None)
+    def _forget(self, user: User, limit: asyncio.Timeout) -> None:
+        streams = self._waiting.get(user, {})
+        streams.pop(limit, None)
+        if not streams:
+            self._waiting.pop(user, None)

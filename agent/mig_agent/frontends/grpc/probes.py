@@ -1,7 +1,7 @@
 """Serves grpc.health.v1 and server reflection with handlers of our own.
 
-The libraries' own handlers answer a message that cannot be read with a traceback in the log, one for each message.
-These answer it in words, as the API's methods do, and log nothing.
+The libraries' own handlers log a traceback for each message that cannot be parsed. These refuse it with a message and a
+hint, as the API's methods do, and log nothing.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection
 def probe_handlers(
     checks: health.HealthServicer, reflected: reflection.aio.ReflectionServicer, most_calls: int
 ) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
-    """Makes a handler for each method of health and reflection, by its full name. Together they take so many calls."""
-    room = CallLimit(most_calls, "calls of health and reflection")
+    """Make a handler for each method of health and reflection, by full name.
+
+    Together they serve at most `most_calls` calls at once.
+    """
+    limit = CallLimit(most_calls, "calls of health and reflection")
 
     async def check(message: object, context: Context) -> Message:
-        async with _refusing(room, context):
+        async with _refusing(limit, context):
             answer: Message = await checks.Check(_readable(message, "Check", HEALTH), context)
             return answer
         raise AssertionError("abort returns never")
 
     async def watch(message: object, context: Context) -> None:
-        async with _refusing(room, context):
+        async with _refusing(limit, context):
             await checks.Watch(_readable(message, "Watch", HEALTH), context)
 
     async def info(messages: AsyncIterator[object], context: Context) -> None:
-        async with _refusing(room, context):
+        async with _refusing(limit, context):
             requests = (_readable(each, "ServerReflectionInfo", REFLECTION) async for each in messages)
             async for answer in reflected.ServerReflectionInfo(requests, context):
                 await context.write(answer)
@@ -60,10 +63,10 @@ def probe_handlers(
 
 
 @asynccontextmanager
-async def _refusing(room: CallLimit, context: Context) -> AsyncIterator[None]:
-    """Takes a place for one call, and ends it with the status of a refusal."""
+async def _refusing(limit: CallLimit, context: Context) -> AsyncIterator[None]:
+    """Occupy a slot for one call while the block runs; end the call with a status if the block raises RefusedError."""
     try:
-        with room.place():
+        with limit.slot():
             yield
     except RefusedError as error:
         await abort(context, error.refusal)
@@ -72,7 +75,7 @@ async def _refusing(room: CallLimit, context: Context) -> AsyncIterator[None]:
 
 
 def _readable(message: object, method: str, service: ServiceDescriptor) -> Any:  # noqa: ANN401 -- a message
-    """Returns the message. Raises RefusedError for bytes that are none."""
+    """Return the message. Raises RefusedError (INVALID_REQUEST) if it could not be parsed."""
     if isinstance(message, Unreadable):
         raise RefusedError(unreadable(method, service.file.name, message.error))
     return message

@@ -29,14 +29,14 @@ from mig_agent.frontends.grpc.streams import Confirmation, QueueReports, request
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
-"""In one answer of Events."""
+"""The largest number of events in one answer of Events."""
 MOST_ANSWER_BYTES = 3 << 20
-"""Of an answer that could be longer: gRPC's libraries take no messages above 4 MiB unless told to."""
+"""The limit for answers of unbounded size: by default, gRPC's libraries reject messages above 4 MiB."""
 MOST_PLANS = 256
-"""Requests in one call of Plan."""
+"""The largest number of requests in one call of Plan."""
 
-_TELLING_SECONDS = 0.25
-"""gRPC may tell of the end of a stream a moment before its connection is seen to end."""
+_CONNECTION_END_SECONDS = 0.25
+"""How long to wait for the end of the connection: gRPC may report the end of a stream a moment earlier."""
 
 _STOPPING = Refusal(
     reason=Reason.SHUTTING_DOWN,
@@ -50,7 +50,7 @@ Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event | None]]]"
 
 
 class PartitionManagerServicer:
-    """The methods of the service. One instance serves one socket: the users' or the administrators'."""
+    """Implements the methods of the service. One instance serves one socket: the users' or the administrators'."""
 
     def __init__(
         self,
@@ -61,24 +61,25 @@ class PartitionManagerServicer:
         held: Held | None = None,
         fates: ConnectionEnds | None = None,
     ) -> None:
-        """`held` is shared by those of one agent: a stream may be attached again on the other socket.
+        """Serve `manager` with these roles; `admin`: on the administrators' socket.
 
-        `fates` tells what became of connections; without it whoever ends a stream has done so on purpose.
+        `held` is shared by all servicers of one agent, since a stream may be attached again on the other socket.
+        `fates` records how connections ended; without it every stream counts as closed by its client.
         """
         self._manager = manager
         self._admin = admin
         self._roles = roles
         self._stopping = False
         self._on_stop: set[Callable[[], None]] = set()
-        """What ends each stream that is open."""
+        """For each open stream the function that ends it."""
         self._unconfirmed: dict[LeaseId, set[Confirmation]] = {}
         """The open Acquire streams of each lease that a client has not confirmed yet."""
         self._held: Held = {} if held is None else held
-        self._fates = ConnectionEnds() if fates is None else fates
+        self._connection_ends = ConnectionEnds() if fates is None else fates
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
-        """End all streams whose requests do not wait, as the agent's doing: leases stay, to be asked for again.
+        """End all streams except those of waiting requests. Leases stay, and clients can ask for them again.
 
         No task is cancelled, since it may be in the middle of a write: each ends its stream when its write is done.
         """
@@ -87,7 +88,7 @@ class PartitionManagerServicer:
             end()
 
     async def acquire(self, message: pb.AcquireRequest | None, context: Context) -> None:
-        """Take devices: stream the place in the queue and then the lease, and hear from the client that it has it."""
+        """Acquire devices: stream the position in the queue and then the lease, and wait for its confirmation."""
         caller = self._caller(context)
         request = request_from(request_in(message), caller)
         confirmation = Confirmation(context)
@@ -110,9 +111,9 @@ class PartitionManagerServicer:
                 self._manager.left_unconfirmed(lease)
 
     async def hold(self, message: pb.HoldRequest, context: Context) -> None:
-        """Takes devices and keeps them as long as the stream lives."""
+        """Acquire devices, and keep them until the stream ends."""
         caller = self._caller(context)
-        fate = self._fates.of(context.peer())
+        connection_end = self._connection_ends.of(context.peer())
         request = held_request_from(message.request, caller)
         reports = QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         try:
@@ -129,7 +130,7 @@ class PartitionManagerServicer:
                 event = await ended
         except (asyncio.CancelledError, grpc.aio.InternalError):
             if not self._stopping:
-                await self._let_go(lease, await _end_by_client(fate), caller)
+                await self._let_go(lease, await _end_by_client(connection_end), caller)
                 raise asyncio.CancelledError from None
         if event is not None:
             raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}")
@@ -137,7 +138,7 @@ class PartitionManagerServicer:
         await abort(context, _STOPPING)
 
     async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        """Ends a lease."""
+        """End a lease."""
         caller = self._caller(context)
         if message.force:
             require_admin(caller, f"release lease {message.lease} by force")
@@ -147,7 +148,7 @@ class PartitionManagerServicer:
         return pb.ReleaseResponse()
 
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
-        """Gives a lease a new deadline, or none."""
+        """Give a lease a new deadline, or none."""
         caller = self._caller(context)
         if not message.token and caller.uid is None:
             require_admin(caller, f"renew lease {message.lease} without its token")
@@ -157,7 +158,7 @@ class PartitionManagerServicer:
         return pb.RenewResponse(lease=encode.lease(lease, encode.leased_devices(lease, self._manager.view)))
 
     async def recover(self, message: pb.RecoverRequest, context: Context) -> pb.RecoverResponse:
-        """Makes a lease of before again for who has its token."""
+        """Recover a lease of before the loss of the ledger, for a caller that has its token."""
         caller = self._caller(context)
         recovered = await self._manager.recover(LeaseId(message.lease), message.token, caller)
         lease = recovered.lease
@@ -168,7 +169,7 @@ class PartitionManagerServicer:
         )
 
     async def plan(self, message: pb.PlanRequest, context: Context) -> pb.PlanResponse:
-        """How each request would be served now."""
+        """Return how each request would be served now; change nothing."""
         if len(message.requests) > MOST_PLANS:
             raise UsageError(
                 f"cannot plan {len(message.requests)} requests at once: at most {MOST_PLANS}", "send them in parts"
@@ -181,21 +182,21 @@ class PartitionManagerServicer:
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
             answer.outcomes.append(encode.outcome(outcome, view, pace))
             explained.append(lines)
-        room = MOST_ANSWER_BYTES - answer.ByteSize()
-        if room < 0:
+        bytes_left = MOST_ANSWER_BYTES - answer.ByteSize()
+        if bytes_left < 0:
             raise UsageError(
                 f"cannot answer {len(requests)} plans at once: that is more than one message takes",
                 "send them in parts",
             )
-        encode.explain(answer.outcomes, explained, room)
+        encode.explain(answer.outcomes, explained, bytes_left)
         return answer
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
-        """The node as it was last published, as far as the caller may see it; waits for nothing."""
+        """Return the node as last published, as far as the caller may see it; wait for nothing."""
         return encode.status(self._manager.snapshot, __version__, self._caller(context))
 
     async def watch(self, message: pb.WatchRequest, context: Context) -> None:
-        """What happens, as it happens."""
+        """Stream events as they happen, from a revision on."""
         self._caller(context)  # a certificate without a role sees nothing
         after = message.after_revision if message.HasField("after_revision") else self._manager.view.revision
         with closing(self._manager.subscribe(after)) as events, self._ended_by_stop(events.end):
@@ -207,13 +208,13 @@ class PartitionManagerServicer:
         await abort(context, _STOPPING)
 
     async def profiles(self, _message: pb.ProfilesRequest, context: Context) -> pb.ProfilesResponse:
-        """What the GPUs can be cut into."""
+        """Return the profiles of the node's GPUs, by GPU model."""
         self._caller(context)
         view = self._manager.view
         return pb.ProfilesResponse(models=encode.models(view), revision=view.revision)
 
     async def events(self, message: pb.EventsRequest, context: Context) -> pb.EventsResponse:
-        """What happened, oldest first."""
+        """Return past events, the oldest first."""
         self._caller(context)
         since = message.since if message.HasField("since") else 0.0
         if math.isnan(since):
@@ -224,13 +225,13 @@ class PartitionManagerServicer:
         return pb.EventsResponse(events=encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES))
 
     async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
-        """What is used on each instance."""
+        """Return the current usage of each instance."""
         self._caller(context)
         readings = await self._manager.usage()
         return pb.UsageResponse(instances=encode.usage(readings), at=time.time())
 
     async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:
-        """Destroys the idle instances."""
+        """Destroy the idle instances, on all GPUs or on those named."""
         caller = self._caller(context)
         require_admin(caller, "reclaim idle instances")
         gpus = tuple(parse_gpu(each) for each in message.gpus)
@@ -241,7 +242,7 @@ class PartitionManagerServicer:
         )
 
     async def adopt(self, message: pb.AdoptRequest, context: Context) -> pb.AdoptResponse:
-        """Takes over foreign instances."""
+        """Adopt foreign instances."""
         caller = self._caller(context)
         require_admin(caller, "adopt instances")
         if not (message.all or message.gpus or message.uuids):
@@ -254,7 +255,7 @@ class PartitionManagerServicer:
         )
 
     async def cordon(self, message: pb.CordonRequest, context: Context) -> pb.CordonResponse:
-        """Keeps new leases off a GPU, or allows them again."""
+        """Keep new leases off a GPU, or allow them again."""
         caller = self._caller(context)
         require_admin(caller, f"{'uncordon' if message.uncordon else 'cordon'} a GPU")
         reason = parse_reason(message.reason)
@@ -262,7 +263,7 @@ class PartitionManagerServicer:
         return pb.CordonResponse(gpu=encode.gpu(gpu, self._manager.view.leases))
 
     async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
-        """Switches a GPU's MIG mode."""
+        """Switch a GPU's MIG mode."""
         caller = self._caller(context)
         require_admin(caller, "switch MIG mode")
         if message.mode not in {pb.MIG_MODE_TARGET_ENABLED, pb.MIG_MODE_TARGET_DISABLED}:
@@ -271,7 +272,7 @@ class PartitionManagerServicer:
         return encode.mode_change(await self._manager.set_mig_mode(parse_gpu(message.gpu), enable, caller))
 
     async def pause(self, message: pb.PauseRequest, context: Context) -> pb.PauseResponse:
-        """Grants nothing more and lets go of the driver."""
+        """Stop granting leases, and release the driver."""
         caller = self._caller(context)
         require_admin(caller, "pause the agent")
         answer = await self._manager.pause(parse_reason(message.reason), caller, lasting=True)
@@ -280,7 +281,7 @@ class PartitionManagerServicer:
         )
 
     async def resume(self, _message: pb.ResumeRequest, context: Context) -> pb.ResumeResponse:
-        """Takes an administrator's pause back."""
+        """End an administrator's pause."""
         caller = self._caller(context)
         require_admin(caller, "resume the agent")
         answer = await self._manager.resume("", caller, lasting=True)
@@ -289,23 +290,23 @@ class PartitionManagerServicer:
         )
 
     def refused(self, method: str, message: object, context: Context, refusal: Refusal) -> None:
-        """A call was refused; the record of who did what is told."""
+        """Report a refused call to the audit log, with the lease or GPU that it names."""
         about = getattr(message, "lease", "") or getattr(message, "gpu", "")
-        who = caller_named(context, admin=self._admin, roles=self._roles)
-        self._manager.denied(method, who, refusal, str(about))
+        caller = caller_named(context, admin=self._admin, roles=self._roles)
+        self._manager.denied(method, caller, refusal, str(about))
 
     def _caller(self, context: Context) -> Caller:
         return caller_of(context, admin=self._admin, roles=self._roles)
 
     async def _let_go(self, lease: LeaseId, how: StreamEnd, caller: Caller) -> None:
-        """Tell that a stream which held a lease has ended, unless another one holds it."""
+        """Report that a lease's stream has ended, unless another stream holds the lease."""
         # A client that was cut off may be back on another stream before the end of this one is noticed.
         if lease not in self._held:
             await asyncio.shield(self._manager.hold_ended(lease, how, caller.pid))
 
     @contextmanager
     def _ended_by_stop(self, end: Callable[[], None]) -> Iterator[None]:
-        """Have `stop` call this while the block lasts; at once where the agent stops already."""
+        """Have `stop` call `end` while the block runs; call it at once if the agent is stopping already."""
         self._on_stop.add(end)
         try:
             if self._stopping:
@@ -316,7 +317,7 @@ class PartitionManagerServicer:
 
     @contextmanager
     def _unconfirmed_by(self, confirmation: Confirmation, lease: LeaseId) -> Iterator[None]:
-        """End the wait for a client's confirmation with its lease, or when the agent stops."""
+        """While the block runs, fail the confirmation when its lease ends or the agent stops."""
         waiting = self._unconfirmed.setdefault(lease, set())
         waiting.add(confirmation)
         try:
@@ -329,12 +330,12 @@ class PartitionManagerServicer:
 
     @contextmanager
     def _end_of(self, lease: LeaseId) -> Iterator[asyncio.Future[Event | None]]:
-        """The event that ends a held lease while the block lasts; None when the agent stops."""
+        """Yield a future of the event that ends a held lease while the block runs; None if the agent stops."""
         ended: asyncio.Future[Event | None] = asyncio.get_running_loop().create_future()
         streams = self._held.setdefault(lease, set())
         streams.add(ended)
         try:
-            with self._ended_by_stop(lambda: _tell(ended, None)):
+            with self._ended_by_stop(lambda: _resolve(ended, None)):
                 yield ended
         finally:
             streams.discard(ended)
@@ -342,25 +343,25 @@ class PartitionManagerServicer:
                 self._held.pop(lease, None)
 
     def _observe(self, event: Event) -> None:
-        """A lease that ends by another's doing ends the streams that are open for it."""
+        """End the open streams of a lease that has ended."""
         if event.kind is EventKind.LEASE_ENDED and event.lease is not None:
             for future in self._held.get(event.lease, ()):
-                _tell(future, event)
+                _resolve(future, event)
             for confirmation in self._unconfirmed.get(event.lease, ()):
                 confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.message}"))
 
 
-def _tell(stream: asyncio.Future[Event | None], event: Event | None) -> None:
-    if not stream.done():
-        stream.set_result(event)
+def _resolve(ended: asyncio.Future[Event | None], event: Event | None) -> None:
+    if not ended.done():
+        ended.set_result(event)
 
 
-async def _end_by_client(fate: ConnectionEnd | None) -> StreamEnd:
-    """How a stream ended that this agent has not ended."""
-    ending = None if fate is None else await fate.within(_TELLING_SECONDS)
+async def _end_by_client(connection_end: ConnectionEnd | None) -> StreamEnd:
+    """Return how a stream ended that this agent has not ended."""
+    ending = None if connection_end is None else await connection_end.within(_CONNECTION_END_SECONDS)
     match ending:
         case None:
-            return StreamEnd.CLOSED  # its connection stands
+            return StreamEnd.CLOSED  # its connection is still open
         case Ending.HUNG_UP:
             return StreamEnd.HUNG_UP
         case Ending.BROKEN:

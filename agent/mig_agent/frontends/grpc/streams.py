@@ -1,7 +1,7 @@
-"""What goes over the stream of one request while it is served: its place in the queue, and what its client says.
+"""The messages on one request's stream while it is served: its position in the queue, and the client's confirmation.
 
-On the agent's side one write at a time is in progress on a stream, and a task that writes is never cancelled: the
-operation of gRPC's core would go on, and the next one on the same stream would fail, the status that ends it included.
+Only one write may be in progress on a stream, and a task that writes must not be cancelled: the operation of gRPC's
+core would go on, and the next one on the same stream would fail, even the status that ends it.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _METHOD = "Acquire"
 
 
 class QueueReports:
-    """Writes a request's place in the queue, the latest only, while the request waits. Belongs to the event loop."""
+    """Sends a waiting request's position in the queue to its client. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, wrap: Callable[[pb.Queued], pb.AcquireResponse | pb.HoldResponse]) -> None:
-        """Write to `context`, in messages that `wrap` makes."""
+        """Write to `context`; `wrap` makes the method's message from a position."""
         self._context = context
         self._wrap = wrap
         self._latest = 0
         self._writing: asyncio.Task[None] | None = None
 
     def report(self, position: int) -> None:
-        """Tell the client a new place; one that is not written yet is left out."""
+        """Send a new position; skip earlier ones that are not written yet."""
         self._latest = position
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def finish(self) -> None:
-        """Wait until no report is being written, however long the client does not read.
+        """Wait until no report is being written, which takes as long as the client does not read.
 
-        To be awaited after the last report and before anything else is written, the status included.
+        Await this after the last report and before anything else is written, even the status.
         """
         if self._writing is not None:
             await asyncio.shield(self._writing)
@@ -50,11 +50,11 @@ class QueueReports:
                 written = self._latest
                 await self._context.write(self._wrap(pb.Queued(position=written)))
         except (grpc.aio.BaseError, asyncio.CancelledError):
-            return  # the client has gone away, which ends the call
+            return  # the client has disconnected, which ends the call
 
 
 def request_in(message: pb.AcquireRequest | None) -> pb.Request:
-    """Return the request that opens an Acquire stream. Raises UsageError where the first message is anything else."""
+    """Return the request that opens an Acquire stream. Raises UsageError if the first message is anything else."""
     if message is None:
         raise UsageError("cannot serve a stream without a request", "send `request` as its first message")
     if message.HasField("received"):
@@ -67,23 +67,23 @@ def request_in(message: pb.AcquireRequest | None) -> pb.Request:
 
 
 class Confirmation:
-    """What the client of one Acquire stream says after its request: that it has the lease, or nothing more.
+    """Waits for the second message of an Acquire stream: the client's confirmation that it received the lease.
 
-    Belongs to the event loop.
+    Not thread-safe; use from the event loop.
     """
 
     def __init__(self, context: Context) -> None:
-        """Listen from now on. Nothing else may read from `context` any more."""
+        """Start to read from `context`. Nothing else may read from it afterwards."""
         loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[bool | MigAgentError] = loop.create_future()
-        # Not cancelled when the call ends: the read that is under way comes to its end with the call.
+        # Not cancelled when the call ends: the read in progress ends with the call.
         self._listening = loop.create_task(self._listen(context))
 
     @contextmanager
     def not_yet(self) -> Iterator[None]:
-        """Raise UsageError from the block as soon as the client says anything more; it may end its half of the stream.
+        """Cancel the block and raise UsageError if the client sends a message; it may end its half of the stream.
 
-        Nothing may be written inside the block: it is cancelled where the client says something.
+        The block must not write to the stream, since it may be cancelled.
         """
         task = asyncio.current_task()
         inside = True
@@ -109,14 +109,14 @@ class Confirmation:
             raise mistake
 
     def fail(self, error: MigAgentError) -> None:
-        """End the wait for the client with an error: the lease has ended, or the agent stops."""
+        """Make `outcome` raise this error: the lease has ended, or the agent stops."""
         if not self._outcome.done():
             self._outcome.set_result(error)
 
     async def outcome(self) -> bool:
-        """Wait for the client: True where it has the lease, False where it has ended its half of the stream.
+        """Wait for the client: True if it has confirmed the lease, False if it has ended its half of the stream.
 
-        Raises what `fail` was given, UsageError for anything else that the client says.
+        Raises the error that `fail` was given, and UsageError for any other message of the client.
         """
         outcome = await self._outcome
         if isinstance(outcome, MigAgentError):
@@ -139,13 +139,13 @@ class Confirmation:
         except MigAgentError as error:
             said = error
         except (grpc.aio.BaseError, asyncio.CancelledError):
-            said = False  # the call has come to its end
+            said = False  # the call has ended
         if not self._outcome.done():
             self._outcome.set_result(said)
 
 
 def _said(message: pb.AcquireRequest | None) -> bool:
-    """Read a client's second message: whether it is `received`. Raises UsageError for anything but that or the end."""
+    """Return True for `received`, False for the end of the client's half. Raises UsageError for any other message."""
     if message is None:
         return False
     if message.HasField("received"):

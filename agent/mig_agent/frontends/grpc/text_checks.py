@@ -1,4 +1,4 @@
-"""Checks every text of a message that comes in, whichever field it is in: fields that are added later, too."""
+"""Checks every text of an incoming message, found by the message's descriptor: new fields are checked, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mig_agent.core.texts import check_text
 def check_texts(message: Message) -> None:
     """Raise UsageError for a text with control, bidirectional or invisible characters anywhere in a message.
 
-    Texts in fields that this version does not know are not looked at, and go nowhere.
+    Fields that this version does not know are not checked; nothing uses them.
     """
     for name in _fields_with_texts(message.DESCRIPTOR):
         value = getattr(message, name)
@@ -32,7 +32,7 @@ def check_texts(message: Message) -> None:
 
 
 def texts_within(message: Descriptor) -> Iterator[str]:
-    """The paths of all texts in a message, such as `request.holder.name`; a test goes through them."""
+    """Yield the paths of all text fields in a message, such as `request.holder.name`."""
     for field in message.fields:
         if field.type == FieldDescriptor.TYPE_STRING:
             yield field.name
@@ -42,9 +42,9 @@ def texts_within(message: Descriptor) -> Iterator[str]:
 
 @cache
 def _fields_with_texts(message: Descriptor) -> tuple[str, ...]:
-    """The names of the fields in which a text can be, at whatever depth; found once for each type of message.
+    """Return the names of the fields that are a text or contain one at any depth; computed once per message type.
 
-    Raises AssertionError for a map, which no request has yet: its values would have to be checked in another way.
+    Raises AssertionError for a map, which no request has yet: its values would need a check of their own.
     """
     for field in message.fields:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:

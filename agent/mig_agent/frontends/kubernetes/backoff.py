@@ -1,4 +1,4 @@
-"""When something is to be tried again: soon at first, then ever later. Pure; seconds on any clock."""
+"""Exponential back-off for many things at once, each with its own next attempt. Pure; seconds on any clock."""
 
 from __future__ import annotations
 
@@ -9,36 +9,37 @@ from typing import Generic, TypeVar
 
 from mig_agent.core.backoff import Backoff
 
-_What = TypeVar("_What", bound=Hashable)
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(slots=True, kw_only=True)
-class Backoffs(Generic[_What]):
-    """Of each thing, when its turn comes again."""
+class Backoffs(Generic[_Key]):
+    """Keeps, by key, when something may be attempted again."""
 
     first: float
-    """The first pause; each is twice as long as the one before."""
+    """The first pause in seconds; each further pause is twice as long as the one before."""
     longest: float
-    _turns: dict[_What, tuple[float, int]] = field(default_factory=dict)
-    """The moment of the next turn, and how often it was tried."""
+    """The longest pause in seconds."""
+    _attempts: dict[_Key, tuple[float, int]] = field(default_factory=dict)
+    """By key the time of the next attempt, and the number of attempts so far."""
 
-    def is_due(self, what: _What, now: float) -> bool:
-        """Whether its turn has come; that of something new has."""
-        return now >= self.turn(what)
+    def is_due(self, key: _Key, now: float) -> bool:
+        """Return whether an attempt may be made now; for a new key, always."""
+        return now >= self.due_at(key)
 
-    def turn(self, what: _What) -> float:
-        """The moment of its turn; before all others that of something new."""
-        return self._turns.get(what, (-math.inf, 0))[0]
+    def due_at(self, key: _Key) -> float:
+        """Return the time of the next attempt; minus infinity for a new key."""
+        return self._attempts.get(key, (-math.inf, 0))[0]
 
-    def tried(self, what: _What, now: float) -> None:
-        """It was tried; the next turn is a pause away."""
-        times = self._turns.get(what, (0.0, 0))[1] + 1
-        self._turns[what] = (now + Backoff(self.first, self.longest).pause(times), times)
+    def attempted(self, key: _Key, now: float) -> None:
+        """Record an attempt, and put the next one off by a pause."""
+        times = self._attempts.get(key, (0.0, 0))[1] + 1
+        self._attempts[key] = (now + Backoff(self.first, self.longest).pause(times), times)
 
-    def forget_all_but(self, those: Collection[_What]) -> None:
-        """Nothing is known any more of what matters no more."""
-        self._turns = {what: turn for what, turn in self._turns.items() if what in those}
+    def forget_all_but(self, keys: Collection[_Key]) -> None:
+        """Forget all keys except these."""
+        self._attempts = {key: attempt for key, attempt in self._attempts.items() if key in keys}
 
-    def next_turn(self) -> float | None:
-        """The first moment at which something is due; None where nothing was tried."""
-        return min((turn for turn, _ in self._turns.values()), default=None)
+    def next_due(self) -> float | None:
+        """Return the earliest time at which a key is due; None if nothing was attempted."""
+        return min((due for due, _ in self._attempts.values()), default=None)

@@ -1,4 +1,4 @@
-"""The numbers of devices that a node shows as metrics: by the same names, whichever way it shows them."""
+"""Metrics of the numbers of devices on the node, under the same names for the device plugin and for node resources."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """Of one resource, as it is shown."""
+    """Numbers of devices of one extended resource, as the node shows them."""
 
     possible: int
-    """That pods have, that are kept for them, or that could be made now."""
+    """Devices that pods have, that are reserved for pods, or that could be created now."""
     allocated: int
-    """That pods have."""
+    """Devices that pods have."""
     promised: int
-    """That are kept for pods on their way."""
+    """Devices that are reserved for pods that have not started."""
 
 
 def device_metrics(shown: Mapping[str, Devices]) -> Iterator[Metric]:
-    """One scrape; `shown` is by name of the resource."""
+    """Yield the metrics of one scrape; `shown` is by name of the resource."""
     possible = GaugeMetricFamily(
         "mig_agent_kubelet_devices_possible",
         "Devices that pods have or could be given now, by resource; the node's status shows as many.",

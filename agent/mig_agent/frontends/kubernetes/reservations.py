@@ -1,7 +1,7 @@
-"""Leases that were taken for pods and stand for none of the kubelet's devices yet: what they are kept for. Pure.
+"""Leases reserved for pods that have not started. Pure.
 
-They are in nobody's books of the kubelet, and creating does not count them any more: a number of devices that a node
-shows has to count them apart, each once.
+The kubelet does not know about these leases, and they no longer count as free capacity, so the advertised number of
+devices must include each of them exactly once.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from mig_agent.core.model import GpuUuid, KubeletDevice, Layout, Lease, NodeView
 from mig_agent.core.planning.profiles import serves, wasted_mib
 
 Asked = Callable[[Pod], Mapping[str, int] | None]
-"""What a pod asks for by name of the extended resource, as the scheduler counts it; None where that is not known."""
+"""Returns what a pod requests by name of the extended resource, as the scheduler counts it; None if not known."""
 ReservedSlots = tuple[Pod, tuple[Slot, ...]]
-"""A pod, and what one lease keeps for it, or one that is being made."""
+"""A pod, and the slots that one lease, or one request in progress, reserves for it."""
 
 
 def nobody_knows(_pod: Pod) -> None:
-    """As `Asked`, where there is no API server to tell."""
+    """Return None: what pods request is not known without an API server. An `Asked`."""
     return
 
 
@@ -41,7 +41,7 @@ def kept(view: NodeView) -> tuple[ReservedSlots, ...]:
 
 
 def slots_of(lease: Lease, view: NodeView) -> tuple[Slot, ...]:
-    """Of each device of a lease where it is; nothing where one of them is lost."""
+    """Return the slot of each device of a lease; empty if one of them is lost."""
     instances = live_devices(view, lease)
     slots = tuple(each.slot for each in instances if each is not None)
     return slots if len(slots) == len(instances) else ()
@@ -50,10 +50,10 @@ def slots_of(lease: Lease, view: NodeView) -> tuple[Slot, ...]:
 def match_slots(
     groups: Sequence[Sequence[Slot]], wants: Sequence[Want], layouts: Mapping[GpuUuid, Layout]
 ) -> tuple[tuple[int, ...] | None, ...]:
-    """For each group which of the wants its slots serve, by their place in `wants`; each want is served once.
+    """Return for each group of slots the indices of the wants that they serve; each want is served once.
 
-    None for a group of which not every slot serves a want. Groups that come first go first, and exact ones serve what
-    they are named for rather than an amount of memory.
+    The result is None for a group in which some slot serves no want. Earlier groups are matched first, and a slot
+    serves a want for its own profile in preference to one for an amount of memory.
     """
     table = _Table(wants, layouts)
     taken = [table.take(number, group) for number, group in enumerate(groups)]
@@ -66,10 +66,10 @@ def match_slots(
 def promised(
     keeping: Iterable[ReservedSlots], view: NodeView, resources: Mapping[str, Want], asked: Asked
 ) -> Mapping[str, int]:
-    """For how many devices of each resource something is kept. `keeping` is from `kept`, and what is being made.
+    """Return the number of reserved devices of each resource; `keeping` are the reserved slots of all pods.
 
-    A pod whose requests are known has each of them served once at most, those apart that the kubelet has allocated and
-    for which a lease of the pod stands. Where they are not known, each slot counts for every resource that it serves.
+    If a pod's requests are known, each of them counts once at most, without devices that the kubelet has allocated and
+    that a lease of the pod already serves. If not, each slot counts for every resource that it can serve.
     """
     layouts = {uuid: gpu.layout for uuid, gpu in view.by_uuid.items()}
     by_pod: dict[Pod, list[tuple[Slot, ...]]] = {}
@@ -93,20 +93,20 @@ def promised(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """Promises beside what the kubelet has allocated."""
+    """Reservations after those of devices that the kubelet has allocated are subtracted."""
 
     promised: Mapping[str, int]
-    """For how many devices of each resource something is kept, that the kubelet has not allocated."""
+    """The number of reserved devices of each resource that the kubelet has not allocated."""
     unserved: tuple[KubeletDevice, ...]
-    """What the kubelet has allocated and nothing is kept for."""
+    """Devices that the kubelet has allocated and that have no reservation."""
 
 
 def count_unreserved(
     promises: Mapping[str, int], unserved: Sequence[KubeletDevice], judged: Collection[KubeletDevice]
 ) -> Counted:
-    """`unserved` are devices that the kubelet has allocated and for which no lease stands; each takes a promise.
+    """Return the reservations that remain when each allocated device without a lease (`unserved`) uses one.
 
-    But for those that are `judged`: whose pod is known, and had nothing that fits.
+    A device that is `judged` uses none: its pod is known, and has no reservation that fits.
     """
     open_ = Counter(promises)
     left = []
@@ -123,7 +123,7 @@ def _open(view: NodeView) -> Iterable[Lease]:
 
 
 def _handed(view: NodeView, pod: Pod) -> Counter[str]:
-    """How many devices of each resource the pod has already."""
+    """Return how many devices of each resource the pod has already."""
     return Counter(
         device.resource
         for lease in view.leases.values()
@@ -133,17 +133,17 @@ def _handed(view: NodeView, pod: Pod) -> Counter[str]:
 
 
 class _Table:
-    """Who serves what: a matching that grows a group at a time, and never gives up a slot that it has."""
+    """A bipartite matching of slots to wants that grows by one group at a time; a matched slot stays matched."""
 
     def __init__(self, wants: Sequence[Want], layouts: Mapping[GpuUuid, Layout]) -> None:
         self._wants = wants
         self._layouts = layouts
         self._choices: dict[tuple[int, int], tuple[int, ...]] = {}
-        """Of each slot, by group and place, the wants that it could serve; the most exact first."""
+        """By group and index, the wants that a slot could serve, the most exact first."""
         self._by_want: dict[int, tuple[int, int]] = {}
 
     def take(self, number: int, group: Sequence[Slot]) -> bool:
-        """Whether all of the group serve something; nothing is changed where they do not."""
+        """Match all slots of a group, or none; return whether they are matched."""
         before = dict(self._by_want)
         for place, slot in enumerate(group):
             self._choices[number, place] = self._serving(slot)
@@ -153,7 +153,7 @@ class _Table:
         return True
 
     def served(self, number: int, length: int) -> tuple[int, ...]:
-        """The wants that a group serves, in its order."""
+        """Return the wants that a matched group serves, in the order of its slots."""
         wants = {slot: want for want, slot in self._by_want.items()}
         return tuple(wants[number, place] for place in range(length))
 
@@ -170,7 +170,7 @@ class _Table:
         return tuple(sorted(found, key=waste))
 
     def _augment(self, slot: tuple[int, int], seen: set[int]) -> bool:
-        """Gives the slot a want, if need be one of another slot that can serve something else."""
+        """Match a slot, if needed by moving other slots to other wants (augmenting path); return whether it worked."""
         for want in self._choices[slot]:
             if want in seen:
                 continue

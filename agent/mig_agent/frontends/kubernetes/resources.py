@@ -1,4 +1,4 @@
-"""Extended resources of a node: names of its profiles, memory sizes and whole GPUs, and the ids of their devices."""
+"""Extended resources of a node: names for profiles, amounts of memory and whole GPUs, and the ids of their devices."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _OURS = re.compile(rf"{_BEGINNING}(0|[1-9][0-9]{{0,8}})", re.ASCII)
 
 
 def device_id(number: int) -> str:
-    """The id with this number, from 0 on."""
+    """Return the device id with this number; numbers start at 0."""
     return f"{_BEGINNING}{number}"
 
 
 def is_ours(device: str) -> bool:
-    """Whether this agent, or one before it on this node, made the id."""
+    """Return whether this agent, or an earlier one on this node, made the device id."""
     return _OURS.fullmatch(device) is not None
 
 
 def number_of(device: str) -> int:
-    """The number of an id of ours. Raises ValueError for another's."""
+    """Return the number in a device id of the agent. Raises ValueError for any other id."""
     match = _OURS.fullmatch(device)
     if match is None:
         raise ValueError(device)
@@ -36,9 +36,9 @@ def number_of(device: str) -> int:
 
 
 def listed(total: int, allocated: Collection[str]) -> tuple[str, ...]:
-    """The ids that there are for the kubelet: what it has allocated, and the lowest others, `total` if possible.
+    """Return the device ids to list to the kubelet, by number: those it has allocated, and the lowest others.
 
-    An id that a container has is never left out, whatever the total. Ordered by number.
+    There are `total` ids, or more if more are allocated: an allocated id is never left out.
     """
     chosen = set(allocated)
     free = (device for device in map(device_id, count()) if device not in allocated)
@@ -48,26 +48,26 @@ def listed(total: int, allocated: Collection[str]) -> tuple[str, ...]:
 
 
 _WHOLE: Final = replace(whole_gpu_want(), profile="whole")
-"""Of a GPU without MIG mode, and of nothing else."""
+"""The want that only a GPU without MIG mode serves."""
 _WELL_KNOWN: Final = frozenset({"nvidia.com", "mig-agent.io"})
-"""Domains that labels leave out: no two resources of these differ in nothing else."""
+"""Domains that labels leave out: no two resources differ only in which of these they have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Naming:
-    """How resources are called, as configured."""
+    """The configured names of extended resources."""
 
     profiles: str = PROFILES
-    """What stands before a profile's name."""
+    """The prefix of a profile's name."""
     memory: str = MEMORY
-    """What stands before an amount of memory."""
+    """The prefix of an amount of memory."""
     amounts: tuple[str, ...] = ("5g", "10g", "20g", "40g", "80g")
-    """Decimal gigabytes."""
+    """The offered amounts of memory, in decimal gigabytes."""
     whole_gpu: str = ""
-    """The name for GPUs without MIG mode; empty where they are not served."""
+    """The name for GPUs without MIG mode; empty if they are not served."""
 
     def has(self, name: str) -> bool:
-        """Whether a resource is called so by these; the agent may change no other on the node object."""
+        """Return whether the agent uses this name; it must not change other resources on the node object."""
         return name.startswith((self.profiles, self.memory)) or name == self.whole_gpu
 
 
@@ -76,27 +76,27 @@ class Resource:
     """One extended resource."""
 
     name: str
-    """`nvidia.com/mig-1g.10gb`."""
+    """The full name: `nvidia.com/mig-1g.10gb`."""
     label: str
-    """What tells it from the others in names of sockets and CDI devices: `mig-1g.10gb`."""
+    """A short unique name, for sockets and CDI devices: `mig-1g.10gb`."""
     want: Want
-    """What one device of it is."""
+    """What one device of the resource provides."""
 
 
 def resources_of(view: NodeView, naming: Naming) -> tuple[Resource, ...]:
-    """The resources of a node as it is now, by name, and those that leases were given as: their pods may restart."""
+    """Return the resources of a node, sorted by name; also those of existing leases, whose pods may restart."""
     wants = _leased(view) | dict(_wants(view, naming))
     return tuple(Resource(name=name, label=label_of(name), want=wants[name]) for name in sorted(wants))
 
 
 def label_of(name: str) -> str:
-    """What tells a resource from all others in names, always the same: containers know their devices by it."""
+    """Return a resource's label. It must never change: running containers know their devices by it."""
     domain, _, last = name.partition("/")
     return last if domain in _WELL_KNOWN else f"{domain}_{last}"
 
 
 def _leased(view: NodeView) -> dict[str, Want]:
-    """Of resources that may not be served any more, by what stands for them."""
+    """Return the resources of existing leases, which may not be offered now; their wants follow from the instances."""
     wants = {}
     for lease in view.leases.values():
         for device, generation in zip(lease.kubelet_devices, lease.instances, strict=False):
@@ -119,7 +119,7 @@ def _wants(view: NodeView, naming: Naming) -> Iterator[tuple[str, Want]]:
 
 
 def _profiles(gpus: Iterable[Gpu]) -> Iterator[str]:
-    """Each once; a GPU without MIG mode has none."""
+    """Yield the name of each MIG profile once."""
     yield from dict.fromkeys(
         profile.name for gpu in gpus for profile in gpu.layout.profiles if not profile.is_whole_gpu
     )

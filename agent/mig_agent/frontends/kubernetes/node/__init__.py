@@ -1,1 +1,1 @@
-"""The agent on its node object: the switch by label, pauses, the condition, Events, feature labels, a clean leaving."""
+"""The agent's node object: label and pauses that switch it off, its condition, Events, feature labels, uninstall."""

@@ -1,7 +1,7 @@
-"""The node condition that shows GPUs which are not given to anybody; pure.
+"""The node condition that shows GPUs which are lost or cordoned, and so not leased; pure.
 
-As node-problem-detector has it: `True` is a problem, `False` says that there is none. It is written only when it
-changes: nobody waits for its heartbeat.
+As with node-problem-detector, `True` is a problem and `False` says that there is none. The condition is written only
+when it changes, since nothing depends on its heartbeat.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PROBLEMS: Final = (GpuState.LOST, GpuState.CORDONED)
 
 
 def has_mig(view: NodeView) -> bool:
-    """Whether any GPU of the node could be partitioned; a node without one is left as it is."""
+    """Return whether any GPU of the node supports MIG; the agent does not change a node without one."""
     return any(gpu.mode.capable for gpu in view.gpus)
 
 
 def condition_of(view: NodeView) -> NodeCondition | None:
-    """What the node should show; None: nothing."""
+    """Return the condition that the node should show; None: no condition."""
     if not has_mig(view):
         return None
     bad = [gpu for gpu in view.gpus if gpu.state in _PROBLEMS]

@@ -1,4 +1,4 @@
-"""The controller of the node object: labels, the pause switch, the condition and Events of this agent's node."""
+"""The controller of the node object: pauses by label, feature labels, the condition and Events of this node."""
 
 from __future__ import annotations
 
@@ -26,49 +26,51 @@ from mig_agent.frontends.kubernetes.node.feature_labels import Changes, changes,
 from mig_agent.frontends.kubernetes.node.pause_labels import carries, pauses, unlabelled
 from mig_agent.frontends.kubernetes.resources import Naming
 
-FIRST_LOOK_SECONDS: Final = 5.0
+FIRST_READ_SECONDS: Final = 5.0
+"""How long the agent waits for the node object when it starts."""
 SETTLE_SECONDS: Final = 1.0
-"""Between two rounds of writing, so that somebody who writes the same labels is no reason to run hot."""
-AGAIN_SECONDS: Final = (2.0, 60.0)
-"""The first and the longest pause after the API server took nothing."""
-TIDY_SECONDS: Final = 10.0
-"""For the idle instances of a node that is not to be served any more."""
-LAST_WORDS_SECONDS: Final = 2.0
+"""The pause between two writes, so that another writer of the same labels does not cause a busy loop."""
+RETRY_SECONDS: Final = (2.0, 60.0)
+"""The first and the longest pause after a write that the API server did not accept."""
+RECLAIM_SECONDS: Final = 10.0
+"""The time limit for destroying the idle instances of a node that is no longer served."""
+CLOSING_SECONDS: Final = 2.0
+"""How long closing waits for Events that are being sent."""
 LABELS: Final = Caller(name="the node's labels", admin=True, inside=True)
-"""Who pauses and resumes."""
+"""The caller of pauses and resumes that follow from the node's labels."""
 
 _LOG = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What is configured of the node."""
+    """Settings of the node controller."""
 
     label: str = ""
-    """The node is served only while it carries this: `key=value` or `key`; empty: always."""
+    """The label that the node must carry to be served: `key=value` or `key`; empty: none."""
     features: bool = True
     """Whether to write feature labels."""
     naming: Naming = field(default_factory=Naming)
     has_gpus: bool = True
-    """Whether there is anything to show; else what an agent before showed is taken back."""
+    """Whether the node has GPUs to show; if not, what an earlier agent wrote is removed."""
 
 
 async def first_pauses(api: KubeClient, settings: NodeSettings) -> tuple[str, ...]:
-    """Why the agent must not even open the driver when it starts; empty where it may. Takes FIRST_LOOK_SECONDS at most.
+    """Return the reasons why a starting agent must not open the driver; empty if it may.
 
-    The same reasons go into NodeFrontend, which takes them back.
+    Takes FIRST_READ_SECONDS at most. Give the same reasons to NodeFrontend, which ends those pauses.
     """
     facts: NodeFacts | None = None
     try:
-        facts = await asyncio.wait_for(api.node(), FIRST_LOOK_SECONDS)
+        facts = await asyncio.wait_for(api.node(), FIRST_READ_SECONDS)
     except (KubeApiError, TimeoutError) as error:
-        words = error.words if isinstance(error, KubeApiError) else f"no answer for {FIRST_LOOK_SECONDS:g} s"
+        words = error.words if isinstance(error, KubeApiError) else f"no answer for {FIRST_READ_SECONDS:g} s"
         _LOG.warning("the node could not be read yet", server=api.address, error=words)
     return pauses(facts, settings.label)
 
 
 async def write(api: KubeClient, facts: NodeFacts, wanted: Shown | None) -> None:
-    """Makes the node show this; writes only what differs. Raises KubeApiError."""
+    """Make the node show this; write only what differs. Raises KubeApiError."""
     if wanted is None:
         return
     before = facts.conditions.get(CONDITION)
@@ -84,12 +86,12 @@ class NodeFrontend:
     """Keeps labels, condition and Events of the node object current. Not thread-safe; use from the event loop."""
 
     def __init__(self, manager: Manager, api: KubeClient, settings: NodeSettings, paused: tuple[str, ...] = ()) -> None:
-        """`paused` are the reasons of `first_pauses`, for which the manager was started paused."""
+        """Control the node of `api`. `paused` are the reasons of `first_pauses`, with which the manager was started."""
         self._manager = manager
         self._api = api
         self._settings = settings
         self._reasons = set(paused)
-        """Those that the manager has from here."""
+        """The reasons for which this controller has paused the manager."""
         self._facts: NodeFacts | None = None
         self._following: InformerSubscription | None = None
         self._switching = asyncio.Event()
@@ -100,16 +102,16 @@ class NodeFrontend:
         self._complaint = ""
 
     def start(self) -> None:
-        """Begins. Until the node is seen, what `first_pauses` found holds."""
-        self._following = self._api.follow_node(self._node_changed, self._out_of_touch)
+        """Start to follow the node. Until it is read for the first time, the reasons of `first_pauses` stay."""
+        self._following = self._api.follow_node(self._node_changed, self._disconnected)
         self._manager.on_view.append(self._showing.set)
-        self._manager.observers.append(self._happened)
+        self._manager.observers.append(self._on_event)
         self._loops = [
             self._tasks.keep(name, loop) for name, loop in (("node switch", self._switch), ("node shown", self._show))
         ]
 
     async def close(self) -> None:
-        """Ends it. What is on the node stays, for the agent that comes next; Events under way get a moment."""
+        """Stop. What is on the node stays, for the next agent; Events being sent get CLOSING_SECONDS."""
         if self._following is None:
             return
         self._following.close()
@@ -117,12 +119,12 @@ class NodeFrontend:
         with contextlib.suppress(ValueError):
             self._manager.on_view.remove(self._showing.set)
         with contextlib.suppress(ValueError):
-            self._manager.observers.remove(self._happened)
+            self._manager.observers.remove(self._on_event)
         for loop in self._loops:
             loop.cancel()
-        await self._tasks.end(LAST_WORDS_SECONDS)
+        await self._tasks.end(CLOSING_SECONDS)
 
-    # What comes in
+    # Input
 
     def _node_changed(self, facts: NodeFacts) -> None:
         if self._lost:
@@ -132,53 +134,53 @@ class NodeFrontend:
         self._switching.set()
         self._showing.set()
 
-    def _out_of_touch(self, words: str) -> None:
-        """What was known last still counts: a cluster without its API server changes nothing on its nodes."""
+    def _disconnected(self, words: str) -> None:
+        """Log that the API server is away. The last known labels stay valid: without it nothing changes on nodes."""
         if not self._lost:
             _LOG.warning("out of touch with the API server", error=words)
         self._lost = True
 
-    def _happened(self, event: Event) -> None:
-        telling = notice(event)
-        if telling is not None:
+    def _on_event(self, event: Event) -> None:
+        found = notice(event)
+        if found is not None:
             self._tasks.spawn(
-                "node event", self._api.tell(telling.about, telling.reason, telling.words, warning=telling.warning)
+                "node event", self._api.tell(found.about, found.reason, found.words, warning=found.warning)
             )
 
-    # What goes out
+    # Output
 
     async def _switch(self) -> None:
         while True:
             await self._switching.wait()
             self._switching.clear()
             try:
-                await self._heed(set(pauses(self._facts, self._settings.label)))
-            except Exception:  # noqa: BLE001 -- whatever it was, the node's labels must be heard on
-                _LOG.exception("cannot do what the node's labels want now")
+                await self._apply_pauses(set(pauses(self._facts, self._settings.label)))
+            except Exception:  # noqa: BLE001 -- whatever the error, the node's labels must be followed further
+                _LOG.exception("cannot follow the node's labels now")
                 self._switching.set()
-                await asyncio.sleep(AGAIN_SECONDS[0])
+                await asyncio.sleep(RETRY_SECONDS[0])
 
-    async def _heed(self, wanted: set[str]) -> None:
-        """Pauses and resumes until the reasons are those that are wanted."""
-        # The new ones first: between two reasons the driver is not taken up for a moment.
+    async def _apply_pauses(self, wanted: set[str]) -> None:
+        """Pause and resume the manager so that its reasons are those that are wanted."""
+        # New reasons first, so that the driver is not reopened for a moment between two reasons.
         for reason in sorted(wanted - self._reasons):
             if self._facts is not None and reason == unlabelled(self._facts, self._settings.label):
-                await self._tidy()
-            await self._refused_at_most(self._manager.pause(reason, LABELS))
+                await self._reclaim_idle()
+            await self._log_if_refused(self._manager.pause(reason, LABELS))
             self._reasons.add(reason)
         for reason in sorted(self._reasons - wanted):
-            await self._refused_at_most(self._manager.resume(reason, LABELS))
+            await self._log_if_refused(self._manager.resume(reason, LABELS))
             self._reasons.discard(reason)
 
-    async def _tidy(self) -> None:
-        """Whoever is given the GPUs next finds no instance on them that nobody uses."""
+    async def _reclaim_idle(self) -> None:
+        """Destroy idle instances, so that the next user of the GPUs finds no unused ones."""
         if self._manager.paused:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TIDY_SECONDS):
-                await self._refused_at_most(self._manager.reclaim((), LABELS))
+            async with asyncio.timeout(RECLAIM_SECONDS):
+                await self._log_if_refused(self._manager.reclaim((), LABELS))
 
-    async def _refused_at_most(self, call: Coroutine[Any, Any, object]) -> None:
+    async def _log_if_refused(self, call: Coroutine[Any, Any, object]) -> None:
         try:
             await call
         except RefusedError as error:
@@ -194,11 +196,11 @@ class NodeFrontend:
                 continue
             try:
                 await write(self._api, facts, self._wanted(facts))
-            except Exception as error:  # noqa: BLE001 -- whatever it was, the node must be shown on
+            except Exception as error:  # noqa: BLE001 -- whatever the error, the node must be kept current
                 failures += 1
                 self._complain(error.words if isinstance(error, KubeApiError) else repr(error))
                 self._showing.set()
-                pause = Backoff(*AGAIN_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
+                pause = Backoff(*RETRY_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
                 await asyncio.sleep(pause)
             else:
                 failures = 0
@@ -221,7 +223,7 @@ class NodeFrontend:
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:
-            _LOG.warning("the node cannot be shown as it is", error=words)
+            _LOG.warning("the node object cannot be updated", error=words)
         self._complaint = words
 
 
@@ -230,9 +232,9 @@ class Shown:
     """What to write on the node."""
 
     condition: NodeCondition | None = None
-    """To be shown if it is not yet; None: to be taken away where the node has one."""
+    """The condition to show; None: remove it if the node has one."""
     changes: Changes = field(default_factory=Changes)
-    """Of labels and annotations."""
+    """Changes of labels and annotations."""
 
 
 def shown(
@@ -245,9 +247,9 @@ def shown(
     driver_version: str,
     naming: Naming,
 ) -> Shown | None:
-    """What the node should show now; None: leave it as it is.
+    """Return what the node should show now; None: leave it as it is.
 
-    An agent that was paused before it ever read its GPUs knows nothing of them, and what the node shows may be true.
+    An agent that was paused before it read its GPUs does not know them, and what the node shows may be true.
     """
     if not carries(facts.labels, label):
         return nothing(facts)
@@ -258,5 +260,5 @@ def shown(
 
 
 def nothing(facts: NodeFacts) -> Shown:
-    """What an agent shows that has nothing to do with the node."""
+    """Return the changes that remove all that an agent wrote on the node."""
     return Shown(changes=changes({}, facts))

@@ -1,4 +1,4 @@
-"""Which of the manager's events an administrator should see on the node or on a pod, and under which word; pure."""
+"""Translates events of the manager that matter to an administrator to Kubernetes Events on the node or a pod; pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from mig_agent.engine.lifecycle import EndReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """An Event on the node or on a pod, to be sent."""
+    """A Kubernetes Event to send, about the node or a pod."""
 
     reason: str
-    """One word in CamelCase."""
+    """The Event's reason: one word in CamelCase."""
     words: str
     warning: bool
     about: Pod | None = None
-    """None: the node."""
+    """The pod that the Event is about; None: the node."""
 
 
 _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
@@ -44,9 +44,9 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
 
 
 _LOST: Final = frozenset({"gpu-lost", "gpu-reset", "instance-lost"})
-"""Why a lease ends, or goes on with less: its pod still runs and has lost what it computes on."""
+"""Reasons for which a lease ends or is degraded while its pod still runs: the pod has lost a device."""
 _FORCED: Final = EndReason.FORCED.value
-"""An administrator has ended it, and the pod still runs."""
+"""The reason of a lease that an administrator ended while its pod still runs."""
 
 
 def notice(event: Event) -> Notice | None:

@@ -1,12 +1,12 @@
 """Labels that say what GPUs a node has, with the names and meanings of NVIDIA's GPU feature discovery; pure.
 
-They are those of its `mixed` MIG strategy, as far as the agent knows the facts: not the GPU's family, its compute
+They are the labels of its `mixed` MIG strategy, as far as the agent knows the facts: not the GPU's family, its compute
 capability or the CUDA version. One thing differs on purpose: feature discovery counts the MIG devices that exist, the
 agent makes them on request, so `nvidia.com/mig-1g.10gb.count` is how many the node can have. So the labels do not
 change with every pod, and a pod may select nodes by them before its device exists.
 
-Where feature discovery runs, the node carries its timestamp, and the agent takes its own labels back. An annotation
-keeps which labels are the agent's; what somebody else wrote is never changed.
+Where feature discovery runs, the node carries its timestamp, and the agent removes its own labels. An annotation lists
+the labels that the agent wrote; labels of other writers are never changed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mig_agent.core.planning.capacity import servable
 from mig_agent.frontends.kubernetes.node.conditions import has_mig
 
 TIMESTAMP: Final = "nvidia.com/gfd.timestamp"
-"""GPU feature discovery writes it with everything else."""
+"""The label that GPU feature discovery writes together with its other labels."""
 OURS: Final = "mig-agent.io/feature-labels"
-"""The annotation: names of the labels that the agent wrote, with commas between."""
+"""The annotation with the names of the labels that the agent wrote, separated by commas."""
 NODE_FEATURE_DISCOVERY: Final = "nfd.node.kubernetes.io/feature-labels"
-"""The same of node feature discovery, through which GPU feature discovery writes."""
+"""The annotation with the labels of node feature discovery, through which GPU feature discovery writes."""
 _LONGEST_VALUE: Final = 63
 _LONGEST_NAME: Final = 63
 _PARTS_OF_A_VERSION: Final = 3
@@ -34,7 +34,7 @@ _PARTS_OF_A_VERSION: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What to write on the node; None takes away."""
+    """Labels and annotations to write on the node; None removes one."""
 
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
@@ -44,13 +44,13 @@ class Changes:
 
 
 def feature_labels(view: NodeView, driver_version: str, resource_of: Callable[[str], str]) -> Mapping[str, str]:
-    """The labels of a node; none for one without MIG.
+    """Return the feature labels of a node; none for a node without MIG.
 
-    `resource_of` gives the extended resource of a profile's name: `nvidia.com/mig-1g.10gb.me` for `1g.10gb+me`.
+    `resource_of` returns the extended resource for a profile's name: `nvidia.com/mig-1g.10gb.me` for `1g.10gb+me`.
     """
     if not has_mig(view):
         return {}
-    # Of several models one can have the labels that name none; feature discovery shows one, too, and counts its GPUs.
+    # With several models, one of them has the labels that name no model; feature discovery does the same.
     first = next(gpu for gpu in view.gpus if gpu.mode.capable).layout
     alike = [gpu for gpu in view.gpus if gpu.layout.model == first.model]
     whole = any(not gpu.mode.current for gpu in alike)
@@ -75,7 +75,7 @@ def feature_labels(view: NodeView, driver_version: str, resource_of: Callable[[s
 
 
 def changes(wanted: Mapping[str, str], facts: NodeFacts) -> Changes:
-    """How to get from what the node has to what is wanted. Nothing is wanted where feature discovery runs."""
+    """Return what changes the node's labels to those wanted. Where feature discovery runs, none are wanted."""
     ours = _names(facts.annotations.get(OURS, ""))
     theirs: frozenset[str] = frozenset()
     if TIMESTAMP in facts.labels:
@@ -111,7 +111,7 @@ def _profile_labels(view: NodeView, profile: Profile, model: str, resource: str)
 
 
 def _driver_labels(version: str) -> Mapping[str, str]:
-    """Of `550.54.15`; both the old and the new names, as feature discovery writes them."""
+    """Return the labels of a driver version such as `550.54.15`, with old and new names, as feature discovery does."""
     major, minor, revision, *_ = [*version.split("."), *[""] * _PARTS_OF_A_VERSION]
     if not major.isdigit():
         return {}
@@ -127,7 +127,7 @@ def _driver_labels(version: str) -> Mapping[str, str]:
 
 
 def _value(text: str) -> str:
-    """As the value of a label may be: at most 63 of letters, digits, `-`, `_` and `.`, no sign at either end."""
+    """Return a valid label value: at most 63 letters, digits, `-`, `_` and `.`, no punctuation at either end."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[:_LONGEST_VALUE].strip("-_.")
 
 

@@ -1,11 +1,11 @@
-"""Whether the agent may serve its node, by the node's labels; pure.
+"""Decides by the node's labels whether the agent may serve the node; pure.
 
 Two things switch it off: the node does not carry the configured label, or the GPU operator has paused its components.
 The operator does the latter before it unloads the driver (`paused-for-driver-upgrade`, by k8s-driver-manager) and
-before its MIG manager changes the layout of the GPUs (`paused-for-mig-change`), on the labels `nvidia.com/gpu.deploy.*`
-that stand for a component each, `client` for those of others among them. Any value that begins with `paused-for-` is
-taken for a pause, whatever it is for: whoever asks the users of the GPUs to let go means the agent too. A component
-that is switched off (`false`) is no pause.
+before its MIG manager changes the layout of the GPUs (`paused-for-mig-change`). It uses the labels
+`nvidia.com/gpu.deploy.*`: one for each component, `client` for components of others. Any value that begins with
+`paused-for-` counts as a pause, whatever its purpose: a request to release the GPUs applies to the agent, too. A
+component that is switched off (`false`) is no pause.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_READ_YET: Final = "labels of the node that have not been read yet"
 
 
 def carries(labels: Mapping[str, str], label: str) -> bool:
-    """Whether the labels have this one: `key=value`, or `key` with any value. No label at all is always carried."""
+    """Return whether the labels include this one: `key=value`, or `key` with any value; True if `label` is empty."""
     key, equals, value = label.partition("=")
     if not label:
         return True
@@ -29,14 +29,15 @@ def carries(labels: Mapping[str, str], label: str) -> bool:
 
 
 def unlabelled(facts: NodeFacts, label: str) -> str:
-    """Why a node without the label is not served, in words."""
+    """Return the pause reason for a node without the label."""
     return f"the missing label {label} of node {facts.name}"
 
 
 def pauses(facts: NodeFacts | None, label: str) -> tuple[str, ...]:
-    """Why the agent must not serve now; empty when it may. Words that stay the same while it is so, and name a thing.
+    """Return the reasons why the agent must not serve now; empty when it may.
 
-    A node that has not been seen is not served where a label decides.
+    A reason is a noun phrase, and its text does not change while it applies. `facts` is None while the node has not
+    been read: then it is not served if a label is configured.
     """
     if facts is None:
         return (NOT_READ_YET,) if label else ()

@@ -1,9 +1,9 @@
-"""Leaving a node clean when the agent is not to come back; a restart or an upgrade removes nothing.
+"""Removes what the agent put on a node when it will not come back; a restart or an upgrade removes nothing.
 
-The agent asks when it is told to stop: its DaemonSet is gone or on its way out, the node has lost the label without
-which it is not served, or the DaemonSet has other nodes now (as by another `nodeLabel` of the chart). Rights to ask and
-to clean must stand until then, so a Helm release deletes the DaemonSet by a hook of its own (`delete_and_wait`) before
-anything else.
+The agent checks this when it is stopped. It will not come back if its DaemonSet is deleted or being deleted, if the
+node has lost the configured label, or if the DaemonSet no longer selects the node (such as after a change of the
+chart's `nodeLabel`). The RBAC rights to check and to clean must exist until then, so a Helm release deletes the
+DaemonSet in a hook (`delete_and_wait`) before anything else.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from mig_agent.frontends.kubernetes.node.controller import nothing, write
 from mig_agent.frontends.kubernetes.node.pause_labels import carries
 
 ASK_SECONDS: Final = 5.0
-"""Also an agent that is merely restarted waits so long for an API server that does not answer."""
+"""How long to wait for the API server; an agent that is merely restarted waits as long if there is no answer."""
 STEP_SECONDS: Final = 8.0
-"""For each of the steps; a pod that is stopped has half a minute."""
-LOOK_SECONDS: Final = 1.0
-"""Between two looks whether a DaemonSet has gone."""
+"""The time limit of each step; a pod that is stopped has half a minute in all."""
+POLL_SECONDS: Final = 1.0
+"""The pause between two checks whether a DaemonSet is deleted."""
 UNINSTALL: Final = Caller(name="uninstalling", admin=True, inside=True)
 
 _LOG = structlog.get_logger(__name__)
 
 
 async def is_leaving(api: KubeClient, namespace: str, pod: str, label: str) -> bool:
-    """Whether the agent that stops is not to come back: its DaemonSet goes, or has no pod on a node with these labels.
+    """Return whether the agent will not come back: its DaemonSet is deleted, or no longer selects the node.
 
-    `namespace` and `pod` are its own; empty where it runs as no pod. No answer: no, since what is removed is gone.
+    `namespace` and `pod` are those of the agent's own pod; empty if it does not run as a pod. Without an answer from
+    the API server the result is False, since removing cannot be undone.
     """
     if not namespace or not pod:
         return False
@@ -44,7 +45,7 @@ async def is_leaving(api: KubeClient, namespace: str, pod: str, label: str) -> b
     except (KubeApiError, TimeoutError) as error:
         words = error.words if isinstance(error, KubeApiError) else f"no answer for {ASK_SECONDS:g} s"
         _LOG.warning(
-            "it is not known whether the agent leaves for good, so nothing is removed from the node", error=words
+            "it is not known whether the agent is uninstalled, so nothing is removed from the node", error=words
         )
         return False
 
@@ -63,10 +64,10 @@ async def _leaves(api: KubeClient, namespace: str, pod: str, label: str) -> bool
 async def leave(
     api: KubeClient, manager: Manager, resources: Sequence[str], others: Sequence[Callable[[], Awaitable[None]]] = ()
 ) -> None:
-    """Takes from the node what the agent put there, leases and their instances excepted. Never raises.
+    """Remove from the node what the agent put there, except leases and their instances.
 
-    `resources` are the extended resources that it served, no longer offered to the kubelet by now; `others` are more
-    steps, such as removing files. A step that fails is told and does not hold up the next.
+    `resources` are the extended resources that the agent served and no longer offers to the kubelet; `others` are
+    further steps, such as removing files. A step that fails is logged, not raised, and the next ones still run.
     """
 
     async def show_nothing() -> None:
@@ -89,13 +90,13 @@ async def leave(
             _LOG.warning("not all could be removed from the node", step=_name(step), error=error.refusal.message)
         except (MigAgentError, OSError) as error:
             _LOG.warning("not all could be removed from the node", step=_name(step), error=str(error))
-    _LOG.info("left the node", resources=len(resources))
+    _LOG.info("removed the agent from the node", resources=len(resources))
 
 
 async def delete_and_wait(api: KubeClient, namespace: str, name: str, seconds: float) -> bool:
-    """Deletes a DaemonSet and waits until it and its pods have gone; whether they have. One that is not there has.
+    """Delete a DaemonSet and wait until it and its pods are removed; return whether they are within `seconds`.
 
-    Raises KubeApiError where the API server refuses.
+    A DaemonSet that does not exist counts as removed. Raises KubeApiError if the API server refuses.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     asked = False
@@ -114,7 +115,7 @@ async def delete_and_wait(api: KubeClient, namespace: str, name: str, seconds: f
                 raise
         if asyncio.get_running_loop().time() >= deadline:
             return False
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _name(step: Callable[[], Awaitable[None]]) -> str:

@@ -1,1 +1,1 @@
-"""What the node can give as numbers in the node object's status, where no device plugin serves it."""
+"""Extended resources as plain numbers in the node object's status, for nodes without a device plugin."""

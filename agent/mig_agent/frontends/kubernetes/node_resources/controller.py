@@ -1,7 +1,7 @@
-"""Keeps the numbers on the node object right where no device plugin does, and takes back what is not to be there.
+"""The controller of node resources: keeps the numbers in the node object's status correct without a device plugin.
 
-What is wanted is computed from the latest view, pods and node each time one of them changes; what differs is written.
-Where the agent shows its numbers in another way, or none, it only takes back what an agent before it wrote so.
+Whenever the node view, the pods or the node object change, the wanted numbers are computed and the difference is
+written. With another way of advertising, or none, the controller only removes numbers that an earlier agent wrote.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from mig_agent.frontends.kubernetes.reservations import Asked
 from mig_agent.frontends.kubernetes.resources import Naming
 
 PAUSE_SECONDS: Final = (0.1, 5.0)
-"""Between two writes: so that a burst of changes is one of them, and when somebody else writes the same resources."""
-AGAIN_SECONDS: Final = (2.0, 60.0)
-"""The first and the longest pause after the API server took nothing."""
-LOOK_SECONDS: Final = 10.0
-"""Between two looks at what the kubelet knows of device plugins, whatever happens."""
+"""The pause after a write, so that a burst of changes is one write; the longest if others write the same resources."""
+RETRY_SECONDS: Final = (2.0, 60.0)
+"""The first and the longest pause after a write that the API server did not accept."""
+POLL_SECONDS: Final = 10.0
+"""The longest time between two reads of the kubelet's record of device plugins."""
 TRIES: Final = 3
+"""How often `clear` reads the node and writes what is left."""
 CLOSING_SECONDS: Final = 2.0
 
 _LOG = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ class NodeResourcesApi(Protocol):
     """What is asked of the API server; all of it raises KubeApiError."""
 
     async def node(self) -> NodeFacts:
-        """The agent's own node."""
+        """Return the agent's own node."""
         ...
 
     def follow_node(
@@ -60,24 +61,24 @@ class NodeResourcesApi(Protocol):
         ...
 
     async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
-        """Sets numbers of the node's status, and annotations; None takes one away."""
+        """Set numbers in the node's status, and annotations; None removes one."""
         ...
 
     async def tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
-        """An event on a pod, or on the node."""
+        """Send an Event about a pod, or about the node."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatusSettings:
-    """What is configured of it."""
+    """Settings of the node resources."""
 
     node: str
     """The node's name."""
     shows: bool
-    """Whether the numbers are to be shown in this way; else only what was shown so before is taken back."""
+    """Whether to write the numbers; if not, numbers that were written before are removed."""
     label: str = ""
-    """The node is served only while it carries this: `key=value` or `key`; empty: always."""
+    """The label that the node must carry to be served: `key=value` or `key`; empty: none."""
     naming: Naming = field(default_factory=Naming)
 
 
@@ -95,12 +96,12 @@ async def clear(api: NodeResourcesApi, registered: Mapping[str, frozenset[str]])
 
 
 class NodeStatus:
-    """Belongs to the event loop. `start` begins, `close` ends it; `refresh` may be called at any time between."""
+    """Keeps the numbers of devices in the node's status current. Not thread-safe; use from the event loop."""
 
     def __init__(
         self, manager: Manager, api: NodeResourcesApi, paths: KubeletPaths, asked: Asked, settings: NodeStatusSettings
     ) -> None:
-        """`asked` tells what a pod with a lease asks for."""
+        """Control the node of `api`. `asked` returns what a pod with a lease requests."""
         self._manager = manager
         self._api = api
         self._paths = paths
@@ -109,28 +110,28 @@ class NodeStatus:
         self._settings = settings
         self._facts: NodeFacts | None = None
         self.shown: Mapping[str, Devices] = {}
-        """By name of the resource, what the node shows, or soon will. Replaced as a whole, never changed."""
+        """What the node shows, or will after the next write, by name of the resource. Replaced as a whole."""
         self._written: frozenset[str] = frozenset()
-        """Names that this agent wrote."""
+        """Names of resources that this agent has written since its start."""
         self._read: tuple[Identity | None, Mapping[str, frozenset[str]]] = (None, {})
         self._refused: Mapping[str, OwnershipConflict] = {}
         self._complaint = ""
         self._removing_from = 0.0
-        """The moment from which on something may be taken away, after that was refused."""
+        """Loop time before which no resource is removed, after the API server refused a removal."""
         self._poke = asyncio.Event()
         self._following: InformerSubscription | None = None
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins, as soon as the node is seen."""
+        """Start to follow the node; writing begins when it has been read."""
         self._following = self._api.follow_node(self._node_changed, lambda _words: None)
         if self._settings.shows:
             self._manager.on_view.append(self.refresh)
         self._loop = self._tasks.keep("show numbers in the node's status", self._run)
 
     async def close(self) -> None:
-        """Ends it. What is on the node stays, for the agent that comes next."""
+        """Stop. What is on the node stays, for the next agent."""
         if self._loop is None or self._following is None:
             return
         self._following.close()
@@ -141,11 +142,11 @@ class NodeStatus:
         await self._tasks.end(CLOSING_SECONDS)
 
     async def clear(self) -> None:
-        """Takes all numbers back that an agent wrote; after `close`. Raises KubeApiError."""
+        """Remove all numbers that an agent wrote; call this after `close`. Raises KubeApiError."""
         await clear(self._api, await self._registered())
 
     def refresh(self) -> None:
-        """Something has changed."""
+        """Compute the numbers again soon, since something has changed."""
         self._poke.set()
 
     def _node_changed(self, facts: NodeFacts) -> None:
@@ -157,7 +158,7 @@ class NodeStatus:
         before = Correction()
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._poke.wait()
             self._poke.clear()
             change = Correction() if self._facts is None else await self._change(self._facts)
@@ -169,16 +170,16 @@ class NodeStatus:
                 self._complain(error.words)
                 self._poke.set()
                 if change.removes:
-                    # Nothing that changes waits for it.
-                    self._removing_from = asyncio.get_running_loop().time() + AGAIN_SECONDS[1]
+                    # A refused removal must not delay other changes.
+                    self._removing_from = asyncio.get_running_loop().time() + RETRY_SECONDS[1]
                     continue
                 failures += 1
-                pause = Backoff(*AGAIN_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
+                pause = Backoff(*RETRY_SECONDS).pause(failures, random.random())  # noqa: S311 -- no secret
                 await asyncio.sleep(pause)
                 continue
             failures, self._complaint = 0, ""
-            self._note(change)
-            # The very same again: somebody else writes other numbers.
+            self._remember_written(change)
+            # The same change again means that another writer overwrites the numbers.
             repeated = repeated + 1 if change == before else 1
             before = change
             await asyncio.sleep(Backoff(*PAUSE_SECONDS).pause(repeated))
@@ -202,18 +203,18 @@ class NodeStatus:
             return {}
         view = manager.view
         if manager.paused and not view.gpus:
-            # Nothing is known of them yet, and nothing is given.
+            # The GPUs have not been read yet, and nothing can be leased.
             return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
         return numbers(view, settings.naming, manager.creatable, self._asked, manager.making_for_pods())
 
     async def _registered(self) -> Mapping[str, frozenset[str]]:
-        """What the kubelet knows of device plugins; read again when its file has changed."""
+        """Return the kubelet's record of device plugins; read again only if its file has changed."""
         identity = Identity.of(self._paths.checkpoint)
         if identity is None or identity != self._read[0]:
             self._read = (identity, await asyncio.to_thread(self._checkpoint.registered))
         return self._read[1]
 
-    def _note(self, change: Correction) -> None:
+    def _remember_written(self, change: Correction) -> None:
         shown = {name for name, count in change.counts.items() if count is not None}
         self._written = (self._written | shown) - (change.counts.keys() - shown)
 
@@ -230,10 +231,10 @@ class NodeStatus:
                 continue
             hint = "switch that off on this node, or give the agent's resources other names (resource_prefix)"
             _LOG.warning(words, hint=hint)
-            telling = self._api.tell(None, "ResourceRefused", f"{words}; {hint}", warning=True)
-            self._tasks.spawn("event of the node", telling)
+            sending = self._api.tell(None, "ResourceRefused", f"{words}; {hint}", warning=True)
+            self._tasks.spawn("event of the node", sending)
 
     def _complain(self, words: str) -> None:
         if words != self._complaint:
-            _LOG.warning("the numbers cannot be shown on the node", error=words)
+            _LOG.warning("the numbers of devices cannot be written to the node object", error=words)
         self._complaint = words

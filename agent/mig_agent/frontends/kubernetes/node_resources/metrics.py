@@ -1,4 +1,4 @@
-"""Metrics of the numbers in the node's status, read when they are asked for."""
+"""Metrics of the numbers of devices in the node's status."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mig_agent.frontends.kubernetes.node_resources.controller import NodeStatus
 
 
 class NodeStatusMetrics(Collector):
-    """May be read on any thread: it reads one finished value, which is replaced as a whole."""
+    """Collects the numbers in the node's status. Thread-safe: it reads one value that is replaced as a whole."""
 
     def __init__(self, numbers: NodeStatus) -> None:
         self._numbers = numbers
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are known without collecting."""
+        """Yield nothing, so that registering does not collect."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """Yield the metrics of one scrape."""
         yield from device_metrics(self._numbers.shown)

@@ -1,4 +1,4 @@
-"""Which extended resources of the node object are this agent's, and how many of each there are."""
+"""Ownership of the node object's extended resources, and the number of devices of each of the agent's resources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, ke
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 
 OURS: Final = "mig-agent.io/node-resources"
-"""The annotation: names of the resources that the agent wrote, with commas between."""
+"""The annotation with the names of the resources that the agent wrote, separated by commas."""
 _NONE: Final = "0"
 
 
@@ -30,10 +30,10 @@ class OwnershipConflict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What to write on the node."""
+    """Numbers and annotations to write on the node; None removes one."""
 
     counts: Mapping[str, int | None] = field(default_factory=dict)
-    """None takes a resource away."""
+    """Devices by name of the resource; None removes the resource."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -41,12 +41,12 @@ class Correction:
 
     @property
     def removes(self) -> bool:
-        """Whether it takes away, and nothing else."""
+        """Whether this only removes resources."""
         return bool(self.counts) and all(count is None for count in self.counts.values())
 
 
 def owned(facts: NodeFacts) -> frozenset[str]:
-    """The names that an agent wrote."""
+    """Return the names of the resources that an agent wrote, by its annotation."""
     return frozenset(filter(None, facts.annotations.get(OURS, "").split(",")))
 
 
@@ -73,10 +73,10 @@ def others(
 def correction(
     wanted: Mapping[str, int], facts: NodeFacts, not_ours: Collection[str], *, removing: bool = True
 ) -> Correction:
-    """The next step from what the node shows to what is wanted; names that are `not_ours` are left to whose they are.
+    """Return the next write that brings the node closer to the wanted numbers; names in `not_ours` are left alone.
 
-    What is wrong is put right first, and only then taken away what is not wanted any more, if `removing`: that may be
-    refused, where the names of the agent's resources were changed together with its rights.
+    Wrong numbers are corrected first. Resources that are no longer wanted are removed only after that, if `removing`:
+    the API server may refuse it where the names of the agent's resources were changed together with its rights.
     """
     kept = {name: count for name, count in wanted.items() if name not in not_ours}
     stale = owned(facts) - kept.keys() - frozenset(not_ours)
@@ -95,11 +95,12 @@ def correction(
 def numbers(
     view: NodeView, naming: Naming, creatable: Callable[[Want], int], asked: Asked, making: Iterable[ReservedSlots] = ()
 ) -> Mapping[str, Devices]:
-    """By name of the resource. `creatable` tells how many more could be made, with only busy instances in the way.
+    """Return the numbers of devices by name of the resource.
 
-    `making` is what is being made for pods at this moment.
+    `creatable` returns how many more devices could be leased now, with only busy instances in the way. `making` are the
+    slots in which devices are being created for pods at this moment.
     """
-    # Names that pods were served under and that are configured no more are none to show.
+    # Without leases, since names that pods were served under and that are no longer configured are not shown.
     wants = {resource.name: resource.want for resource in resources_of(replace(view, leases={}), naming)}
     taken = Counter(promised((*kept(view), *making), view, wants, asked))
     here = {name: lease for name, lease in view.leases.items() if lease.arrived or lease.kubelet_devices}

@@ -1,1 +1,1 @@
-"""Pods that leases are for: whether they live, by the kubelet's list and by the API server."""
+"""Liveness of the pods that have leases, by the kubelet's list and by the API server."""

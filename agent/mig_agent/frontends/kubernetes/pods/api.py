@@ -12,7 +12,7 @@ class PodTrackerApi(Protocol):
     """All of it raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
-        """A pod; None where there is none of this name."""
+        """Return a pod; None if there is no pod of this name."""
         ...
 
     def follow_pods(

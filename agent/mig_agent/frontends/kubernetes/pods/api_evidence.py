@@ -48,32 +48,32 @@ def no_pod_asks(lease: Lease, pods: Mapping[PodName, PodFacts]) -> bool:
 
 
 Pods = Mapping[PodName, PodFacts]
-"""Those that are bound to the node, as a watch shows them."""
+"""The pods that are bound to the node, as the watch shows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The pod is on this node: from now on the lease is the pod's."""
+    """Verdict: the pod is on this node, and the lease is to be bound to it."""
 
     pod: Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The lease has nobody any more."""
+    """Verdict: the pod has ended, will not come or is on another node, and its lease is to end."""
 
     words: str
-    """Why, for people: `its pod has ended`."""
+    """The reason for messages: `its pod has ended`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The watch does not tell: the API server is to be asked for the pod."""
+    """Verdict: the watch is not enough evidence, and the API server is to be asked for the pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """All is as it was."""
+    """Verdict: nothing is to be done."""
 
 
 Verdict = Bound | Ended | Ask | Unchanged
@@ -98,7 +98,7 @@ def by_watch(lease: Lease, pods: Pods, now: float) -> Verdict:
         # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
         return UNCHANGED if lease.promised and lease.expires_at is not None else ASK
     if pod.uid and pod.uid not in facts.uids:
-        return ASK  # maybe the one before, which the watch has not seen go yet
+        return ASK  # perhaps an earlier pod, whose end the watch has not shown yet
     if facts.finished:
         return _ENDED
     return _came(facts) if lease.promised else UNCHANGED
@@ -113,10 +113,10 @@ def by_answer(
     *,
     confirmed_at: float = -math.inf,
 ) -> Verdict:
-    """By the API server's answer to who asked for the pod; None: there is none of its name.
+    """Return the verdict by the API server's answer to a query for the pod; None: there is no pod of its name.
 
-    A lease without a deadline, whose pod has not come, is kept `arrival_seconds` for it, and so long again when its
-    scheduler has confirmed it: it is about to bind the pod then.
+    A reserved lease without a deadline ends if its pod is not bound within `arrival_seconds` of its creation or its
+    last renewal (`confirmed_at`): its scheduler renews it just before it binds the pod. All times are in seconds.
     """
     pod = pod_of(lease)
     waited = now - max(lease.created_at, confirmed_at)

@@ -1,7 +1,8 @@
-"""Whether a pod that holds devices is still there, as far as the kubelet's list can tell. Pure.
+"""Evidence from the kubelet's list of pods on whether a pod that holds devices is still alive. Pure.
 
-A list without a pod proves its end only where the same run of the kubelet has shown the pod before: a kubelet that has
-just started, or cannot reach the API server, does not know its own pods yet while their containers go on running.
+A list without the pod proves the pod's end only if the same run of the kubelet has listed the pod before: a kubelet
+that has just started, or cannot reach the API server, does not know its own pods yet while their containers go on
+running.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ Name = tuple[str, str]
 
 
 class PodLiveness(Enum):
-    """What has become of a pod."""
+    """Whether a pod is still alive, as far as the evidence tells."""
 
     LIVES = auto()
     GONE = auto()
     UNSURE = auto()
-    """The API server has to say."""
+    """The kubelet's list does not tell: the API server must be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """One answer of the kubelet."""
+    """One list of pods and devices from the kubelet, with look-up tables."""
 
     kubelet: Identity | None
     """The run of the kubelet that gave it."""
     pods: tuple[ListedPod, ...]
     owners: dict[KubeletDevice, frozenset[Name]]
-    """More than one only where the kubelet has given a device to two pods."""
+    """The pods that have each device; several only if the kubelet has given a device to two pods."""
     names: frozenset[Name]
 
     @classmethod
     def of(cls, kubelet: Identity | None, pods: Sequence[ListedPod]) -> Listing:
-        """The answer with its tables."""
+        """Return a list with its look-up tables."""
         owners: dict[KubeletDevice, frozenset[Name]] = {}
         for pod in pods:
             for device in pod.devices:
@@ -56,14 +57,14 @@ class Listing:
 
 @dataclass(slots=True)
 class Seen:
-    """What one run of the kubelet has shown so far of the pods that matter."""
+    """The pods and devices of interest that the current run of the kubelet has listed so far."""
 
     kubelet: Identity | None = None
     names: set[Name] = field(default_factory=set)
     devices: set[tuple[Name, KubeletDevice]] = field(default_factory=set)
 
     def note(self, listing: Listing, matter: Iterable[tuple[Pod, Collection[KubeletDevice]]]) -> None:
-        """An answer has come; pods that do not matter any more are forgotten."""
+        """Add a new list, and forget all except `matter`: the pods of interest, with their devices."""
         if listing.kubelet != self.kubelet or listing.kubelet is None:
             self.names, self.devices = set(), set()
         self.kubelet = listing.kubelet
@@ -86,7 +87,7 @@ def liveness_from_kubelet(
     if any(_has(name, device, listing) for device in devices):
         return PodLiveness.UNSURE if lists_finished else PodLiveness.LIVES
     if any(device in listing.owners for device in devices):
-        return PodLiveness.GONE  # what it had is another's
+        return PodLiveness.GONE  # another pod has its device
     if listing.kubelet is None or listing.kubelet != seen.kubelet:
         return PodLiveness.UNSURE
     if any((name, device) in seen.devices for device in devices):
@@ -103,7 +104,10 @@ def _has(name: Name, device: KubeletDevice, listing: Listing) -> bool:
 
 
 def liveness_from_api(pod: Pod, facts: PodFacts | None, *, is_listed: bool, node: str) -> PodLiveness:
-    """The same by what the API server says; `is_listed`: the kubelet lists a pod of this name."""
+    """Return the liveness of a pod by the API server's answer; None: there is no pod of its name.
+
+    `is_listed`: the kubelet lists a pod of this name. `node` is the name of this node.
+    """
     if facts is None:
         return PodLiveness.LIVES if is_listed else PodLiveness.GONE
     if facts.finished or (facts.node and facts.node != node):

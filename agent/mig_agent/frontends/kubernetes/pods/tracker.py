@@ -1,7 +1,7 @@
-"""Follows the pods that leases were taken for: what they become on this node, and when they have ended.
+"""Tracks the pods that leases were taken for: when they are bound to this node, and when they have ended.
 
-The API server is watched only while there is such a lease, and asked for a single pod only where the watch does not
-tell.
+The API server is watched only while such a lease exists, and asked for a single pod only if the watch does not answer
+the question.
 """
 
 from __future__ import annotations
@@ -41,28 +41,28 @@ from mig_agent.frontends.kubernetes.pods.api_evidence import (
 )
 
 SETTLE_SECONDS: Final = 0.05
-"""Between two looks, so that many changes are one."""
+"""The pause between two scans, so that a burst of changes is one scan."""
 LONGEST_SECONDS: Final = 30.0
-"""Between two looks while there are such leases, whatever happens."""
+"""The longest time between two scans while there are leases of pods."""
 LINGER_SECONDS: Final = 300.0
-"""The watch stands so long after the last such lease: to begin one costs the API server more than to keep it."""
+"""How long the watch stays open after the last lease of a pod: keeping it costs the API server less than a new one."""
 AT_ONCE: Final = 5
-"""Pods that are asked for in one look; the API server has other nodes to answer, too."""
+"""How many pods are asked for in one scan; the API server has other nodes to answer, too."""
 REST_SECONDS: Final = 0.5
-"""Until the next look where there are more of them."""
-ASK_SECONDS: Final = 5.0
-"""For one answer."""
-ASK_AGAIN_SECONDS: Final = (2.0, 60.0)
-"""The first and the longest pause until the same pod is asked for again."""
-TRY_AGAIN_SECONDS: Final = (1.0, 30.0)
-"""The same for what the ledger did not take."""
+"""The pause until the next scan if there are more pods to ask for."""
+QUERY_SECONDS: Final = 5.0
+"""The time limit of one query for a pod."""
+QUERY_AGAIN_SECONDS: Final = (2.0, 60.0)
+"""The first and the longest pause before the same pod is asked for again."""
+RETRY_SECONDS: Final = (1.0, 30.0)
+"""The first and the longest pause before a change that the manager refused is tried again."""
 CLOSING_SECONDS: Final = 2.0
 
 _LOG = structlog.get_logger(__name__)
 
 
 class PodTracker:
-    """Belongs to the event loop. `start` begins, `close` ends it; leases stay as they are then."""
+    """Binds leases to their pods and ends them with their pods. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
@@ -89,40 +89,38 @@ class PodTracker:
         """Of leases that name no pod, as far as they were found."""
         self._now = now
         self.on_change: list[Callable[[], None]] = []
-        """Called when more is known of what pods ask for; on the event loop."""
+        """Called on the event loop when more is known of what pods request."""
         self._pods: Pods | None = None
-        """What the watch shows; None where it stands not, or has not shown anything yet."""
+        """The pods that the watch shows; None while there is no watch, or before its first answer."""
         self._is_lost = False
         self._following: InformerSubscription | None = None
         self._idle_since: float | None = None
         self._answers: dict[PodName, PodFacts] = {}
-        """What the API server last said of pods with leases, when it was asked for them."""
+        """The API server's last answers to queries for pods with leases."""
         self._confirmed: dict[LeaseId, float] = {}
         """When leases were last renewed, on the clock of the leases."""
         self._began = -math.inf
-        """From before nothing is known of that."""
-        self._asking: Backoffs[LeaseId] = Backoffs(first=ASK_AGAIN_SECONDS[0], longest=ASK_AGAIN_SECONDS[1])
-        self._writing: Backoffs[tuple[LeaseId, str]] = Backoffs(
-            first=TRY_AGAIN_SECONDS[0], longest=TRY_AGAIN_SECONDS[1]
-        )
+        """When the tracker started, on the same clock; earlier renewals are not known."""
+        self._asking: Backoffs[LeaseId] = Backoffs(first=QUERY_AGAIN_SECONDS[0], longest=QUERY_AGAIN_SECONDS[1])
+        self._writing: Backoffs[tuple[LeaseId, str]] = Backoffs(first=RETRY_SECONDS[0], longest=RETRY_SECONDS[1])
         self._poke = asyncio.Event()
         self._tasks = Tasks()
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins."""
+        """Start to follow leases and their pods."""
         self._began = self._now()
-        self._manager.observers.append(self._happened)
+        self._manager.observers.append(self._on_event)
         self._manager.on_view.append(self._poke.set)
         self._poke.set()
         self._loop = self._tasks.keep("follow leased pods", self._run)
 
     async def close(self) -> None:
-        """Ends it."""
+        """Stop; leases stay as they are."""
         if self._loop is None:
             return
         with contextlib.suppress(ValueError):
-            self._manager.observers.remove(self._happened)
+            self._manager.observers.remove(self._on_event)
             self._manager.on_view.remove(self._poke.set)
         self._loop.cancel()
         self._loop = None
@@ -136,7 +134,7 @@ class PodTracker:
                 return facts.resources
         return None
 
-    def _happened(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.LEASE_RENEWED and event.lease is not None:
             self._confirmed[event.lease] = self._now()
 
@@ -160,11 +158,12 @@ class PodTracker:
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
         if not is_busy:
             return None if self._following is None else LINGER_SECONDS
-        turns = (self._asking.next_turn(), self._writing.next_turn())
-        next_turn = min((each for each in turns if each is not None), default=None)
-        if next_turn is None:
+        next_due = min(
+            (each for each in (self._asking.next_due(), self._writing.next_due()) if each is not None), default=None
+        )
+        if next_due is None:
             return LONGEST_SECONDS
-        return min(max(next_turn - self._clock(), SETTLE_SECONDS), LONGEST_SECONDS)
+        return min(max(next_due - self._clock(), SETTLE_SECONDS), LONGEST_SECONDS)
 
     def _follow_while(self, is_busy: bool) -> None:  # noqa: FBT001 -- as above
         now = self._clock()
@@ -188,20 +187,20 @@ class PodTracker:
             _LOG.info("the pods of this node can be followed again")
         self._pods, self._is_lost = pods, False
         self._poke.set()
-        self._tell()
+        self._notify()
 
     def _lost(self, words: str) -> None:
-        """What was known last still counts; nobody's lease ends for it."""
+        """Log that the watch failed. The last known pods stay valid, and no lease ends for it."""
         if not self._is_lost:
-            _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are taken to live on")
+            _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are assumed to be alive")
         self._is_lost = True
         self._poke.set()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for each in tuple(self.on_change):
             each()
 
-    # One look
+    # One scan
 
     async def _find_owners(self, leases: Collection[Lease]) -> None:
         """Only when the pods of the node are known: a pod that is not among them then has gone."""
@@ -238,8 +237,8 @@ class PodTracker:
         ]
         self._asking.forget_all_but({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
-        # In turn: where nobody answers, one is asked for at a time.
-        for lease in sorted(due, key=lambda each: self._asking.turn(each.id))[:AT_ONCE]:
+        # One after the other, and none after the first query that fails.
+        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:AT_ONCE]:
             if not await self._ask(lease):
                 break
         if len(due) > AT_ONCE:
@@ -252,25 +251,25 @@ class PodTracker:
         return ASK if verdict is UNCHANGED and lease.promised and self._is_lost else verdict
 
     def _is_unknown(self, lease: Lease) -> bool:
-        """Whether nobody knows yet what the pod asks for."""
+        """Return whether it is not known yet what the lease's pod requests."""
         return self.asked(pod_of(lease)) is None
 
     async def _ask(self, lease: Lease) -> bool:
-        """Whether the API server answers."""
+        """Ask the API server for a lease's pod and act on the answer; return whether it answered."""
         pod = pod_of(lease)
-        self._asking.tried(lease.id, self._clock())
+        self._asking.attempted(lease.id, self._clock())
         try:
-            # What the watch shows of others must not wait for a server that is slow.
-            async with asyncio.timeout(ASK_SECONDS):
+            # What the watch shows of other pods must not wait for a slow server.
+            async with asyncio.timeout(QUERY_SECONDS):
                 facts = await self._api.pod(pod.namespace, pod.name)
         except (KubeApiError, TimeoutError) as error:
-            why = error.words if isinstance(error, KubeApiError) else f"no answer for {ASK_SECONDS:g} s"
-            _LOG.debug("a pod is taken to live on", pod=str(pod), why=why)
+            why = error.words if isinstance(error, KubeApiError) else f"no answer for {QUERY_SECONDS:g} s"
+            _LOG.debug("a pod is assumed to be alive", pod=str(pod), why=why)
             return False
         if facts is not None:
             self._answers[pod.namespace, pod.name] = facts
-            self._tell()
-        # What happened to the lease while the API server answered counts, and what is just being recorded.
+            self._notify()
+        # The lease may have changed while the API server answered, or a change of it is being recorded now.
         await self._manager.settled(lease.id)
         standing = self._manager.view.leases.get(lease.id)
         if standing is not None and standing in tuple(self._matter((standing,))):
@@ -282,11 +281,11 @@ class PodTracker:
         return by_answer(lease, facts, self._node, self._now(), self._arrival_seconds, confirmed_at=confirmed_at)
 
     async def _draw(self, lease: Lease, verdict: Verdict) -> None:
-        """Has the manager do what follows; what it refuses is tried again later."""
-        turn = (lease.id, str(verdict))
-        if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(turn, self._clock()):
+        """Bind or end the lease as the verdict says; a change that the manager refuses is tried again later."""
+        change = (lease.id, str(verdict))
+        if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(change, self._clock()):
             return
-        self._writing.tried(turn, self._clock())
+        self._writing.attempted(change, self._clock())
         try:
             if isinstance(verdict, Bound):
                 await self._manager.arrived(lease.id, verdict.pod)
