@@ -1,8 +1,8 @@
-"""Several devices of one request placed together, all or nothing.
+"""Places several devices of one request together, all or nothing.
 
 First the devices are placed one after the other, in a few orders; that is nearly always as good as can be. When it
-finds no way, the exact search of `packing` decides. Then a bounded search looks for something cheaper: the bound limits
-optimising, never whether a way is found.
+finds no way, the exact search of `packing` decides. Then a bounded search tries to find something cheaper: the bound
+limits optimising, never whether a way is found.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mig_agent.core.planning.plan import Policy
 from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
 
 _WIDTH = 4
-"""So many of the cheapest places are tried for each device when optimising."""
+"""How many of the cheapest slots are tried for each device when optimising."""
 
 _TRIES = 2
-"""So many GPUs are tried to do without, those with least on them first."""
+"""How many GPUs the search tries to do without, those with the least on them first."""
 _STEPS = 200
-"""Of the search for a way to do without."""
+"""Steps of the search for a way to do without a GPU."""
 
 Choice = tuple[Profile | None, float]
 """The profile that serves a want on a layout, and the MiB that it wastes."""
@@ -39,18 +39,18 @@ class DeviceAssignment:
 
     @property
     def key(self) -> tuple[float, float]:
-        """Lower is better."""
+        """The sort key: waste, then cost; lower is better."""
         return (self.waste, self.cost)
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One place for the next device."""
+    """One slot for the next device."""
 
     waste: float
     candidate: Candidate
     number: int
-    """Of the board."""
+    """The GPU, by its place in the list."""
 
     @property
     def key(self) -> tuple[float, float, float, int]:
@@ -85,7 +85,7 @@ class _Partial:
 def place_devices(
     gpus: Sequence[Gpu], wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot] = frozenset()
 ) -> DeviceAssignment | None:
-    """A placement of all wants; None when they do not fit together."""
+    """Return the slots of all wants, or None if they do not fit together."""
     boards = [Occupancy.of(gpu, policy) for gpu in gpus]
     search = _MultiDeviceSearch(wants, policy, exclude)
     best: DeviceAssignment | None = None
@@ -113,7 +113,7 @@ class _MultiDeviceSearch:
         self._choices: dict[tuple[Want, Layout], Choice] = {}
 
     def orders(self, boards: Sequence[Occupancy]) -> list[tuple[int, ...]]:
-        """Orders worth trying: the largest first, as asked for, the smallest first; each once."""
+        """Return the orders worth trying: the largest first, as asked for, the smallest first; each once."""
         layouts = {board.gpu.layout for board in boards}
         shares = [max((self._share(want, layout) for layout in layouts), default=0.0) for want in self._wants]
         numbers = range(len(self._wants))
@@ -122,7 +122,7 @@ class _MultiDeviceSearch:
         return list(dict.fromkeys((largest_first, tuple(numbers), smallest_first)))
 
     def one_by_one(self, boards: Sequence[Occupancy], order: Sequence[int]) -> DeviceAssignment | None:
-        """Each device at its cheapest place beside those before it."""
+        """Place each device at its cheapest slot beside those before it; None if one does not fit."""
         partial = _Partial(list(boards))
         for number in order:
             option = self._cheapest(partial.boards, self._wants[number])
@@ -132,7 +132,7 @@ class _MultiDeviceSearch:
         return partial.finished()
 
     def as_packed(self, boards: Sequence[Occupancy], packed: Sequence[tuple[int, Window]]) -> DeviceAssignment:
-        """The costs and victims of windows that are known to be free and not to overlap."""
+        """Return the costs and victims of windows that are known to be free and not to overlap."""
         partial = _Partial(list(boards))
         # What can be reused goes first, so that nothing placed before takes it for a victim.
         order = sorted(
@@ -149,7 +149,7 @@ class _MultiDeviceSearch:
         return partial.finished()
 
     def on_fewer_gpus(self, boards: Sequence[Occupancy], best: DeviceAssignment) -> DeviceAssignment:
-        """The same on one GPU less, as long as that is cheaper: a GPU left empty is worth more than its parts."""
+        """Return a cheaper assignment on fewer GPUs while there is one: an empty GPU is worth more than its parts."""
         improved = True
         while improved:
             improved = False
@@ -165,7 +165,7 @@ class _MultiDeviceSearch:
         return best
 
     def improved(self, boards: Sequence[Occupancy], best: DeviceAssignment) -> DeviceAssignment:
-        """The best of what a bounded depth-first search finds and what is known already."""
+        """Return the best of `best` and of what a bounded depth-first search finds."""
         order = self.orders(boards)[0]
 
         def descend(depth: int, partial: _Partial) -> None:
@@ -177,7 +177,7 @@ class _MultiDeviceSearch:
             for option in self._options(partial.boards, self._wants[order[depth]]):
                 waste, cost = partial.waste + option.waste, partial.cost + option.candidate.cost
                 if self._effort <= 0 or (waste, cost) >= best.key:
-                    return  # the options behind are no cheaper
+                    return  # the remaining options are no cheaper
                 descend(depth + 1, partial.place(order[depth], option))
 
         descend(0, _Partial(list(boards)))
@@ -212,18 +212,18 @@ class _MultiDeviceSearch:
         return best
 
     def _options(self, boards: Sequence[Occupancy], want: Want) -> list[_Option]:
-        """The cheapest few places; of GPUs that look the same only the first."""
+        """Return the cheapest few slots; of equal GPUs only those of the first."""
         options: list[_Option] = []
         seen: set[tuple[Layout, int, int]] = set()
         for number, board in enumerate(boards):
             profile, waste = self._choice(want, board.gpu.layout)
             if profile is None:
                 continue
-            look = (board.gpu.layout, board.held, board.engines)
+            state = (board.gpu.layout, board.held, board.engines)
             if not board.idle and not self._exclude:
-                if look in seen:
+                if state in seen:
                     continue
-                seen.add(look)
+                seen.add(state)
             self._effort -= 1
             options += [
                 _Option(waste, candidate, number) for candidate in board.candidates(profile, self._cost, self._exclude)
