@@ -239,8 +239,8 @@ def test_a_changed_revision_is_told_to_programs(capsys: pytest.CaptureFixture[st
     refused = Refused(
         reason="revision-changed", message=words, retryable=True, revision=7, changed=("lease-granted", "gpu-cordoned")
     )
-    failures.tell(refused, json=True)
+    failures.report(refused, json=True)
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["revision"], error["changed"]) == (7, ["lease-granted", "gpu-cordoned"])
-    failures.tell(Refused(reason="too-large", message="cannot"), json=True)
+    failures.report(Refused(reason="too-large", message="cannot"), json=True)
     assert not {"revision", "changed"} & set(json.loads(capsys.readouterr().out)["error"])

@@ -218,7 +218,9 @@ class Simulator:
             operations.destroy_gpu_instance(machine, gpu, instance)
 
     def fail(self, function: str, code: int, *, nth: int = 1, times: int | None = 1, gpu: int | None = None) -> int:
-        """Make the n-th call of a function from now on, and `times` in all, answer with a code; return the fault's id.
+        """Make `times` calls of a function, the first after `nth` - 1 more, answer with a code; return the fault's id.
+
+        `times` None: until the fault is cleared.
         """
         return self._inject("fail", function, code=code, skip=nth - 1, times=times, gpu=gpu)
 

@@ -90,8 +90,7 @@ def mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, 
 
 
 def by_uuid(machine: Machine) -> dict[str, int]:
-    """Return the handles of everything with a UUID; MIG devices also under their names from before R470, made of ids.
-    """
+    """Return the handles by UUID; of MIG devices also by their names from before R470, made of ids."""
     found = {}
     for index, gpu in enumerate(machine["gpus"]):
         found[gpu["uuid"]] = encode(Kind.GPU, index)

@@ -57,7 +57,7 @@ class EventSet:
 
 
 class Library:
-    """The simulated library of one process. Its attributes are the C functions; a missing one is an old driver's."""
+    """The simulated library of one process. Its attributes are the C functions; `without` plays an old driver."""
 
     def __init__(self, store: Store, without: Collection[str]) -> None:
         self._store = store
