@@ -11,7 +11,7 @@ from placement_bench.ceiling import ceiling
 from placement_bench.contenders import AGENT, FIRST_FIT, REPACKED
 from placement_bench.mixed import MixedAgent, MixedRules, model, replay
 from placement_bench.mixes import kinds, layout
-from placement_bench.replay import BACKWARDS, NOBODY, RUNNERS, all_of
+from placement_bench.replay import BACKWARDS, RUNNERS, UPPER_BOUND, all_of
 from placement_bench.rounds import Asked, Rounds, in_rounds, made_up, read, write
 from placement_bench.rules import driver, first_fit, plain
 
@@ -182,11 +182,11 @@ def test_a_trace_from_a_file_gives_what_it_gave_when_it_was_made_up(
     assert capsys.readouterr().out == made
     (found,) = json.loads(made)
     rows = {row["policy"]: row for row in found["data"] if "lost" in row}
-    assert rows.keys() == {*RUNNERS, NOBODY}
+    assert rows.keys() == {*RUNNERS, UPPER_BOUND}
     (orders,) = (row for row in found["data"] if "orders" in row)
     alone = replay(MixedAgent([A100, H100], DEFAULT_POLICY), read(file))
     assert rows[AGENT]["pods_served"] == len(alone) == 60 - len(rows[AGENT]["lost"])
-    assert orders["pods_served_least"] <= orders["pods_served_most"] <= rows[NOBODY]["pods_served"]
+    assert orders["pods_served_least"] <= orders["pods_served_most"] <= rows[UPPER_BOUND]["pods_served"]
 
 
 def test_one_file_is_not_read_for_two_parts(capsys: pytest.CaptureFixture[str]) -> None:
