@@ -56,24 +56,24 @@ class RemainingCapacity:
         *,
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     ) -> None:
-        boards = [Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
+        occupancies = [Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
         self.placed = 0
         """How many of the pending wants fit."""
-        self._boards = boards
+        self._occupancies = occupancies
         if before:
-            self._boards, self.placed = _after(boards, before, policy)
+            self._occupancies, self.placed = _after(occupancies, before, policy)
 
     def creatable(self, want: Want) -> int:
         """Return how many more devices for this want could be leased now, one after the other."""
-        return _count(self._boards, want)
+        return _count(self._occupancies, want)
 
 
-def _count(boards: Iterable[Occupancy], want: Want) -> int:
+def _count(occupancies: Iterable[Occupancy], want: Want) -> int:
     total = 0
-    for board in boards:
-        profile = smallest_profile(want, board.gpu.layout)
+    for occupancy in occupancies:
+        profile = smallest_profile(want, occupancy.gpu.layout)
         if profile is not None:
-            total += _most(board.gpu.layout, profile, board.held, board.engines)
+            total += _most(occupancy.gpu.layout, profile, occupancy.held, occupancy.engines)
     return total
 
 
@@ -93,18 +93,18 @@ def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
     return count
 
 
-def _after(boards: list[Occupancy], before: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
+def _after(occupancies: list[Occupancy], before: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
     """Return the GPUs with the pending wants placed as they would be planned one by one, and how many fit."""
     # What does not fit even alone waits, whatever the others do.
-    fitting = [want for want in before if _cheapest(boards, want, policy)[1] is not None]
-    one_by_one, placed = _placed(boards, fitting, policy)
+    fitting = [want for want in before if _cheapest(occupancies, want, policy)[1] is not None]
+    one_by_one, placed = _placed(occupancies, fitting, policy)
     if placed == len(fitting):
         return one_by_one, placed
     # In another order or other places all of them may fit, and a request for several is planned that way.
-    packed = pack(boards, fitting, most_steps=_STEPS)
+    packed = pack(occupancies, fitting, most_steps=_STEPS)
     if packed is None:
         return one_by_one, placed
-    together = boards.copy()
+    together = occupancies.copy()
     for number, window in packed:
         candidate = together[number].candidate_at(window, policy.creation_cost)
         if candidate is None:
@@ -113,9 +113,9 @@ def _after(boards: list[Occupancy], before: Sequence[Want], policy: Policy) -> t
     return together, len(fitting)
 
 
-def _placed(boards: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
+def _placed(occupancies: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
     """Return the GPUs after each want that fits, and how many did."""
-    after, placed = list(boards), 0
+    after, placed = list(occupancies), 0
     for want in wants:
         number, candidate = _cheapest(after, want, policy)
         if candidate is not None:
@@ -124,16 +124,16 @@ def _placed(boards: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) 
     return after, placed
 
 
-def _cheapest(boards: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
+def _cheapest(occupancies: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
     """Return the GPU, by its place in the list, and the slot that the planner would choose; the first of equals."""
     best: tuple[float, float, float] | None = None
     chosen, found = 0, None
-    for number, board in enumerate(boards):
-        profile = smallest_profile(want, board.gpu.layout)
-        candidate = None if profile is None else board.best(profile, policy.creation_cost)
+    for number, occupancy in enumerate(occupancies):
+        profile = smallest_profile(want, occupancy.gpu.layout)
+        candidate = None if profile is None else occupancy.best(profile, policy.creation_cost)
         if profile is None or candidate is None:
             continue
-        key = (wasted_mib(profile, want, board.gpu.layout), candidate.cost, candidate.age)
+        key = (wasted_mib(profile, want, occupancy.gpu.layout), candidate.cost, candidate.age)
         if best is None or key < best:
             best, chosen, found = key, number, candidate
     return chosen, found

@@ -35,10 +35,10 @@ def empty_occupancy(gpu: Gpu, *, keep_foreign: bool) -> Occupancy:
 
 def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign: bool = False) -> bool:
     """Return True if the wants would fit together on these GPUs with nothing on them."""
-    boards = (empty_occupancy(gpu, keep_foreign=keep_foreign) for gpu in gpus)
+    occupancies = (empty_occupancy(gpu, keep_foreign=keep_foreign) for gpu in gpus)
     if len(wants) == 1:
-        return any(_windows(board, wants[0]) for board in boards)
-    return pack(list(boards), wants) is not None
+        return any(_windows(occupancy, wants[0]) for occupancy in occupancies)
+    return pack(list(occupancies), wants) is not None
 
 
 def fewest_gpus(
@@ -94,15 +94,15 @@ class FeasibilityCache:
         """
         key = (most_steps is None, self.key_of(gpus))
         if key not in self._known:
-            boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-            self._known[key] = pack(boards, self.wants, most_steps=most_steps) is not None
+            occupancies = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
+            self._known[key] = pack(occupancies, self.wants, most_steps=most_steps) is not None
         return self._known[key]
 
     def key_of(self, gpus: Sequence[Gpu]) -> tuple[object, ...]:
         """Return a key that is equal for sets whose GPUs, emptied, are alike."""
         self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
-        boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-        return tuple(sorted((id(board.gpu.layout), board.held, board.engines) for board in boards))
+        occupancies = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
+        return tuple(sorted((id(occupancy.gpu.layout), occupancy.held, occupancy.engines) for occupancy in occupancies))
 
 
 def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
@@ -141,9 +141,9 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     return known if isinstance(known, tuple) else None
 
 
-def _windows(board: Occupancy, want: Want) -> list[int]:
+def _windows(occupancy: Occupancy, want: Want) -> list[int]:
     """Return the masks of the windows that would serve the want."""
-    profile = smallest_profile(want, board.gpu.layout)
-    if profile is None or not board.tables.engines_fit(board.engines + board.tables.engines_of(profile)):
+    profile = smallest_profile(want, occupancy.gpu.layout)
+    if profile is None or not occupancy.tables.engines_fit(occupancy.engines + occupancy.tables.engines_of(profile)):
         return []
-    return [ranked.window.mask for ranked in board.tables.ranked(profile.id, board.held)]
+    return [ranked.window.mask for ranked in occupancy.tables.ranked(profile.id, occupancy.held)]

@@ -23,10 +23,10 @@ Counts = tuple[int, ...]
 class ItemClasses:
     """The wants grouped by which profile each layout would serve them with."""
 
-    def __init__(self, boards: Sequence[Occupancy], wants: Sequence[Want]) -> None:
+    def __init__(self, occupancies: Sequence[Occupancy], wants: Sequence[Want]) -> None:
         layouts: dict[Layout, int] = {}
-        for board in boards:
-            layouts.setdefault(board.gpu.layout, len(layouts))
+        for occupancy in occupancies:
+            layouts.setdefault(occupancy.gpu.layout, len(layouts))
         self.layouts = layouts
         groups: dict[tuple[Profile | None, ...], list[int]] = {}
         known: dict[Want, tuple[Profile | None, ...]] = {}
@@ -75,8 +75,8 @@ class ItemClasses:
 class Bin:
     """One GPU in the search: what it can take, in classes."""
 
-    def __init__(self, board: Occupancy, classes: ItemClasses, exclude: frozenset[Slot]) -> None:
-        column = classes.layouts[board.gpu.layout]
+    def __init__(self, occupancy: Occupancy, classes: ItemClasses, exclude: frozenset[Slot]) -> None:
+        column = classes.layouts[occupancy.gpu.layout]
         self._classes_of: dict[int, list[int]] = {}
         demand: dict[int, int] = {}
         for item, served in enumerate(classes.profiles):
@@ -84,7 +84,7 @@ class Bin:
             if profile is not None:
                 self._classes_of.setdefault(profile.id, []).append(item)
                 demand[profile.id] = demand.get(profile.id, 0) + len(classes.members[item])
-        self.sets = _maximal_sets(board, demand, exclude)
+        self.sets = _maximal_sets(occupancy, demand, exclude)
         """For each maximal set of profiles (counts by id), windows for it."""
         self._class_count = len(classes.profiles)
         # An excluded slot could lie inside a window of something harder, so then nothing is known to be easier.
@@ -161,16 +161,16 @@ class Bin:
 
 
 def _maximal_sets(
-    board: Occupancy, demand: Mapping[int, int], exclude: frozenset[Slot]
+    occupancy: Occupancy, demand: Mapping[int, int], exclude: frozenset[Slot]
 ) -> dict[tuple[tuple[int, int], ...], tuple[Window, ...]]:
     """Return the maximal sets of profiles that fit on the GPU together, each with windows."""
-    tables = board.tables
+    tables = occupancy.tables
     windows = sorted(
         (
             ranked.window
             for profile in demand
-            for ranked in tables.ranked(profile, board.held)
-            if Slot(board.gpu.uuid, ranked.window.profile, ranked.window.placement) not in exclude
+            for ranked in tables.ranked(profile, occupancy.held)
+            if Slot(occupancy.gpu.uuid, ranked.window.profile, ranked.window.placement) not in exclude
         ),
         key=lambda window: (window.placement.start, window.placement.size, window.profile.id),
     )
@@ -180,7 +180,7 @@ def _maximal_sets(
     def extend(first: int, mask: int, engines: int, chosen: tuple[Window, ...], counts: Counts) -> None:
         # Of the sets with the same counts the one that leaves most capacity is kept.
         known = found.get(counts)
-        if known is None or tables.capacity(mask) > tables.capacity(board.held | _mask(known)):
+        if known is None or tables.capacity(mask) > tables.capacity(occupancy.held | _mask(known)):
             found[counts] = chosen
         for number in range(first, len(windows)):
             window = windows[number]
@@ -191,7 +191,7 @@ def _maximal_sets(
             more = (*counts[:place], counts[place] + 1, *counts[place + 1 :])
             extend(number + 1, mask | window.mask, taken, (*chosen, window), more)
 
-    extend(0, board.held, board.engines, (), (0,) * len(ids))
+    extend(0, occupancy.held, occupancy.engines, (), (0,) * len(ids))
     return {
         tuple((profile, count) for profile, count in zip(ids, counts, strict=True) if count): found[counts]
         for counts in sorted(_maximal(found), reverse=True)
@@ -231,7 +231,7 @@ _TOLERANCE = 1e-7
 
 
 def pack(
-    boards: Sequence[Occupancy],
+    occupancies: Sequence[Occupancy],
     wants: Sequence[Want],
     exclude: frozenset[Slot] = frozenset(),
     *,
@@ -242,10 +242,10 @@ def pack(
     No two windows overlap. Idle instances are no obstacle. Costs are ignored. With `most_steps`, None also if the
     search found nothing in this many steps: only for callers that can do without an answer.
     """
-    classes = ItemClasses(boards, wants)
+    classes = ItemClasses(occupancies, wants)
     if not all(any(served) for served in classes.profiles):
         return None
-    bins = _bins(boards, classes, exclude)
+    bins = _bins(occupancies, classes, exclude)
     chosen = _Search(bins, classes, most_steps).run()
     if chosen is None:
         return None
@@ -257,14 +257,14 @@ def pack(
     return tuple(placed[number] for number in range(len(wants)))
 
 
-def _bins(boards: Sequence[Occupancy], classes: ItemClasses, exclude: frozenset[Slot]) -> list[Bin]:
+def _bins(occupancies: Sequence[Occupancy], classes: ItemClasses, exclude: frozenset[Slot]) -> list[Bin]:
     """Return one bin for each GPU; equal GPUs share one, unless slots of single GPUs are excluded."""
     made: dict[tuple[object, ...], Bin] = {}
     bins = []
-    for board in boards:
-        key = (board.gpu.uuid if exclude else None, id(board.gpu.layout), board.held, board.engines)
+    for occupancy in occupancies:
+        key = (occupancy.gpu.uuid if exclude else None, id(occupancy.gpu.layout), occupancy.held, occupancy.engines)
         if key not in made:
-            made[key] = Bin(board, classes, exclude)
+            made[key] = Bin(occupancy, classes, exclude)
         bins.append(made[key])
     return bins
 

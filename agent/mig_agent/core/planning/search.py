@@ -74,11 +74,11 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
         profile, waste = choice
         if profile is None:
             continue
-        board = Occupancy.of(gpu, policy)
+        occupancy = Occupancy.of(gpu, policy)
         if exclude:
-            candidate = next(iter(board.candidates(profile, creation_cost, exclude)), None)
+            candidate = next(iter(occupancy.candidates(profile, creation_cost, exclude)), None)
         else:
-            candidate = board.best(profile, creation_cost)
+            candidate = occupancy.best(profile, creation_cost)
         if candidate is not None:
             key = (waste, candidate.cost, candidate.age)
             if best is None or key < best:
