@@ -1,4 +1,4 @@
-"""The part of the chart's schema that follows from the table of settings: which there are, and what they look like."""
+"""Generates the part of the chart's schema that follows from the table of settings: their names and types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = "Any setting of docs/configuration.md by its name there; wins over the 
 
 
 def values_schema() -> str:
-    """The whole file, with the settings as they are now."""
+    """Return the whole schema file, with the current settings."""
     schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     schema["properties"]["settings"] = {
         "description": _WORDS,
@@ -26,7 +26,10 @@ def values_schema() -> str:
 
 
 def _property(row: Row) -> dict[str, Any]:
-    """What YAML may make of it: `off` is a boolean there, and 5 a number. The agent itself judges what a text says."""
+    """Return the schema of a setting's YAML values: `off` is a boolean in YAML, and 5 a number.
+
+    The agent itself checks texts.
+    """
     if row.kind.many:
         return {"description": row.words, "type": ["array", "string"]}
     if row.kind.is_switch:

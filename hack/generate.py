@@ -1,4 +1,4 @@
-"""Writes the documents that are made by the program, or with `--check` says which of them are not fresh."""
+"""Writes the documents that are generated, or with `--check` reports which of them are out of date."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCUMENTS: Mapping[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Exit code 1 with `--check` where something is not fresh."""
+    """Write the documents; with `--check` return 1 if one is out of date."""
     check = "--check" in sys.argv[1:]
     stale = 0
     for name, make in DOCUMENTS.items():

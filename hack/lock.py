@@ -1,10 +1,10 @@
 """Writes the lists of exact packages that the image is made of, with the hashes of their files.
 
-Usage: .venv/bin/python hack/lock.py [check]     "check" only says whether they fit pyproject.toml; needs no network
+Usage: .venv/bin/python hack/lock.py [check]     "check" only reports whether they fit pyproject.toml; needs no network
 
 `deploy/requirements.txt` is what the agent runs on, `deploy/requirements-build.txt` what builds its wheel. Versions
-that pyproject.toml pins for the tests are taken from there, so that the image has what was tested; the rest is what pip
-finds.
+that pyproject.toml pins for the tests are taken from there, so that the image has what was tested; pip chooses the
+rest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def project() -> Mapping[str, object]:
 
 
 def canonical(name: str) -> str:
-    """As PEP 503 compares names."""
+    """Return a name in the form in which PEP 503 compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -46,14 +46,14 @@ def name_of(requirement: str) -> str:
 
 
 def pinned() -> dict[str, str]:
-    """What the tests run with: name and version."""
+    """Return the version by name of each package that the tests run with."""
     extras = project()["project"]["optional-dependencies"]  # type: ignore[index] # TOML
     pairs = (each.split("==") for each in extras["dev"] if "==" in each)
     return {canonical(name): version for name, version in pairs}
 
 
 def required(file: str) -> list[str]:
-    """What pyproject.toml itself asks for, for this list."""
+    """Return the requirements in pyproject.toml for this list."""
     whole = project()
     if not LISTS[file]:
         return list(whole["build-system"]["requires"])  # type: ignore[index] # TOML
@@ -62,13 +62,13 @@ def required(file: str) -> list[str]:
 
 
 def locked(file: str) -> dict[str, str]:
-    """What the list has: name and version."""
+    """Return the version by name of each package in the list."""
     text = (ROOT / "deploy" / file).read_text(encoding="utf-8")
     return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", text, re.MULTILINE))
 
 
 def resolve(file: str) -> dict[str, str]:
-    """Asks pip, which installs nothing."""
+    """Return the version by name that pip chooses; nothing is installed."""
     what = [LISTS[file]] if LISTS[file] else required(file)
     with tempfile.TemporaryDirectory() as folder:
         report, constraints = Path(folder) / "report.json", Path(folder) / "constraints.txt"
@@ -83,7 +83,7 @@ def resolve(file: str) -> dict[str, str]:
 
 
 def hashes(name: str, version: str) -> list[str]:
-    """Of the wheels that may be installed."""
+    """Return the hashes of the wheels that may be installed."""
     with urllib.request.urlopen(f"{INDEX}{name}/", timeout=60) as answer:  # noqa: S310 -- a fixed https address
         links = _LINK.finditer(html.unescape(answer.read().decode()))
     wanted = re.compile(rf"[^/]+-{re.escape(version)}-[^/]+\.whl")
@@ -105,7 +105,7 @@ def lines(versions: Mapping[str, str]) -> Iterable[str]:
 
 
 def wrong(file: str) -> list[str]:
-    """In words, what does not fit pyproject.toml; empty where all does."""
+    """Return texts that say what does not fit pyproject.toml; empty if all does."""
     there, pins = locked(file), pinned()
     missing = [f"{file} has no {name}" for name in map(name_of, required(file)) if name not in there]
     other = [

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 LONG = 600
-"""Lines."""
+"""In lines."""
 SOURCE = Path(__file__).resolve().parent.parent / "agent"
 _GENERATED = "mig_agent.pb"
 

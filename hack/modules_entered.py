@@ -46,7 +46,7 @@ class _Entered:
         self.on = False
 
     def profile(self, frame: FrameType, event: str, _argument: object) -> None:
-        """Notes the module of a function that begins or goes on; set with `sys.setprofile` in every thread."""
+        """Note the module of a function that begins or resumes; set with `sys.setprofile` in every thread."""
         if not self.on or event != "call":
             return
         _, package, module = frame.f_code.co_filename.rpartition(_PACKAGE)
@@ -56,7 +56,7 @@ class _Entered:
 
     @contextlib.contextmanager
     def during(self) -> Iterator[set[str]]:
-        """Collects while the block runs; the set is complete at its end."""
+        """Collect while the block runs; the set is complete at its end."""
         self.modules, self.on = set(), True
         try:
             yield self.modules
@@ -66,16 +66,14 @@ class _Entered:
 
 @dataclass(frozen=True, slots=True)
 class _Decisions:
-    """What the plugin decides, by the parts that the tests put together."""
+    """The plugin's decisions, made by the parts that the tests put together."""
 
     plugged: Plugged
 
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        """Passes the call on."""
         return await self.plugged.allocating.allocate(containers)
 
     async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
-        """Passes the call on."""
         await self.plugged.starting.start(devices, seconds)
 
 
@@ -120,7 +118,7 @@ async def _measure() -> dict[str, set[str]]:
 
 
 def main() -> int:
-    """Prints a line for each path; returns 1 with --check where one is above its limit."""
+    """Print a line for each path; return 1 with --check if one is above its limit."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="fail where a path enters more modules than its limit")
     parser.add_argument("--list", action="store_true", help="name the modules")

@@ -1,4 +1,4 @@
-"""The picture in the README: where the agent's own planner puts a morning's requests."""
+"""The picture in the README: where the agent's own planner places a morning's requests."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ REQUESTS: Mapping[str, tuple[str, str]] = {
     "grace": ("20G", "leased"),
     "heidi": ("75G", "leased"),
 }
-"""Who asked for how much, and whether they still hold it."""
+"""By user: how much memory, and the state of the instance."""
 
 
 def slice_map() -> str:
-    """The picture as SVG; the same every time."""
+    """Return the picture as SVG; the same every time."""
     gpus = tuple(_gpu(index, *gpu) for index, gpu in enumerate(GPUS))
     names: dict[Generation, str] = {}
     for number, (name, (memory, state)) in enumerate(REQUESTS.items(), start=1):

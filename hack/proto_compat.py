@@ -1,10 +1,10 @@
-"""Says whether a change of `proto/` breaks a caller, by comparing the API with the one in `proto/api.txt`.
+"""Reports whether a change of `proto/` breaks a caller, by comparing the API with the one in `proto/api.txt`.
 
     hack/proto_compat.py check     0: as accepted; 1: it breaks a caller, or something new was not accepted yet
-    hack/proto_compat.py accept    writes the API down; refuses while it breaks a caller
+    hack/proto_compat.py accept    records the API; refuses if it breaks a caller
 
-What breaks one: a method, message, field or enum value that is gone or was renamed, a field with another number, type
-or shape, and a word that is gone. Adding breaks nobody. In a new package version (migagent.v2) everything is new.
+A change breaks a caller if a method, message, field, enum value or word is removed or renamed, or a field has another
+number, type or shape. Adding breaks no caller. In a new package version (migagent.v2) everything is new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mig_agent.core.errors import Reason
 from mig_agent.core.events import EventKind
 
 OTHERS = "mig_agent.pb.kubelet."
-"""Whose API it is not ours to keep: what the agent speaks with the kubelet."""
+"""The API of others, which the agent uses to speak with the kubelet."""
 ACCEPTED = Path(__file__).resolve().parent.parent / "proto" / "api.txt"
 _HEADER = "# The API as it was accepted; written by hack/proto_compat.py. A line that goes away breaks a caller.\n"
 _TYPES = {
@@ -36,20 +36,20 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Between the accepted API and the one that is there."""
+    """What the current API lacks of the accepted one, and what is new."""
 
     gone: tuple[str, ...]
     new: tuple[str, ...]
 
 
 def difference(accepted: Iterable[str], there: Iterable[str]) -> Difference:
-    """Both as lines of `describe`."""
+    """Return the difference; both arguments are lines of `describe`."""
     before, after = set(accepted), set(there)
     return Difference(gone=tuple(sorted(before - after)), new=tuple(sorted(after - before)))
 
 
 def api() -> list[str]:
-    """The API that is there: of all generated modules but those of others, and the words that travel beside them."""
+    """Return the current API: all generated modules except those of others, and the reasons, events and trailer."""
     lines = [f"trailer {TRAILER}"]
     lines += [f"reason {each.value} {STATUS[each].name}" for each in Reason]
     lines += [f"event {each.value}" for each in EventKind]
@@ -60,7 +60,7 @@ def api() -> list[str]:
 
 
 def describe(file: FileDescriptor) -> Iterator[str]:
-    """A line for each thing that a caller may rely on."""
+    """Yield a line for each thing that a caller may rely on."""
     for service in file.services_by_name.values():
         yield from _service(service)
     for message in file.message_types_by_name.values():
@@ -108,12 +108,12 @@ def _shape(field: FieldDescriptor) -> str:
 
 
 def read(path: Path) -> list[str]:
-    """The lines of an accepted API."""
+    """Return the lines of an accepted API."""
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
 
 
 def main(arguments: list[str], accepted: Path = ACCEPTED) -> int:
-    """The exit code."""
+    """Run the command and return the exit code."""
     if arguments not in (["check"], ["accept"]):
         print(__doc__, file=sys.stderr)
         return 2

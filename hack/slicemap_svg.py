@@ -1,4 +1,4 @@
-"""The map of slices as a picture: what `mig_agent.core.slicemap` draws as text, in SVG, for documents."""
+"""Draws the map of slices as an SVG picture for documents; `mig_agent.core.slicemap` draws it as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLORS = {
     FREE: ("#f4f5f7", "#7a828c"),
 }
 _UNKNOWN = ("#999999", "#000000")
-# Stripes and the like tell the states apart without colour.
+# Patterns distinguish the states without colour.
 _PATTERNS = {
     "idle": '<circle cx="4" cy="4" r="1.2" fill="#7fb7dc"/>',
     "foreign": '<path d="M0 8 L8 0" stroke="#8f6fbb" stroke-width="1.5"/>',
@@ -39,7 +39,7 @@ _PATTERNS = {
 
 
 def render_svg(gpus: Sequence[SliceMapGpu], *, caption: str = "") -> str:
-    """An SVG document with one bar for each GPU and a legend of the states in it. Needs nothing from outside."""
+    """Return an SVG document with one bar for each GPU and a legend of the states in it. It loads no other file."""
     states = [block.state for gpu in gpus for block in filled(gpu)] if gpus else []
     parts: list[str] = []
     top = float(_MARGIN)
@@ -129,5 +129,5 @@ def _cut(text: str, width: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """XML has no room for control characters, not even escaped ones."""
+    """Return the text with its control characters made visible: XML allows none, not even escaped ones."""
     return visible(text)

@@ -1,4 +1,4 @@
-"""Says which tests ran, from the report that pytest wrote: one line for each folder of tests."""
+"""Reports which tests ran, from the report that pytest wrote: one line for each folder of tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 
 
 def main(report: Path) -> int:
-    """Exit code 1 where there is no report, or nothing ran."""
+    """Print the report; return 1 if there is none, or no test ran."""
     if not report.exists():
         print("no tests ran")
         return 1

@@ -1,4 +1,4 @@
-"""The budgets of the agent, each against its baseline in the same run: `hack/bench/run.sh [PART...] [-o json]`.
+"""Measures the agent's budgets, each against its baseline in the same run: `hack/bench/run.sh [PART...] [-o json]`.
 
 A machine that is busy with something else makes every figure here worse: run it alone. Nothing here is a test.
 """
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _CREATE_SECONDS = 0.5
-"""Long enough that the simulator's own Python work does not blur what is asked: do creations run side by side?"""
+"""Long enough that the simulator's own Python work does not blur the question: do creations run in parallel?"""
 
 
 def plan() -> list[Figure]:
-    """The planner alone."""
+    """Measure the planner alone."""
     return [
         Figure(what=f"plan on {gpus} GPUs, p50", measured=microseconds_of_plan(gpus), unit="us", budget=budget)
         for gpus, budget in ((8, 50.0), (64, 300.0))
@@ -41,7 +41,7 @@ def plan() -> list[Figure]:
 
 
 def pair(rounds: int = 10, times: int = 60) -> list[Figure]:
-    """Acquire and release of an idle match beside two bare echoes, in turns so that both see the same machine."""
+    """Measure acquire and release of an idle match, alternating with two echoes so that both see the same machine."""
     return asyncio.run(_pair(rounds, times))
 
 
@@ -69,7 +69,7 @@ async def _pair(rounds: int, times: int) -> list[Figure]:
 
 
 def crowd(rounds: int = 5, clients: int = 32, times: int = 20) -> list[Figure]:
-    """32 clients at once."""
+    """Measure 32 clients at once."""
     return asyncio.run(_crowd(rounds, clients, times))
 
 
@@ -102,7 +102,7 @@ async def _crowd(rounds: int, clients: int, times: int) -> list[Figure]:
 
 
 def creations(rounds: int = 3) -> list[Figure]:
-    """Eight creations on eight GPUs at once beside one creation, and Status meanwhile."""
+    """Measure eight creations on eight GPUs at once against one creation, and Status meanwhile."""
     return asyncio.run(_creations(rounds))
 
 
@@ -150,7 +150,7 @@ async def _status(stub: AsyncStub) -> None:
 
 
 def start(rounds: int = 5) -> list[Figure]:
-    """From the start of the process until it answers, with 50 leases to recover."""
+    """Measure the time from the start of the process to its first answer, with 50 leases to recover."""
     ours: list[float] = []
     bare: list[float] = []
     with tempfile.TemporaryDirectory(prefix="mig-bench-") as folder:
@@ -180,7 +180,7 @@ async def _take(served: Served, leases: int) -> None:
 
 
 def memory(clients: int = 1000) -> list[Figure]:
-    """Resident memory at rest, and what a thousand clients add."""
+    """Measure resident memory at rest, and what a thousand clients add."""
     return asyncio.run(_memory(clients))
 
 
@@ -205,7 +205,7 @@ async def _memory(clients: int) -> list[Figure]:
 
 
 def command_line(rounds: int = 10) -> list[Figure]:
-    """`migctl status` as a whole process."""
+    """Measure `migctl status` as a whole process."""
     ours: list[float] = []
     bare: list[float] = []
     with agent("h100-80gb:2") as served:
@@ -243,7 +243,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0 when every budget is kept, 1 when one is not, 2 for a command line that cannot be meant."""
+    """Return 0 when every budget is met, 1 when one is not, 2 for a command line that cannot be understood."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", nargs="*", help=f"what to measure: {', '.join(PARTS)}; all by default")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")

@@ -1,4 +1,4 @@
-"""The calls that are measured, made straight on the wire so that no client library is measured with them."""
+"""The calls that are measured, made directly on the wire so that no client library is measured with them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 _RECEIVED = pb.AcquireRequest(received=pb.Received())
 
 Pair = Callable[[], Awaitable[None]]
-"""Two calls, one after the other."""
+"""Makes two calls, one after the other."""
 
 
 def stub_on(channel: grpc.aio.Channel) -> AsyncStub:
-    """The generated class is one for both worlds; the stubs tell them apart."""
+    """Return an asynchronous stub; the generated class is the same for both kinds, only the type stubs differ."""
     return cast("AsyncStub", pb_grpc.PartitionManagerStub(channel))
 
 
 async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = (), *, request_id: str = "") -> pb.Granted:
-    """One instance with so much memory, confirmed; or grpc.RpcError."""
+    """Acquire one instance with this much memory and confirm it. Raises grpc.RpcError."""
     name = request_id or uuid.uuid4().hex
     request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=name, gpus=gpus)
     granted = None
@@ -48,17 +48,17 @@ async def acquire(stub: AsyncStub, memory_mib: int, gpus: tuple[str, ...] = (), 
 
 
 def is_broken(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a stream ended while it was written to: grpc.aio makes up this status in place of the one on its way."""
+    """Return True if a stream ended while it was written to: grpc.aio then replaces the pending status by this one."""
     return error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
 
 
 async def release(stub: AsyncStub, granted: pb.Granted) -> None:
-    """Ends the lease."""
+    """End the lease."""
     await stub.Release(pb.ReleaseRequest(lease=granted.lease.id, token=granted.token))
 
 
 def lease_pair(channel: grpc.aio.Channel, memory_mib: int = 4000) -> Pair:
-    """Acquire and Release."""
+    """Return Acquire and Release as a pair."""
     stub = stub_on(channel)
 
     async def pair() -> None:
@@ -68,7 +68,7 @@ def lease_pair(channel: grpc.aio.Channel, memory_mib: int = 4000) -> Pair:
 
 
 def echo_pair(channel: grpc.aio.Channel) -> Pair:
-    """Two echoes of the size of such a request."""
+    """Return two echoes of the size of such a request as a pair."""
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)
     payload = b"x" * 64
 
@@ -80,7 +80,7 @@ def echo_pair(channel: grpc.aio.Channel) -> Pair:
 
 
 async def latencies(pair: Pair, times: int) -> list[float]:
-    """Seconds of each."""
+    """Return the seconds of each pair."""
     found = []
     for _ in range(times):
         began = time.perf_counter()
@@ -90,7 +90,7 @@ async def latencies(pair: Pair, times: int) -> list[float]:
 
 
 async def throughput(pair: Pair, clients: int, times_each: int) -> float:
-    """Pairs in a second, with so many clients at once."""
+    """Return pairs per second, with this many clients at once."""
 
     async def client() -> None:
         for _ in range(times_each):

@@ -1,13 +1,13 @@
-"""Does every call end with an answer, and does a lease end whose client never said that it has it: `hack/delivery.sh`.
+"""Checks that every call is answered, and that unconfirmed leases end: `hack/delivery.sh`.
 
 Two storms on an agent of its own, with pairs of acquire and release beside them:
 
 - Acquire calls that end at a random moment before their client has confirmed the lease: cancelled, out of time, their
-  connection closed, or their process killed. After the time of grace no lease may be left.
+  connection closed, or their process killed. After the grace period no lease may be left.
 - Requests with short waits on a full node, some of whose clients do not read for a while. Each must be answered.
 
-Exit code 0 when nothing was left and nothing was without an answer, 1 when not, 2 for a command line that cannot be
-meant.
+Exit code 0 when no lease was left and every call was answered, 1 when not, 2 for a command line that cannot be
+understood.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 60.0
 """How long an agent keeps a lease that is not confirmed."""
 _LEAVE_WITHIN = 0.06
-"""Seconds after which a client has left, counted from when it asked."""
+"""The most seconds from a request until its client disconnects."""
 _LONGEST_WAIT = 0.2
 _NOT_READING = 0.1
 """The share of waiting requests whose clients do not read for a while."""
 _ANSWER_SECONDS = 60.0
-"""Until a call counts as one that is never answered."""
+"""Seconds after which a call counts as never answered."""
 _AT_ONCE = 48
 _MOST_IDLE = 150
 _IN_A_CHILD = 8
@@ -63,7 +63,7 @@ def _wanted(memory: str, wait_seconds: float | None = None) -> pb.Request:
 
 
 async def _cancelled(served: Served) -> int:
-    """By its application, on a connection that stands, from an event loop."""
+    """Cancel calls in the application, on an open connection, from an event loop."""
     async with _stub(served.address) as stub:
 
         async def one() -> None:
@@ -93,7 +93,7 @@ async def _out_of_time(served: Served) -> int:
 
 
 async def _closed(served: Served) -> int:
-    """With the connection, in the middle of its calls."""
+    """Close the connection in the middle of its calls."""
     async with _stub(served.address) as stub:
         calls = [stub.Acquire() for _ in range(_IN_A_CHILD)]
         with contextlib.suppress(grpc.RpcError, asyncio.CancelledError):
@@ -104,7 +104,7 @@ async def _closed(served: Served) -> int:
 
 
 async def _cancelled_in_threads(served: Served) -> int:
-    """By its application, with the synchronous API."""
+    """Cancel calls in the application, with the synchronous API."""
 
     def one(stub: rpc.PartitionManagerStub, after: float) -> None:
         requests: SimpleQueue[pb.AcquireRequest | None] = SimpleQueue()
@@ -130,7 +130,7 @@ async def _cancelled_in_threads(served: Served) -> int:
 
 
 async def _killed(served: Served) -> int:
-    """As a process, with SIGKILL, from right after it has asked."""
+    """Kill a process with SIGKILL at any moment after its request."""
     command = (sys.executable, __file__, "--ask", served.address)
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -144,7 +144,7 @@ async def _killed(served: Served) -> int:
 
 
 async def _ask(address: str) -> None:
-    """What such a process does: it asks, reads what it is told, and never confirms."""
+    """Request leases and read the answers, but never confirm: the process that is killed."""
     async with _stub(address) as stub:
         await stub.Status(pb.StatusRequest())
         calls = [stub.Acquire() for _ in range(_IN_A_CHILD)]
@@ -162,11 +162,11 @@ _WAYS: tuple[tuple[str, Leaving, int], ...] = (
     ("connection closed", _closed, 2),
     ("killed", _killed, 1),
 )
-"""Each with how often it is drawn."""
+"""The ways to leave, each with the weight with which it is drawn."""
 
 
 async def leave(calls: int, gpus: str) -> dict[str, object]:
-    """The storm of calls that end before they are confirmed, and what it has left."""
+    """Run the storm of calls that end before they are confirmed; return what it has left."""
     done: Counter[str] = Counter()
     async with _serving(gpus) as (served, _):
         async with _stub(served.address) as stub, _load(served):
@@ -176,7 +176,7 @@ async def leave(calls: int, gpus: str) -> dict[str, object]:
                     name, way, _ = _DRAW.choices(ways, [each[2] for each in ways])[0]
                     done[name] += await way(served)
 
-            # Idle instances: an answer comes soon, and it is decided in an instant whether a client has it.
+            # Idle instances: answers come soon, so whether the client receives one is decided within milliseconds.
             for granted in [await acquire(stub, 4000) for _ in range(_MOST_IDLE)]:
                 await release(stub, granted)
             await asyncio.gather(*(some(_WAYS) for _ in range(4)))
@@ -196,7 +196,7 @@ async def leave(calls: int, gpus: str) -> dict[str, object]:
 
 
 async def killed_migctl(times: int, gpus: str) -> dict[str, object]:
-    """`migctl request` killed at random: only a lease that was printed may stay."""
+    """Kill `migctl request` at random moments: only a lease that was printed may stay."""
     printed = set()
     async with _serving(gpus) as (served, _):
         command = [sys.executable, "-m", "mig_agent.migctl", "--address", served.address, "request", "--gpu-memory"]
@@ -221,7 +221,7 @@ async def killed_migctl(times: int, gpus: str) -> dict[str, object]:
         await asyncio.sleep(_GRACE_SECONDS + 2)
         async with _stub(served.address) as stub:
             leases = {each.id for each in (await stub.Status(pb.StatusRequest())).leases}
-    # One is that of the run that measured how long a whole one takes.
+    # One lease is that of the run that measured how long a whole one takes.
     return {
         "migctl request killed": times,
         "printed": len(printed),
@@ -230,7 +230,7 @@ async def killed_migctl(times: int, gpus: str) -> dict[str, object]:
 
 
 async def wait(requests: int) -> dict[str, object]:
-    """The storm of requests with short waits on a full node, and how they were answered."""
+    """Run the storm of requests with short waits on a full node; return how they were answered."""
     answers: Counter[str] = Counter()
     async with _serving("a100-40gb:1") as (served, folder):
         async with _stub(served.address) as stub:
@@ -269,7 +269,7 @@ async def _wait_on(address: str, numbers: Iterator[int], answers: Counter[str]) 
 
 @contextlib.asynccontextmanager
 async def _serving(gpus: str) -> AsyncIterator[tuple[Served, Path]]:
-    """An agent that serves, and its folder."""
+    """Run an agent; yield it and its folder once it serves."""
     with tempfile.TemporaryDirectory(prefix="mig-delivery-") as folder, agent(gpus, state_dir=Path(folder)) as served:
         async with _stub(served.address) as stub:
             while True:  # it listens before it serves
@@ -283,7 +283,7 @@ async def _serving(gpus: str) -> AsyncIterator[tuple[Served, Path]]:
 
 @contextlib.asynccontextmanager
 async def _load(served: Served) -> AsyncIterator[None]:
-    """Pairs of acquire and release beside the storm."""
+    """Run pairs of acquire and release beside the storm."""
     async with grpc.aio.insecure_channel(served.address, options=_CHANNEL) as channel:
         pair = lease_pair(channel, 9000)
         over = False
@@ -308,7 +308,7 @@ async def _stub(address: str) -> AsyncIterator[AsyncStub]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """See the module's own words."""
+    """Run the storms; the module's docstring has the exit codes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--leaving", type=int, default=1000, help="calls that leave (default: %(default)s)")
     parser.add_argument("--migctl", type=int, default=40, help="`migctl request` killed (default: %(default)s)")

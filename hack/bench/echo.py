@@ -15,7 +15,7 @@ async def _echo(request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]
 
 
 async def serve(address: str) -> None:
-    """Serves until it is killed; prints a line when it is ready."""
+    """Serve until killed; print a line when ready."""
     server = grpc.aio.server()
     handler = grpc.method_handlers_generic_handler("bench.Echo", {"Echo": grpc.unary_unary_rpc_method_handler(_echo)})
     server.add_generic_rpc_handlers((handler,))

@@ -17,31 +17,31 @@ class Figure:
     unit: str
     budget: float
     baseline: float | None = None
-    """What stands beside it in the same run; None where the budget is absolute."""
+    """The value that it is compared with, from the same run; None where the budget is absolute."""
     baseline_is: str = ""
     at_least: bool = False
-    """Whether more is better."""
+    """True if more is better."""
 
     @property
     def judged(self) -> float:
-        """What is held against the budget: the ratio to the baseline, or the value itself."""
+        """The value that is compared with the budget: the ratio to the baseline, or the measured value."""
         return self.measured / self.baseline if self.baseline else self.measured
 
     @property
     def met(self) -> bool:
-        """Whether the budget is kept."""
+        """True if the budget is met."""
         return self.judged >= self.budget if self.at_least else self.judged <= self.budget
 
 
 def number(value: float) -> str:
-    """Three significant figures, without an exponent."""
+    """Format a number with three significant figures, without an exponent."""
     if value >= 100:  # noqa: PLR2004 -- three figures need no decimals from here on
         return f"{value:.0f}"
     return f"{value:.3g}"
 
 
 def table(figures: Sequence[Figure]) -> str:
-    """The figures as a table in Markdown, which reads well on a terminal too."""
+    """Return the figures as a table in Markdown, which reads well on a terminal too."""
     head = ("what", "measured", "baseline", "ratio", "budget", "met")
     rows = [head]
     for figure in figures:
@@ -68,7 +68,7 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def as_json(figures: Sequence[Figure]) -> str:
-    """The same figures for programs."""
+    """Return the figures as JSON."""
     return json.dumps(
         [{**asdict(figure), "judged": figure.judged, "met": figure.met} for figure in figures],
         indent=2,
@@ -76,5 +76,5 @@ def as_json(figures: Sequence[Figure]) -> str:
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle one."""
+    """Return the median."""
     return statistics.median(values)

@@ -1,6 +1,6 @@
 """The placement benchmark: `hack/bench/placement.py` runs all of it, `hack/bench/placement.py sweep` a part.
 
-It asks the agent's own planner and queue, and sets others beside them; docs/placement.md has what it printed.
+It measures the agent's own planner and queue against others; docs/placement.md has what it printed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 1 with `--check` when the planner misses a figure that it is held to."""
+    """Return 1 with `--check` when the planner misses a figure that it is held to."""
     parser = _parser()
     given = parser.parse_args(arguments)
     if given.trace and {"trace", "rounds"} <= set(given.parts or PARTS):

@@ -1,4 +1,4 @@
-"""The planner alone, on nodes of any size at half load: what one call of `plan` takes."""
+"""The planner alone, on nodes of any size at half load: how long one call of `plan` takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CALLS = 25
 
 
 def _gpu(index: int, layout: Layout, chance: random.Random) -> Gpu:
-    """A GPU with about half of its slices taken, leased and idle instances mixed."""
+    """Return a GPU with about half of its slices taken, leased and idle instances mixed."""
     uuid = GpuUuid(f"GPU-{index}")
     instances: list[Instance] = []
     mask = 0
@@ -57,7 +57,10 @@ def _gpu(index: int, layout: Layout, chance: random.Random) -> Gpu:
 
 
 def microseconds_of_plan(gpus: int) -> float:
-    """Median over single calls for 4 to 20 GB on many nodes of so many H100-80GB; tables are warm, nodes are new."""
+    """Return the median over single calls for 4 to 20 GB on many nodes of this many H100-80GB.
+
+    Tables are warm, nodes are new.
+    """
     layout = profiles.load(None).layout("NVIDIA H100 80GB HBM3", 81559)
     if layout is None:
         message = f"cannot find the H100's profiles in {Path.cwd()}"

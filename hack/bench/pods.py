@@ -1,7 +1,7 @@
 """How long a pod takes to run, with and without a MIG device, on a real one-node Kubernetes over simulated GPUs.
 
-`hack/bench/pods.sh [--rounds N] [-o json]`. Needs root; makes a cluster of its own and takes it away again. All moments
-are those at which a client that watches the API server hears of a thing: what is measured is what a user sees.
+`hack/bench/pods.sh [--rounds N] [-o json]`. Needs root; creates a cluster of its own and removes it again. All moments
+are those at which a client that watches the API server gets an event: what is measured is what a user sees.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ GPUS = "h100-80gb:1"
 SLICE = f"{PROFILE}1g.10gb"
 WHOLE = f"{PROFILE}7g.80gb"
 _WATCH_SECONDS = 3
-"""How long one watch lasts, and so for how long after the end the last one is waited for."""
-_PATIENCE_SECONDS = 120.0
+"""Seconds that one watch lasts, and so how long the end waits for the last one."""
+_TIMEOUT_SECONDS = 120.0
 _KUBELETS_PERIOD_SECONDS = 12.0
-"""It writes the node's status at least every ten."""
+"""Seconds that surely include a write of the node's status: the kubelet writes it at least every ten."""
 
 
 class CannotMeasureError(Exception):
-    """What was to be measured did not happen; the message starts with "cannot"."""
+    """An event to be measured did not happen; the message starts with "cannot"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one kind of thing, over some rounds."""
+    """Durations of one kind of event in seconds, over some rounds."""
 
     what: str
     rounds: int
@@ -64,7 +64,7 @@ class Timing:
 
 
 class Heard:
-    """When a watcher heard of an object's states."""
+    """The states of an object as a watcher received them, each with its moment."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class Heard:
             self._changed.notify_all()
 
     def first(self, since: float, wanted: Callable[[str, Json], bool], what: str) -> float:
-        """The first moment after `since` at which it was so. Raises CannotMeasureError."""
+        """Return the first moment after `since` at which `wanted` was true. Raises CannotMeasureError."""
         with self._changed:
             found: list[float] = []
 
@@ -84,12 +84,12 @@ class Heard:
                 found[:] = [at for at, kind, each in self._told if at >= since and wanted(kind, each)][:1]
                 return bool(found)
 
-            if not self._changed.wait_for(happened, _PATIENCE_SECONDS):
+            if not self._changed.wait_for(happened, _TIMEOUT_SECONDS):
                 raise CannotMeasureError(f"cannot measure: it did not happen that {what}")
             return found[0]
 
     def lasting(self, since: float, until: float, wanted: Callable[[Json], bool]) -> float:
-        """For how many seconds of that time it was so, as far as was heard; at its begin it is taken to be so."""
+        """Return for how many of these seconds `wanted` was true, as far as was received; true at the start."""
         with self._changed:
             total, at, so = 0.0, since, True
             for moment, _, found in self._told:
@@ -130,7 +130,7 @@ class Bench:
 
     @contextmanager
     def pod(self, limits: Mapping[str, int] | None = None) -> Iterator[tuple[str, float]]:
-        """A pod that runs, with the moment at which it was asked for; gone afterwards, with its lease."""
+        """Run a pod; yield its name and the moment of its request. It is deleted afterwards, and its lease ends."""
         self._number += 1
         name, asked = f"p{self._number}", time.monotonic()
         self._space.pod(name, limits)
@@ -140,19 +140,19 @@ class Bench:
         self._space.until(lambda _: not self._space.leases(), "its lease has ended")
 
     def running(self, name: str) -> float:
-        """When it was heard that the pod runs."""
+        """Return the moment at which the watcher received that the pod runs."""
         return self._pods.first(0, lambda _, pod: _named(pod, name) and is_running(pod), f"{name} runs")
 
     def start(self, limits: Mapping[str, int] | None = None) -> float:
-        """Seconds from asking for a pod until it runs."""
+        """Return the seconds from requesting a pod until it runs."""
         with self.pod(limits) as (name, asked):
             return self.running(name) - asked
 
     def window(self) -> tuple[float, float]:
-        """Seconds in which the scheduler does not know that a pod took a slice, and that it gave it back.
+        """Return for how many seconds the scheduler does not know that a pod took a slice, and that it freed it.
 
-        The kubelet may write its own number back once: the pod stays for longer than the kubelet's period, and all the
-        time counts during which the node showed too much.
+        The kubelet may write its own number back once: the pod lasts longer than the kubelet's period, and all the time
+        counts during which the node showed too much.
         """
         self.until_whole()
         with self.pod({SLICE: 1}) as (name, asked):
@@ -165,11 +165,11 @@ class Bench:
         return unknown, max(0.0, returned - gone)
 
     def until_whole(self) -> None:
-        """Nothing but idle instances is in the way of the largest."""
+        """Wait until only idle instances remain, so that the largest profile can be allocated."""
         self._space.until_allocatable(WHOLE, 1)
 
     def empty(self) -> None:
-        """No instance is left."""
+        """Destroy all idle instances."""
         self._space.agent.reclaim()
 
 
@@ -182,7 +182,7 @@ def _shows(node: Json, count: int) -> bool:
 
 
 def measure(bench: Bench, rounds: int) -> Iterator[Timing]:
-    """One kind after the other, each as often; the first of each only warms up."""
+    """Yield the timings of one kind after the other; the first round of each only warms up."""
     defaults = Settings()
     create, destroy = defaults.simulate_create_seconds, defaults.simulate_destroy_seconds
     yield Timing.of("pod runs, no device", [bench.start() for _ in range(rounds + 1)][1:])
@@ -208,7 +208,7 @@ def measure(bench: Bench, rounds: int) -> Iterator[Timing]:
 
 
 def table(timings: Sequence[Timing]) -> str:
-    """In Markdown."""
+    """Return the timings as a table in Markdown."""
     rows = [("what", "rounds", "median", "least", "most")]
     rows += [
         (each.what, str(each.rounds), f"{each.median:.2f} s", f"{each.least:.2f} s", f"{each.most:.2f} s")

@@ -1,4 +1,4 @@
-"""Starting what is measured: the agent over simulated GPUs, and the echo server that it stands beside."""
+"""Starts what is measured: the agent over simulated GPUs, and the echo server that is its baseline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READY_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that answers on `address`, and how long it took from its start until it did."""
+    """A server that answers on `address`, and how long its start took."""
 
     address: str
     pid: int
@@ -32,7 +32,7 @@ class Served:
 def agent(
     gpus: str, *, state_dir: Path | None = None, create_seconds: float = 0.0, destroy_seconds: float = 0.0
 ) -> Iterator[Served]:
-    """`mig-agent serve` with these simulated GPUs, killed at the end."""
+    """Run `mig-agent serve` with these simulated GPUs; kill it at the end."""
     with contextlib.ExitStack() as stack:
         folder = state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mig-bench-")))
         address = f"unix://{folder}/agent.sock"
@@ -46,14 +46,14 @@ def agent(
             *("--simulate-create-seconds", str(create_seconds)),
             *("--simulate-destroy-seconds", str(destroy_seconds)),
         ]
-        # Reporting to a file is what an agent under systemd does too.
+        # The log goes to a file, as with systemd.
         log = stack.enter_context((folder / "agent.log").open("ab"))
         yield stack.enter_context(_running(command, address, log=log.fileno()))
 
 
 @contextlib.contextmanager
 def echo() -> Iterator[Served]:
-    """The bare gRPC server of echo.py."""
+    """Run the bare gRPC server of echo.py."""
     with tempfile.TemporaryDirectory(prefix="mig-bench-") as folder:
         address = f"unix://{folder}/echo.sock"
         with _running([sys.executable, str(HERE / "echo.py"), address], address, log=subprocess.DEVNULL) as served:

@@ -1,7 +1,7 @@
 """One scheduler over many agents: `hack/bench/scale.sh [--agents 1000] [-o json]`.
 
-The agents are the planner and the API without hardware, all of them in one process, each with a socket of its own;
-the scheduler is the Python client on one event loop in another process, this one. They share the machine, so a decision
+The agents are the planner and the API without hardware, all of them in one process, each with a socket of its own; the
+scheduler is the Python client on one event loop in another process, this one. They share the machine, so a decision
 takes what both of them need for it.
 """
 
@@ -31,33 +31,33 @@ from mig_agent.client import AsyncClient
 
 _MIB = 1 << 20
 _TOGETHER = 50
-"""Agents that are connected to at the same time."""
+"""How many agents are connected to at the same time."""
 _AT_ONCE = 16
 _SETTLE_SECONDS = 1.0
 _QUICKER = 40
-"""Times as many decisions are measured in the quicker way."""
+"""How many times as many decisions are measured with the quicker method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """How quickly pods are placed in one way."""
+    """How quickly pods are placed with one method."""
 
     how: str
     at_once: int
     per_second: float
     p50_ms: float
     cpu_ms: float
-    """Of the scheduler alone, for one."""
+    """Processor time of the scheduler alone for one decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanIn:
-    """What it costs to hear of so many events a second."""
+    """The cost of receiving this many events per second."""
 
     offered: int
     heard: float
     cpu_percent: float
-    """Of one core, of the scheduler alone."""
+    """Percent of one core, for the scheduler alone."""
     delay_p50_ms: float | None
     delay_p99_ms: float | None
 
@@ -76,17 +76,17 @@ class Found:
 
 
 class Fleet:
-    """The agents' process."""
+    """The process of the agents."""
 
     def __init__(self, folder: Path, agents: int, process: subprocess.Popen[bytes]) -> None:
         self._folder, self._agents, self._process = folder, agents, process
 
     def addresses(self) -> list[str]:
-        """Of all agents."""
+        """Return the addresses of all agents."""
         return [f"unix://{self._folder}/{number}.sock" for number in range(self._agents)]
 
     def stir(self, events_a_second: float) -> None:
-        """That many events from now on, of all agents together."""
+        """Emit this many events per second from now on, over all agents."""
         if self._process.stdin is None:
             raise RuntimeError("a fleet without a standard input")
         self._process.stdin.write(f"{events_a_second}\n".encode())
@@ -95,7 +95,7 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(agents: int, gpus: int) -> Iterator[Fleet]:
-    """Serves until the end."""
+    """Run the agents' process until the end."""
     with tempfile.TemporaryDirectory(prefix="mig-") as folder:
         command = [sys.executable, "-m", "scale_bench.fleet", folder, str(agents), str(gpus)]
         here = str(Path(__file__).resolve().parent)
@@ -111,7 +111,7 @@ def fleet(agents: int, gpus: int) -> Iterator[Fleet]:
 
 
 class Bench:
-    """Measures in this process."""
+    """Runs the measurements in this process."""
 
     def __init__(self, there: Fleet) -> None:
         self._fleet = there
@@ -124,7 +124,7 @@ class Bench:
         return float(self._own.memory_info().rss) / _MIB
 
     async def connect(self) -> None:
-        """A client for each, and one call."""
+        """Connect a client to each agent, and make one call."""
         before, began = self._memory(), time.perf_counter()
         self._agents = [AsyncClient(address) for address in self._fleet.addresses()]
         for first in range(0, len(self._agents), _TOGETHER):
@@ -134,14 +134,14 @@ class Bench:
         self.found.connections_mib = self._memory() - before
 
     async def everywhere(self, rounds: int) -> None:
-        """Every node is asked for every pod."""
+        """Measure decisions for which every node is asked for every pod."""
         pods = Pods(Everywhere(self._agents), 2 * len(self._agents))
         await pods.place(2, 1)
         await self._decide(pods, "all nodes are asked", rounds, 1)
         await pods.end()
 
     async def watching(self, rounds: int) -> None:
-        """What nodes would do is known."""
+        """Measure decisions from plans that are kept up to date by watching."""
         before, began = self._memory(), time.perf_counter()
         chooser = Watching(self._agents)
         await chooser.start()
@@ -155,7 +155,7 @@ class Bench:
         await chooser.close()
 
     async def fan_in(self, rates: Sequence[int], seconds: float) -> None:
-        """What it costs to hear of everything."""
+        """Measure the cost of receiving all events."""
         watched = Watching(self._agents)
         await watched.start(planning=False)
         for rate in rates:
@@ -181,7 +181,7 @@ class Bench:
         await watched.close()
 
     async def close(self) -> None:
-        """Hangs up."""
+        """Close all connections."""
         await asyncio.gather(*(agent.close() for agent in self._agents))
 
     async def _decide(self, pods: Pods, how: str, count: int, at_once: int) -> None:
@@ -200,7 +200,7 @@ class Bench:
 
 
 async def measure(there: Fleet, rounds: int, seconds: float, rates: Sequence[int]) -> Found:
-    """All of it."""
+    """Run all measurements."""
     bench = Bench(there)
     await bench.connect()
     try:
@@ -213,7 +213,7 @@ async def measure(there: Fleet, rounds: int, seconds: float, rates: Sequence[int
 
 
 def tables(found: Found, agents: int, gpus: int) -> list[Table]:
-    """For people."""
+    """Return tables for people."""
     return [
         Table(
             f"Decisions over {agents} nodes of {gpus} GPUs",
@@ -279,7 +279,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _number(value: float | None) -> str:
-    """Three figures; nothing where there is none."""
+    """Format a number with three figures; empty for None."""
     if value is None:
         return ""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"  # noqa: PLR2004 -- see above

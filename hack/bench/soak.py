@@ -1,7 +1,7 @@
 """A long run of acquire/release pairs on one agent, with clients and agents killed, and trouble: `hack/soak.sh`.
 
-Exit code 0 when the agent's memory, file descriptors and threads stayed flat and nothing was left behind, 1 when not,
-2 for a command line that cannot be meant.
+Exit code 0 when the agent's memory, file descriptors and threads stayed flat and nothing was left behind, 1 when not, 2
+for a command line that cannot be understood.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub as AsyncStub
 
 _MEMORY_MIB = (4000, 4000, 4000, 9000, 18_000)
-"""What clients ask for: mostly the same, so that idle instances are reused, and now and then one is in the way."""
+"""What clients request: mostly the same, so that idle instances are reused, and sometimes one must be destroyed."""
 _PAUSE_SECONDS = 0.02
-_PATIENCE_SECONDS = 120.0
+_TIMEOUT_SECONDS = 120.0
 _DOOMED = "doomed"
 _CHANNEL = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -66,16 +66,16 @@ class Soak:
     trouble: Trouble = field(default_factory=Trouble)
     samples: list[Sample] = field(default_factory=list)
     killing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a client is brought to its end: an agent that is killed meanwhile would wait a minute for it."""
+    """Held while a client is killed: an agent that is killed meanwhile would wait a minute for it."""
 
     @property
     def over(self) -> bool:
-        """Whether enough was done."""
+        """True if enough was done."""
         limit = self.options.seconds
         return self.pairs >= self.options.pairs or (limit is not None and time.monotonic() - self.began >= limit)
 
     async def run(self) -> list[str]:
-        """What is wrong at the end, in words; nothing when all is well."""
+        """Return texts that say what is wrong at the end; empty if all is well."""
         address = f"unix://{self.folder}/agent.sock"
         clients: list[asyncio.Task[None]] = []
         async with _channel(address) as stub:
@@ -96,7 +96,7 @@ class Soak:
         return most
 
     async def _life(self, served: Served, clients: Sequence[asyncio.Task[None]]) -> None:
-        """From one start of the agent to its end, in the middle of whatever its clients do."""
+        """Run one agent from its start to its end, in the middle of whatever its clients do."""
         every = self.options.restart_every
         until = self.pairs + every if every else sys.maxsize
         work = (self._watch_over(served), self._kill_clients(served), self._make_trouble(served))
@@ -116,7 +116,7 @@ class Soak:
         self._look(served)
         if not self.over:
             self.agents_ended += 1
-            # In turns without and with a chance to say goodbye.
+            # Alternately with SIGKILL and with SIGTERM, which allows an orderly stop.
             os.kill(served.pid, signal.SIGKILL if self.agents_ended % 2 else signal.SIGTERM)
 
     async def _client(self, stub: AsyncStub, seed: int) -> None:
@@ -132,8 +132,8 @@ class Soak:
                 self.pairs += 1
 
     async def _left_behind(self, stub: AsyncStub) -> list[str]:
-        """What is there though nobody uses the node any more, and stays."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Return what still exists though no client uses the node any longer."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             status = await self._safely(partial(_status, stub))
             if status is None:
@@ -150,8 +150,8 @@ class Soak:
         ]
 
     async def _safely(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer | None:
-        """The answer, also of an agent that was away for a while; None where there is no capacity."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        """Return the answer, retrying while the agent is down; None where there is no capacity."""
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
         while True:
             try:
                 return await call()
@@ -175,7 +175,7 @@ class Soak:
             print(sample.describe(), flush=True)
 
     async def _make_trouble(self, served: Served) -> None:
-        """Calls that leave, short waits and rubbish, each time that so many pairs were done."""
+        """Make cancelled calls, short waits and invalid input each time that `trouble_every` pairs were done."""
         every = self.options.trouble_every
         while every:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -183,7 +183,7 @@ class Soak:
                 await self.trouble.make(served.address)
 
     async def _kill_clients(self, served: Served) -> None:
-        """`migctl run` as a process, killed when it has its lease: that ends by itself."""
+        """Start `migctl run` and kill it when it has its lease, which must then end by itself."""
         while self.options.kill_client_every:
             await asyncio.sleep(_PAUSE_SECONDS)
             if self.pairs >= self.clients_killed * self.options.kill_client_every:
@@ -214,7 +214,7 @@ async def _kill_one(served: Served) -> None:
 
 
 async def _until(stub: AsyncStub, *, there: bool, client: asyncio.subprocess.Process | None) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while client is None or client.returncode is None:
         status = await _status(stub)
         if any(each.holder.name == _DOOMED for each in status.leases) is there:
@@ -231,7 +231,7 @@ async def _channel(address: str) -> AsyncIterator[AsyncStub]:
 
 
 def report(soak: Soak, wrong: Sequence[str]) -> dict[str, object]:
-    """The run in figures."""
+    """Return the figures of the run."""
     first, last = soak.samples[0], soak.samples[-1]
     return {
         "pairs": soak.pairs,
@@ -254,7 +254,7 @@ def report(soak: Soak, wrong: Sequence[str]) -> dict[str, object]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """See the module's own words."""
+    """Run the soak; the module's docstring has the exit codes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=1_000_000, help="so many pairs (default: a million)")
     parser.add_argument("--seconds", type=float, help="at most so long (default: until the pairs are done)")

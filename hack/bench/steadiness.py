@@ -1,4 +1,4 @@
-"""Whether a process stays as it is over a long run: its memory, its files, its threads."""
+"""Checks that a process stays the same over a long run: its memory, its files, its threads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import psutil
 
 _MIB = 1 << 20
 REMEMBERED = 10_000
-"""Leases that have ended, which the agent keeps in memory (`adapters.ledger.MOST_ENDED_IN_MEMORY`): until there are so
-many its memory grows, and that is meant."""
+"""How many ended leases the agent keeps in memory (`adapters.ledger.MOST_ENDED_IN_MEMORY`).
+
+Until there are so many its memory grows by design.
+"""
 _KIB_EACH = 4.0
 _SLACK_MIB = 6.0
-"""What the allocator may take or give back without any reason of ours."""
+"""What the allocator may take or return without a cause in the agent."""
 _SLACK_FILES = 8
-"""Connections that come and go."""
+"""Connections that open and close."""
 _FEWEST_SAMPLES = 4
 
 
@@ -27,7 +29,7 @@ class Sample:
     """The agent at one moment."""
 
     seconds: float
-    """Since the beginning."""
+    """Since the beginning of the run."""
     pairs: int
     memory_mib: float
     files: int
@@ -35,7 +37,7 @@ class Sample:
     ledger_mib: float
 
     def describe(self) -> str:
-        """A line of progress."""
+        """Return a line of progress."""
         return (
             f"{self.seconds:8.0f} s {self.pairs:9} pairs {self.pairs / max(self.seconds, 0.001):7.0f} pairs/s "
             f"{self.memory_mib:7.1f} MiB {self.files:4} files {self.threads:3} threads "
@@ -44,7 +46,7 @@ class Sample:
 
 
 def sample_of(pid: int, state_dir: Path, began: float, pairs: int) -> Sample:
-    """The agent with this pid now. `began` is of the monotonic clock."""
+    """Return a sample of the agent with this pid. `began` is of the monotonic clock."""
     process = psutil.Process(pid)
     with process.oneshot():
         return Sample(
@@ -58,7 +60,7 @@ def sample_of(pid: int, state_dir: Path, began: float, pairs: int) -> Sample:
 
 
 def verdict(samples: Sequence[Sample]) -> list[str]:
-    """What grew, in words: the last third of the samples against the third before it."""
+    """Return texts that say what grew: the last third of the samples against the third before it."""
     if len(samples) < _FEWEST_SAMPLES:
         return []
     third = max(len(samples) // 3, 1)

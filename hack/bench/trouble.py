@@ -1,4 +1,4 @@
-"""What a soak mixes into its pairs: calls that leave at any moment, short waits, and rubbish on every layer."""
+"""What a soak mixes into its pairs: cancelled calls, short waits, and invalid input on every layer."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ _ANSWER_SECONDS = 60.0
 _LEAVE_WITHIN = 0.05
 _LONGEST_WAIT = 0.2
 _STAYS_ONE_IN = 16
-"""One in so many of those that leave wants no deadline: what it was given is nobody's for a minute."""
+"""One in this many cancelled calls sets no deadline: its lease is held for a minute though no client has it."""
 _METHOD: Final = "/migagent.v1.PartitionManager/Acquire"
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS: Final = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 _CHANNEL = (("grpc.use_local_subchannel_pool", 1),)
 _AWAY = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
-"""What a call meets while the agent is ended."""
+"""Statuses of a call while the agent is being ended."""
 
 
 @dataclass
 class Trouble:
-    """Made again and again; what was answered wrongly is kept in words."""
+    """Makes trouble repeatedly; collects wrong answers as texts."""
 
     stays: bool = True
-    """Whether some of those that leave want no deadline. An agent that is killed right then may leave such a lease."""
+    """True if some cancelled calls set no deadline. An agent that is killed right then may leave such a lease."""
     made: int = 0
     wrong: list[str] = field(default_factory=list)
     draw: random.Random = field(default_factory=lambda: random.Random(7))  # noqa: S311 -- not a secret
 
     async def make(self, address: str) -> None:
-        """One of each kind."""
+        """Make one call of each kind."""
         self.made += 1
         async with grpc.aio.insecure_channel(address, options=_CHANNEL) as channel:
             await asyncio.gather(
@@ -56,7 +56,7 @@ class Trouble:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _wait(self, channel: grpc.aio.Channel) -> None:
-        """For what is never free while others work."""
+        """Wait for a device that is never free while others work."""
         wait = self.draw.uniform(0, _LONGEST_WAIT)
         call = stub_on(channel).Acquire()
         try:
@@ -71,7 +71,7 @@ class Trouble:
             return  # refused, which is an answer
 
     async def _messages(self, channel: grpc.aio.Channel) -> None:
-        """Bytes that are no message, and messages in the wrong order: refused in words."""
+        """Send bytes that are no message, and messages in the wrong order: each must be refused."""
         make: Any = channel.stream_stream(_METHOD)
         received = pb.AcquireRequest(received=pb.Received()).SerializeToString()
         rubbish = self.draw.randbytes(self.draw.randint(1, 200))
@@ -87,7 +87,7 @@ class Trouble:
                     self.wrong.append(f"a stream that said {said!r} was answered {error.code()}: {error.details()}")
 
     async def _bytes(self, address: str) -> None:
-        """What is no HTTP/2, what begins like it, and frames of it that make no sense."""
+        """Send bytes that are no HTTP/2, that begin like it, and frames of it that make no sense."""
         for beginning in (b"", _PREFACE, _PREFACE + _SETTINGS):
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_unix_connection(address.removeprefix("unix://"))
@@ -97,7 +97,7 @@ class Trouble:
                 await writer.wait_closed()
 
     def _frames(self) -> bytes:
-        """Frames of any kind with any content."""
+        """Return frames of any kind with any content."""
         frames = b""
         for _ in range(self.draw.randint(1, 8)):
             content = self.draw.randbytes(self.draw.randint(0, 64))

@@ -30,7 +30,7 @@ def delivery(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_lease_stays_that_nobody_has_and_every_wait_is_answered(figure: Figure) -> None:
+def test_no_lease_is_orphaned_and_every_wait_is_answered(figure: Figure) -> None:
     done = delivery("--leaving", str(LEAVING), "--waiting", str(WAITING), "--migctl", "0", "-o", "json")
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout)

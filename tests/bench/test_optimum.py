@@ -53,7 +53,7 @@ def test_the_optimum_is_the_same_from_wherever_it_starts(one_gpu: OneGpu) -> Non
         assert one_gpu.evaluate(policy, setting)[0] == pytest.approx(plain, abs=1e-9)
 
 
-def test_nobody_is_better_than_the_optimum(one_gpu: OneGpu) -> None:
+def test_no_policy_exceeds_the_optimum(one_gpu: OneGpu) -> None:
     policies = [one_gpu.table_of(rule.choose) for rule in (rules.first_fit(), rules.mfi(), planner_rule())]
     for setting in random_settings(5, seed=3):
         best, _ = one_gpu.optimum(setting)

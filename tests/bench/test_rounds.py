@@ -11,7 +11,7 @@ from placement_bench.ceiling import ceiling
 from placement_bench.contenders import AGENT, FIRST_FIT, REPACKED
 from placement_bench.mixed import MixedAgent, MixedRules, model, replay
 from placement_bench.mixes import kinds, layout
-from placement_bench.replay import BACKWARDS, NOBODY, RUNNERS, all_of
+from placement_bench.replay import BACKWARDS, RUNNERS, UPPER_BOUND, all_of
 from placement_bench.rounds import Asked, Rounds, in_rounds, made_up, read, write
 from placement_bench.rules import driver, first_fit, plain
 
@@ -124,7 +124,7 @@ def test_the_agent_takes_the_model_on_which_least_is_wasted() -> None:
     assert (small[0].slot.profile.name, large[0].slot.profile.name) == ("1g.5gb", "3g.40gb")
 
 
-def test_a_pod_that_finds_no_room_is_lost_and_one_that_ends_makes_room() -> None:
+def test_pods_that_do_not_fit_are_lost_and_ended_ones_free_capacity() -> None:
     rounds = pods((0, "80G", 2), (1, "5G", 1), (2, "5G", 1))
     for name in (FIRST_FIT, AGENT, REPACKED):
         assert RUNNERS[name]([H100], rounds) == {"a", "c"}
@@ -136,7 +136,7 @@ def test_which_gpu_comes_first_is_all_that_differs_backwards() -> None:
     assert RUNNERS[BACKWARDS]([A100, H100], rounds) == {"a"}
 
 
-def test_what_stands_in_the_way_is_moved_by_repacking_alone() -> None:
+def test_only_repacking_moves_instances() -> None:
     """Two of 20G that stay, and between them others that end: two windows of 20G that are no window of 40G."""
     rounds = pods((0, "20G", 2), (0, "20G", 1), (0, "40G", 2), (1, "10G", 1), (1, "40G", 1))
     assert "e" not in RUNNERS[FIRST_FIT]([H100], rounds)
@@ -155,7 +155,7 @@ def test_the_bound_is_exact_where_that_is_easy() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_nobody_surpasses_the_bound(seed: int) -> None:
+def test_no_policy_exceeds_the_bound(seed: int) -> None:
     rounds = made_up(60, 8, seed)
     asked = all_of(rounds)
     for worth in ([1.0] * len(asked), [each.memory_bytes / 1e9 for each in asked]):
@@ -182,11 +182,11 @@ def test_a_trace_from_a_file_gives_what_it_gave_when_it_was_made_up(
     assert capsys.readouterr().out == made
     (found,) = json.loads(made)
     rows = {row["policy"]: row for row in found["data"] if "lost" in row}
-    assert rows.keys() == {*RUNNERS, NOBODY}
+    assert rows.keys() == {*RUNNERS, UPPER_BOUND}
     (orders,) = (row for row in found["data"] if "orders" in row)
     alone = replay(MixedAgent([A100, H100], DEFAULT_POLICY), read(file))
     assert rows[AGENT]["pods_served"] == len(alone) == 60 - len(rows[AGENT]["lost"])
-    assert orders["pods_served_least"] <= orders["pods_served_most"] <= rows[NOBODY]["pods_served"]
+    assert orders["pods_served_least"] <= orders["pods_served_most"] <= rows[UPPER_BOUND]["pods_served"]
 
 
 def test_one_file_is_not_read_for_two_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,6 +195,6 @@ def test_one_file_is_not_read_for_two_parts(capsys: pytest.CaptureFixture[str]) 
     assert "name one of them" in capsys.readouterr().err
 
 
-def test_a_model_that_nobody_knows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rounds", "--gpu-models", "h100", "--requests", "5"]) == 2
     assert "cannot take h100 for a GPU model; there are a100-40gb" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_spread_goes_to_the_emptiest_and_binpack_to_the_fullest() -> None:
     assert placed(rules.hami_binpack(), [SEVEN, THREE, ONE, SEVEN]) == [0, 1, 1, 2]
 
 
-def test_first_fit_leaves_no_room_where_the_others_do() -> None:
+def test_first_fit_blocks_a_profile_that_the_others_leave() -> None:
     """A 1g on slice 0 rules out the 4g."""
     assert placed(rules.first_fit(), [ONE, FOUR], gpus=1) == [0, None]
     assert placed(rules.mfi(), [ONE, FOUR], gpus=1) == [0, 0]
@@ -100,7 +100,7 @@ def test_a_geometry_gives_its_other_pieces_without_cutting_again() -> None:
     assert cluster.place(SEVEN, 0.0) is None
 
 
-def test_reuse_first_takes_what_is_idle_wherever_it_stands() -> None:
+def test_reuse_first_takes_idle_instances_on_any_gpu() -> None:
     cluster = IdleCluster(2, by_rule(rules.first_fit()))
     one, two = cluster.place(ONE, 0.0), cluster.place(ONE, 0.0)
     assert one is not None
@@ -143,7 +143,7 @@ def test_the_fewest_gpus_for_some_instances(counts: tuple[int, ...], gpus: int) 
     assert fewest_gpus(list(counts)) == gpus
 
 
-def test_what_can_be_counted_to_fit_is_what_stands_in_some_layout() -> None:
+def test_counting_halves_agrees_with_all_layouts() -> None:
     """The counting of halves and pairs against all layouts of one GPU."""
     layouts = {
         tuple(sum(kind == each for kind, _ in state) for each in range(len(NAMES))) for state in states_by_profile()

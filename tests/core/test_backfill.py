@@ -32,7 +32,7 @@ THREE_SMALL = Machine(H100, [Has("1g.10gb", start, "leased") for start in (4, 5,
         pytest.param((ONE_SMALL, ONE_SMALL), 0, id="of equals the first"),
     ],
 )
-def test_which_gpu_is_kept(machines: tuple[Machine, ...], kept: int) -> None:
+def test_which_gpu_is_reserved(machines: tuple[Machine, ...], kept: int) -> None:
     view = node(*machines)
     assert fewest_gpus(view.gpus, SEVEN) == {view.gpus[kept].uuid}
 
@@ -53,7 +53,7 @@ def test_what_others_made_is_not_waited_for() -> None:
     assert fewest_gpus(view.gpus[:1], SEVEN) == frozenset()
 
 
-def test_gpus_that_look_alike_emptied_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_emptied_gpus_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 16 GPUs there are thousands of sets, each of which takes milliseconds, and all of it on the event loop."""
     tried: list[int] = []
 

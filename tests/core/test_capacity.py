@@ -111,7 +111,7 @@ def test_it_is_how_often_the_planner_finds_a_place(view: NodeView, want: Want) -
 
 
 @given(view=nodes(), want=wants_for(), reuse=st.sampled_from(Reuse))
-def test_whose_idle_instances_may_be_reused_makes_no_difference(view: NodeView, want: Want, reuse: Reuse) -> None:
+def test_capacity_does_not_depend_on_the_reuse_policy(view: NodeView, want: Want, reuse: Reuse) -> None:
     policy = Policy(reuse=reuse, tenant="alice")
     assert creatable(view, want, policy) == served_one_by_one(view, want, policy) == creatable(view, want)
 
@@ -151,7 +151,7 @@ def test_what_fits_together_may_take_fewer_slices_of_another_model() -> None:
     assert isinstance(outcome, Plan)
     room = RemainingCapacity(view, DEFAULT_POLICY, wants)
     assert room.placed == len(wants)
-    counted = sum(board.held.bit_count() for board in room._boards)
+    counted = sum(board.held.bit_count() for board in room._occupancies)
     assert counted < sum(device.slot.placement.size for device in outcome.devices)
 
 
@@ -192,7 +192,7 @@ def test_no_model_has_windows_of_a_profile_that_overlap() -> None:
             assert sum(map(int.bit_count, masks)) == _union(masks).bit_count(), (layout.model, served.name)
 
 
-def test_seven_fill_a_gpu_and_idle_ones_are_room() -> None:
+def test_seven_fill_a_gpu_and_idle_ones_are_capacity() -> None:
     seven = profile("1g.10gb")
     assert creatable(node(Machine(H100)), seven) == 7
     assert creatable(node(Machine(H100, [Has("3g.40gb", 0), Has("1g.10gb", 4, "leased")])), seven) == 6
@@ -252,7 +252,7 @@ def test_those_that_fit_together_all_take_their_places() -> None:
     assert creatable(view, profile("1g.5gb"), before=before) == 0
 
 
-def test_a_room_is_asked_about_many_kinds() -> None:
+def test_remaining_capacity_answers_for_many_kinds() -> None:
     view = node(Machine(H100, [Has("2g.20gb", 0, "leased")]), Machine(A30))
     room = RemainingCapacity(view, DEFAULT_POLICY, [memory("40G")])
     wants = [profile(each.name) for layout in (H100, A30) for each in layout.profiles]

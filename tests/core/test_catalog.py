@@ -84,7 +84,7 @@ def test_without_a_driver_the_file_counts_and_the_other_way_round() -> None:
     assert reconcile_layout(A30, A30) == (A30, ())
 
 
-def test_the_driver_wins_and_the_differences_are_told() -> None:
+def test_the_driver_wins_and_differences_are_reported() -> None:
     first, second, *rest = H100.profiles
     moved = replace(second, placements=(Placement(0, 1),))
     driver = replace(H100, profiles=(replace(first, memory_mib=9856, name="1g.10gb.new"), moved, *rest[:-1]))
@@ -98,7 +98,7 @@ def test_the_driver_wins_and_the_differences_are_told() -> None:
     assert all(each.startswith("NVIDIA H100 80GB HBM3: the driver reports") for each in differences)
 
 
-def test_what_the_driver_has_more_is_told() -> None:
+def test_extra_profiles_of_the_driver_are_reported() -> None:
     file = replace(RTX_PRO, profiles=RTX_PRO.profiles[1:], memory_slices=8)
     layout, differences = reconcile_layout(RTX_PRO, file)
     assert layout is RTX_PRO

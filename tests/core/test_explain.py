@@ -101,7 +101,7 @@ def test_it_is_bounded_on_a_node_of_many_gpus(wants: int) -> None:
 
 
 @given(view=nodes(most=3), want=wants_for())
-def test_what_has_room_is_all_told(view: NodeView, want: Want) -> None:
+def test_all_slots_are_explained(view: NodeView, want: Want) -> None:
     (found,) = explanations(view, request(want))
     if len(found.options) < 30 and len(found.blocked) < 30:
         assert explanation(view, request(want)) == found.lines()

@@ -132,7 +132,7 @@ def test_engines_never_refuse_what_has_no_attribute(layout: Layout) -> None:
         assert tables.engines_fit(sum(tables.engines_of(layout.by_name[name]) for name, _ in state))
 
 
-def test_totals_that_nobody_told_limit_nothing() -> None:
+def test_unreported_engine_totals_limit_nothing() -> None:
     whole = whole_gpu_layout("NVIDIA A10", 23028)
     tables = tables_for(whole)
     assert tables.engines_fit(pack_engines(H100.engines))

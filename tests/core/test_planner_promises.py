@@ -60,7 +60,7 @@ def test_age_breaks_ties_only(view: NodeView, want: Want, data: st.DataObject) -
 
 
 @given(view=nodes(most=3), first=st.lists(wants_for(), min_size=1, max_size=3), more=wants_for())
-def test_who_asks_for_less_is_served_where_more_fits(view: NodeView, first: list[Want], more: Want) -> None:
+def test_smaller_request_is_served_where_a_larger_one_fits(view: NodeView, first: list[Want], more: Want) -> None:
     if isinstance(plan(view, request(*first, more)), Plan):
         assert isinstance(plan(view, request(*first)), Plan)
 
@@ -82,7 +82,7 @@ def test_a_gpu_can_be_filled_to_the_last_slice_that_its_model_allows(layout: Lay
     assert not isinstance(plan(node(Machine(layout, has)), request(want)), Plan)
 
 
-def test_what_creating_costs_decides_between_reuse_and_room() -> None:
+def test_creation_cost_decides_between_reuse_and_capacity() -> None:
     view = node(Machine(H100, [Has("1g.10gb", 0), Has("1g.10gb", 6, "leased", "bob")]))
     starts = {
         cost: outcome.devices[0].slot.placement.start

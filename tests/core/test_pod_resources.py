@@ -28,7 +28,7 @@ def wanting(amount: int, restart: str | None = None) -> Container:
         ([], [1], 2, 3),
     ],
 )
-def test_what_a_pod_asks_for_is_counted_as_the_scheduler_does(
+def test_pod_resources_are_counted_as_by_the_scheduler(
     init: list[int | tuple[int, str]], containers: list[int], overhead: int, expected: int
 ) -> None:
     counted = requested(

@@ -73,7 +73,7 @@ def test_compute_slices_can_be_asked_for() -> None:
     assert chosen(memory("4G", min_compute=8), A100_40) is None
 
 
-def test_attribute_profiles_serve_only_who_asks() -> None:
+def test_attribute_profiles_serve_only_wants_for_their_attributes() -> None:
     assert chosen(memory("4G", attributes=["+me"]), A100_40) == "1g.5gb+me"
     assert chosen(memory("9G", attributes=["+me"]), A100_40) is None
     assert chosen(memory("7G", attributes=["+me"]), A30) == "2g.12gb+me"

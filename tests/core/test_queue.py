@@ -79,7 +79,7 @@ def test_priority_goes_before() -> None:
     assert queue.position(key("a")) == 3
 
 
-def test_who_leaves_is_gone() -> None:
+def test_removed_request_is_not_in_the_queue() -> None:
     queue = queue_of((0, named("a", ONE)), (1, named("b", ONE)))
     assert queue.get(key("a")) is not None
     left = queue.remove(key("a"))
@@ -91,7 +91,7 @@ def test_who_leaves_is_gone() -> None:
     assert queue.position(key("b")) == 1
 
 
-def test_nobody_waits_twice_under_one_id() -> None:
+def test_adding_a_request_twice_fails() -> None:
     queue = queue_of((0, named("a", ONE)))
     with pytest.raises(ValueError, match="cannot queue request a twice"):
         queue.add(named("a", SEVEN), 1)
@@ -109,14 +109,14 @@ def test_a_later_one_may_pass_what_does_not_fit() -> None:
     assert started(PARTLY, queue, 2) == "small"
 
 
-def test_strict_fifo_lets_nobody_pass() -> None:
+def test_strict_fifo_allows_no_overtaking() -> None:
     queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
     assert started(PARTLY, queue, 2, strict=True) is None
     assert started(EMPTY, queue, 2, strict=True) == "large"
 
 
 @pytest.mark.parametrize(("newcomer", "strict", "starts"), [(0, False, ""), (1, False, "small"), (1, True, "")])
-def test_only_a_newcomer_is_looked_at(newcomer: int, strict: bool, starts: str) -> None:
+def test_only_the_new_request_is_tried(newcomer: int, strict: bool, starts: str) -> None:
     """What is before it is in its way all the same: by a reservation, or as strict order has it."""
     queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)), (1, named("other", ONE)))
     only = queue.waiting[newcomer]
@@ -126,7 +126,7 @@ def test_only_a_newcomer_is_looked_at(newcomer: int, strict: bool, starts: str) 
     assert late is None
 
 
-def test_after_the_limit_the_oldest_keeps_its_gpu() -> None:
+def test_after_the_delay_the_oldest_has_a_reservation() -> None:
     queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
     assert started(PARTLY, queue, 99.9) == "small"
     assert started(PARTLY, queue, 100) is None
@@ -153,7 +153,7 @@ def test_a_stream_of_small_ones_never_starves_a_large_one() -> None:
     assert len(order) == 5
 
 
-def test_the_reservation_keeps_the_fewest_gpus_and_the_one_free_soonest() -> None:
+def test_reservation_has_the_fewest_gpus_and_those_free_soonest() -> None:
     view = node(
         Machine(H100, [Has("3g.40gb", 0, "leased"), Has("1g.10gb", 6, "leased")]),
         Machine(H100, [Has("1g.10gb", 6, "leased")]),
@@ -189,7 +189,7 @@ def test_the_holder_of_the_reservation_may_use_any_gpu() -> None:
     assert started(view, queue, 500) == "large"
 
 
-def test_no_gpu_is_kept_for_what_ending_leases_cannot_serve() -> None:
+def test_no_reservation_for_what_ending_leases_cannot_serve() -> None:
     foreign = node(Machine(H100, [Has("1g.10gb", 6, "foreign")]))
     queue = queue_of((0, named("large", SEVEN)), (450, named("small", ONE)))
     assert reservation(foreign, queue.waiting, 500, 100) is None
@@ -206,14 +206,14 @@ def test_when_the_oldest_can_have_none_the_next_may() -> None:
     assert kept.waiting.request is possible
 
 
-def test_a_request_for_several_devices_keeps_as_many_gpus_as_it_needs() -> None:
+def test_reservation_for_several_devices_has_as_many_gpus_as_needed() -> None:
     view = node(*[Machine(H100, [Has("1g.10gb", 0, "leased")])] * 4)
     kept = reservation(view, queue_of((0, named("two", SEVEN, SEVEN))).waiting, 500, 100)
     assert kept is not None
     assert len(kept.gpus) == 2
 
 
-def test_named_gpus_are_kept_only_among_themselves() -> None:
+def test_reservation_stays_within_named_gpus() -> None:
     view = node(Machine(H100), Machine(H100, [Has("3g.40gb", 0, "leased")]))
     kept = reservation(view, queue_of((0, named("there", SEVEN, gpus=["1"]))).waiting, 500, 100)
     assert kept is not None
@@ -260,7 +260,7 @@ def test_next_to_start_is_the_first_that_the_planner_would_serve(view: NodeView,
 
 
 @given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
-def test_nothing_behind_the_oldest_touches_what_it_keeps(view: NodeView, wants: list[Want]) -> None:
+def test_reserved_gpus_are_not_used_by_later_requests(view: NodeView, wants: list[Want]) -> None:
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     kept = reservation(view, queue.waiting, 1000.0, 100.0)
     found = next_to_start(view, queue.waiting, POLICY, 1000.0, limit_seconds=100.0)
@@ -292,7 +292,7 @@ def test_of_those_that_fit_the_larger_goes_first() -> None:
     assert started(EMPTY, queue, 3) == "small"
 
 
-def test_priority_goes_before_size_and_who_has_waited_long_before_either_of_its_priority() -> None:
+def test_order_is_priority_then_reservation_then_size() -> None:
     queue = queue_of((0, named("old", ONE)), (90, named("half", profile("4g.40gb"))))
     assert started(EMPTY, queue, 95) == "half"
     assert started(EMPTY, queue, 101) == "old"
@@ -303,7 +303,7 @@ def test_priority_goes_before_size_and_who_has_waited_long_before_either_of_its_
 TWO = node(Machine(H100, [Has("1g.10gb", 6, "leased")]), Machine(H100, [Has("1g.10gb", 5, "leased")] * 1))
 
 
-def test_the_gpu_that_drains_for_a_large_one_is_left_alone_by_who_fits_elsewhere() -> None:
+def test_small_requests_avoid_the_gpu_that_drains_for_a_large_one() -> None:
     """Without it the small one would go where it leaves most room, which is the very GPU that is nearest to empty."""
     queue = queue_of((0, named("small", ONE)))
     alone = next_to_start(TWO, queue.waiting, POLICY, 1, limit_seconds=100)
@@ -323,7 +323,7 @@ def test_what_is_spared_is_no_reason_to_wait() -> None:
     assert started(PARTLY, queue, 2) == "small"
 
 
-def test_nothing_is_spared_for_a_small_one_nor_where_nobody_else_waits() -> None:
+def test_nothing_is_avoided_for_a_small_or_single_request() -> None:
     assert sparing(PARTLY, queue_of((0, named("large", SEVEN))).waiting, None) is None
     assert sparing(FULL, queue_of((0, named("a", ONE)), (0, named("b", ONE))).waiting, None) is None
 
@@ -337,14 +337,14 @@ def test_the_share_of_a_request() -> None:
 
 
 @given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
-def test_who_could_start_without_sparing_can_start_with_it(view: NodeView, wants: list[Want]) -> None:
+def test_avoiding_gpus_never_prevents_a_start(view: NodeView, wants: list[Want]) -> None:
     """Sparing decides where, never whether."""
     queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
     fits = any(isinstance(plan(view, each.request), Plan) for each in queue.waiting)
     assert (next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0) is not None) == fits
 
 
-def test_a_look_in_pieces_meets_those_who_came_since() -> None:
+def test_resumed_search_tries_requests_that_came_since() -> None:
     """However many come in between, each is looked at once: the look comes to its end."""
     queue = queue_of(*((float(number), named(f"old-{number}", SEVEN)) for number in range(3)))
     seen, looks = NONE_SEEN, 0

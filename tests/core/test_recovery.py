@@ -190,7 +190,7 @@ def test_one_record_and_one_instance(
     assert list(repairs([record], observed)) == expected
 
 
-def test_what_nobody_knows_is_foreign() -> None:
+def test_unrecorded_instance_is_foreign() -> None:
     half = found(gi=9, start=3, complete=False)
     assert repairs([], gpu(found(), half)) == (AdoptForeign(GPU, found()), AdoptForeign(GPU, half))
 
@@ -429,7 +429,7 @@ def test_nothing_that_may_be_in_use_is_removed(records: list[RecordedInstance], 
 
 
 @given(records=ledgers(), observed=hardware())
-def test_an_answered_lease_whose_instances_stand_is_kept(
+def test_a_granted_lease_with_its_instances_is_preserved(
     records: list[RecordedInstance], observed: ObservedGpu
 ) -> None:
     ended = {repair.lease for repair in repairs(records, observed) if isinstance(repair, EndLostLease)}

@@ -378,7 +378,7 @@ def test_a_changed_revision() -> None:
     assert isinstance(plan(node(Machine(H100), revision=7), request(memory("4G"), if_revision=7)), Plan)
 
 
-def test_gpus_kept_for_another() -> None:
+def test_refusal_for_reserved_gpus() -> None:
     view = node(Machine(H100))
     refusal = refused(view, memory("4G"), reserved=frozenset({view.gpus[0].uuid}))
     assert refusal.reason is Reason.NO_CAPACITY
@@ -386,7 +386,7 @@ def test_gpus_kept_for_another() -> None:
     assert [each.describe() for each in refusal.blockers] == ["GPU 0: the GPU is reserved"]
 
 
-def test_what_is_full_besides_being_kept_says_who_fills_it() -> None:
+def test_refusal_for_full_and_reserved_gpus_names_the_holders() -> None:
     refusal = refused(FULL, memory("4G"), reserved=frozenset({FULL.gpus[0].uuid}))
     assert "slices 0-7 are leased to pod team-a/train-7f2c" in refusal.message
     assert refusal.blockers[-1].state == "reserved"
@@ -430,7 +430,7 @@ def test_texts_from_outside_cannot_break_the_line() -> None:
         (A30, "6Gi", "6Gi takes 2 memory slices of GPU 0 (2g.12gb), 5.75Gi would take 1 (1g.6gb)"),
     ],
 )
-def test_a_near_miss_is_told(machine: object, text: str, note: str) -> None:
+def test_near_miss_gives_a_note(machine: object, text: str, note: str) -> None:
     layout = next(each for each in (H100, A100_40, A30) if each is machine)
     outcome = plan(node(Machine(layout)), request(memory(text)))
     assert isinstance(outcome, Plan)
@@ -438,14 +438,14 @@ def test_a_near_miss_is_told(machine: object, text: str, note: str) -> None:
 
 
 @pytest.mark.parametrize(("layout", "text"), [(H100, "10G"), (H100, "9.5Gi"), (A100_40, "5G"), (H100, "15G")])
-def test_what_is_not_near_is_not_told(layout: object, text: str) -> None:
+def test_no_note_without_a_near_miss(layout: object, text: str) -> None:
     machine = next(each for each in (H100, A100_40) if each is layout)
     outcome = plan(node(Machine(machine)), request(memory(text)))
     assert isinstance(outcome, Plan)
     assert outcome.notes == ()
 
 
-def test_the_same_note_is_told_once() -> None:
+def test_equal_notes_appear_once() -> None:
     outcome = plan(node(Machine(H100)), request(memory("10Gi"), memory("10Gi")))
     assert isinstance(outcome, Plan)
     assert len(outcome.notes) == 1

@@ -63,7 +63,7 @@ ONE_IDLE = node(Machine(A100_40, [Has("2g.10gb", 2)]))
         (Reuse.NEVER, None, "alice", True),
     ],
 )
-def test_whose_idle_instance_serves_whom(reuse: Reuse, held_by: str | None, tenant: str, *, reused: bool) -> None:
+def test_reuse_policy_by_last_tenant(reuse: Reuse, held_by: str | None, tenant: str, *, reused: bool) -> None:
     view = with_tenants(ONE_IDLE, [held_by])
     found = planned(view, asked(profile("2g.10gb"), tenant=tenant), reuse)
     assert isinstance(found.devices[0].serve, ReuseInstance) is reused
@@ -97,7 +97,7 @@ def test_the_same_view_serves_several_tenants_by_turns() -> None:
     assert isinstance(planned(view, asked(profile("1g.10gb"), tenant="x"), Reuse.ANY).devices[0].serve, ReuseInstance)
 
 
-def test_a_whole_gpu_serves_everybody_since_it_cannot_be_made_anew() -> None:
+def test_a_whole_gpu_is_reused_by_every_tenant() -> None:
     view = with_tenants(node(whole()), ["bob"])
     for reuse in Reuse:
         assert isinstance(planned(view, asked(WHOLE), reuse).devices[0].serve, ReuseInstance)
@@ -127,7 +127,7 @@ def test_a_waiting_request_is_served_by_its_own_policy() -> None:
     tenant=st.sampled_from(("", "alice", "bob")),
     reuse=st.sampled_from((Reuse.SAME_TENANT, Reuse.NEVER)),
 )
-def test_nobody_gets_what_another_held_and_nobody_loses_a_place_by_it(
+def test_reuse_policies_are_strict_and_cost_no_capacity(
     view: NodeView, tenants: list[str | None], wants: list[Want], tenant: str, reuse: Reuse
 ) -> None:
     seen = with_tenants(view, tenants)

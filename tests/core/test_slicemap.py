@@ -54,7 +54,7 @@ def test_colour_adds_nothing_but_colour() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", painted) == PICTURE
 
 
-def test_every_state_has_a_look_of_its_own_without_colour() -> None:
+def test_states_are_distinct_without_colour() -> None:
     assert set(STYLES) == {state.value for state in InstanceState} | {"free"}
     for fills in ([style.fill for style in STYLES.values()], [style.ascii_fill for style in STYLES.values()]):
         assert len(set(fills)) == len(fills)

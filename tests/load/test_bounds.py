@@ -109,15 +109,15 @@ async def test_many_who_ask_what_happened_at_once_are_all_answered(tmp_path: Pat
         assert all(each.events for each in answers)
 
 
-def test_a_room_that_is_full_refuses_and_has_place_again() -> None:
-    room = CallLimit(2, "examples")
+def test_a_call_limit_refuses_when_it_is_reached_and_admits_again() -> None:
+    limit = CallLimit(2, "examples")
     with contextlib.ExitStack() as stack:
         for _ in range(2):
-            stack.enter_context(room.place())
-        with pytest.raises(RefusedError) as refused, room.place():
-            raise AssertionError("there was no place")
+            stack.enter_context(limit.slot())
+        with pytest.raises(RefusedError) as refused, limit.slot():
+            raise AssertionError("the limit was reached")
         assert refused.value.refusal.reason is Reason.QUEUE_FULL
         assert "2 examples are open" in refused.value.refusal.message
-    with room.place():
-        assert room.taken == 1
-    assert not room.taken
+    with limit.slot():
+        assert limit.remaining(None) == 1
+    assert limit.remaining(None) == 2

@@ -31,7 +31,7 @@ def test_it_ends_as_always_and_without_a_traceback(command: str, code: int) -> N
 
 
 @pytest.mark.parametrize("output", ["text", "json", "env"])
-def test_a_lease_that_cannot_be_told_to_anybody_is_not_kept(output: str) -> None:
+def test_no_lease_remains_when_stdout_cannot_be_written(output: str) -> None:
     flag = "" if output == "text" else f"-o {output}"
     with short_folder() as folder, Agent(folder) as agent:
         for where, code in ((">&-", 2), (">/dev/full", 1)):

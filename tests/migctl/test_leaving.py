@@ -34,7 +34,7 @@ def full(agent: Agent) -> Iterator[None]:
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("verb", [("request",), ("run",)], ids=["request", "run"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
-def test_who_waits_and_is_interrupted_leaves_the_queue(
+def test_interrupting_a_wait_removes_the_request_from_the_queue(
     agent: Agent, verb: tuple[str, ...], number: signal.Signals
 ) -> None:
     command = ("--", "true") if verb == ("run",) else ()
@@ -52,7 +52,7 @@ def test_who_waits_and_is_interrupted_leaves_the_queue(
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("verb", ["request", "run"])
-def test_a_program_whose_request_is_interrupted_is_told_so(agent: Agent, verb: str) -> None:
+def test_interrupted_request_is_reported_as_json(agent: Agent, verb: str) -> None:
     command = ("--", "true") if verb == "run" else ()
     waiting = agent.begin(verb, "--gpu-memory", "4G", "--wait", "10m", "-o", "json", *command)
     eventually(lambda: agent.ask("status")["queue"], "it waits")
@@ -100,7 +100,7 @@ def test_a_reader_that_goes_away_is_no_mistake(agent: Agent) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
 @pytest.mark.parametrize("output", ["text", "json", "env"])
-def test_a_lease_that_cannot_be_told_is_given_back(agent: Agent, output: str) -> None:
+def test_a_lease_that_cannot_be_printed_is_released(agent: Agent, output: str) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full_disk:
         done = subprocess.run(
             [sys.executable, "-m", "mig_agent.migctl", "request", "--gpu-memory", "4G", "-o", output],

@@ -234,13 +234,13 @@ def test_nothing_that_can_be_typed_ends_in_a_traceback(verb: str, rest: list[str
     assert run_command_line([*NOWHERE, verb, *rest]) in {0, 2, 4, 125}
 
 
-def test_a_changed_revision_is_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_revision_is_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = "cannot go by revision 5: the node has changed and is at 7"
     refused = Refused(
         reason="revision-changed", message=words, retryable=True, revision=7, changed=("lease-granted", "gpu-cordoned")
     )
-    failures.tell(refused, json=True)
+    failures.report(refused, json=True)
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["revision"], error["changed"]) == (7, ["lease-granted", "gpu-cordoned"])
-    failures.tell(Refused(reason="too-large", message="cannot"), json=True)
+    failures.report(Refused(reason="too-large", message="cannot"), json=True)
     assert not {"revision", "changed"} & set(json.loads(capsys.readouterr().out)["error"])

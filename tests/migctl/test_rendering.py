@@ -139,7 +139,7 @@ OF_POD = replace(
 )
 
 
-def test_a_lease_whose_pod_has_not_come_says_so() -> None:
+def test_a_reserved_lease_is_marked() -> None:
     on_its_way = replace(OF_POD, arrived=False, kubelet_devices=())
     page = status.render(replace(NODE, leases=(on_its_way,)), width=120, color=False, unicode=True)
     assert "pod default/train-7f2c (on its way)" in page
@@ -205,7 +205,7 @@ def test_status_says_why_a_gpu_is_not_used_and_what_comes() -> None:
     assert "GPU 1: MIG mode will be on after a reset" in page
 
 
-def test_a_deadline_is_told_to_the_nearest_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadline_is_shown_to_the_nearest_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 1000.0)
     assert until(1000.0 + 7199.9) == "2h"
     assert until(1000.98) == "1s"

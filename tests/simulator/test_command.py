@@ -106,7 +106,7 @@ def test_what_cannot_be_simulated(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [["fail"], ["hang"]], ids=["fail", "hang"])
-def test_a_fault_in_a_function_that_nobody_calls_is_refused(run: Run, kind: list[str]) -> None:
+def test_a_fault_in_an_unknown_function_is_refused(run: Run, kind: list[str]) -> None:
     run("create", "a30:1")
     code = ["in-use"] if kind == ["fail"] else []
     told = run("inject", *kind, "nvmlDeviceGetMigMod", *code, code=1)

@@ -38,7 +38,7 @@ def listed(gpu: object, profile_id: int) -> list[int]:
     return [pynvml.nvmlGpuInstanceGetInfo(each).id for each in room[: count.value]]
 
 
-def test_an_instance_stands_exactly_where_it_was_asked_for(simulate: Simulate) -> None:
+def test_instance_is_created_at_the_requested_placement(simulate: Simulate) -> None:
     simulate("a100-40gb")
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     instance = create_at(gpu, 14, 2, 2)

@@ -39,7 +39,7 @@ def test_hopper_switches_at_once(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize("key", [AMPERE, HOPPER])
-def test_whoever_uses_the_gpu_blocks_the_change(simulate: Simulate, key: str) -> None:
+def test_a_process_on_the_gpu_blocks_the_change(simulate: Simulate, key: str) -> None:
     """The answer is the activation status, not an error, so a caller that does not look believes it worked."""
     simulator = simulate(key, mig_mode=False)
     pid = simulator.occupy("0")

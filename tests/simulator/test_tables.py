@@ -47,7 +47,7 @@ def test_structures_are_laid_out_as_pynvml_lays_them_out(
 
 
 @pytest.mark.parametrize("key", WITH_MIG)
-def test_every_profile_is_told_by_enum_and_by_id(simulate: Simulate, key: str) -> None:
+def test_every_profile_is_reported_by_enum_and_by_id(simulate: Simulate, key: str) -> None:
     simulate(key)
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     found = {}

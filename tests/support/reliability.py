@@ -14,21 +14,21 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
 
 
 def crash_table() -> list[str]:
-    """A row for each kind: through which doors it goes."""
-    doors = frozenset[str]().union(*REACHED.values())
-    size = f"**{2 * len(doors)} crash points** ({len(doors)} doors) x **{len(REACHED)} kinds**"
+    """Return a row for each kind with the failpoints that it reaches."""
+    names = frozenset[str]().union(*REACHED.values())
+    size = f"**{len(names)} failpoints, before and after each** x **{len(REACHED)} kinds**"
     rows = [f"| {kind} | {', '.join(f'`{each}`' for each in sorted(through))} |" for kind, through in REACHED.items()]
     return [
-        f"{size}: {KILLS} of the pairs come about, and each of them is killed for real.",
+        f"{size}: {KILLS} of these combinations occur, and the agent is killed in each of them.",
         "",
-        "| kind | doors that it goes through |",
+        "| kind | failpoints that it reaches |",
         "|---|---|",
         *rows,
     ]
 
 
 def fault_table() -> list[str]:
-    """A row for each call: the codes that it is made to answer."""
+    """Return a row for each call with the codes that it is made to answer."""
     size = f"**{len(LISTED)} calls, {pairs(LISTED)} calls x codes**"
     rows = [f"| `{call}` | {', '.join(code.name for code in codes) or '-'} |" for call, codes in LISTED.items()]
     any_call = ", ".join(code.name for code in ANY)
@@ -43,18 +43,18 @@ def fault_table() -> list[str]:
     ]
 
 
-TABLES = {"crash points": crash_table, "nvml faults": fault_table}
+TABLES = {"failpoints": crash_table, "nvml faults": fault_table}
 _END = "<!-- end -->"
 
 
 def shown(name: str) -> list[str]:
-    """What the page has between the marks of a table."""
+    """Return what the page has between the marks of a table."""
     _, _, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {name} -->\n")
     return rest.partition(_END)[0].splitlines()
 
 
 def write() -> None:
-    """Puts the tables into the page."""
+    """Write the tables into the page."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in TABLES.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")

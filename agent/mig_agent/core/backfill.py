@@ -20,11 +20,11 @@ from mig_agent.core.planning.profiles import share_of_gpus
 from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
 
 LARGE = 0.5
-"""The share of a GPU from which a request is worth sparing GPUs for; smaller ones find room soon."""
+"""The share of a GPU from which a request is worth avoiding GPUs for; capacity for smaller ones frees up soon."""
 
 _MOST_FEASIBILITY_CACHES = 16
 _MOST_CACHED = 10_000
-"""Requests about which something is remembered."""
+"""The most requests whose share is cached; beyond it the cache is cleared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,63 +33,66 @@ class WaitingRequest:
 
     request: Request
     seq: int
-    """Its number of arrival: of equal priority, lower goes first."""
+    """Arrival number: among requests of equal priority the lower one goes first."""
     since: float
-    """When it came, in seconds since the epoch."""
+    """When it was queued, in seconds since the epoch."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts the queue: higher priority first, then first come."""
+        """The sort key of the queue: higher priority first, then first come."""
         return (-self.request.priority, self.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """GPUs that are kept for one waiting request."""
+    """GPUs that are reserved for one waiting request."""
 
     waiting: WaitingRequest
     gpus: frozenset[GpuUuid]
 
     def against(self, other: WaitingRequest) -> frozenset[GpuUuid]:
-        """The GPUs that are kept from another waiting request: all for those behind, none for those before it."""
+        """Return the GPUs that `other` may not use: all of these if it is behind this request, else none."""
         return self.gpus if other.order > self.waiting.order else NOTHING_RESERVED
 
     def is_touched(self, other: WaitingRequest, plan: Plan) -> bool:
-        """Whether the plan of another request puts something on these GPUs."""
+        """Return True if the plan of another request uses one of these GPUs."""
         return other.seq != self.waiting.seq and any(device.gpu in self.gpus for device in plan.devices)
 
 
 class ReservationCache:
-    """What was found out about requests that wait, kept as long as the GPUs are as they were: it takes long to find."""
+    """Caches per waiting request the GPUs to reserve and its share of a GPU, which are slow to compute.
+
+    Valid while the GPUs of the view are unchanged; any change clears it.
+    """
 
     def __init__(self) -> None:
         self._gpus: tuple[Gpu, ...] = ()
         self._fewest: dict[tuple[int, frozenset[GpuUuid]], frozenset[GpuUuid]] = {}
         self._shares: dict[int, float] = {}
-        self._rooms: dict[int, FeasibilityCache] = {}
-        """Of the latest few for whom GPUs were looked for."""
+        self._caches: dict[int, FeasibilityCache] = {}
+        """Feasibility caches of the last few requests that GPUs were searched for, by arrival number."""
 
     def fewest(self, view: NodeView, waiting: WaitingRequest, taken: frozenset[GpuUuid]) -> frozenset[GpuUuid]:
-        """The fewest GPUs beside those taken that could serve it; empty where there are none."""
-        self._look_at(view)
+        """Return the fewest GPUs outside `taken` that could serve the request once leases end; empty if none could."""
+        self._clear_if_changed(view)
         key = (waiting.seq, taken)
         if key not in self._fewest:
             request = waiting.request
-            rooms = self._rooms.setdefault(waiting.seq, FeasibilityCache(request.wants))
-            if len(self._rooms) > _MOST_FEASIBILITY_CACHES:
-                del self._rooms[next(iter(self._rooms))]
-            self._fewest[key] = fewest_gpus(usable_gpus(view, request, taken), request.wants, rooms)
+            cache = self._caches.setdefault(waiting.seq, FeasibilityCache(request.wants))
+            if len(self._caches) > _MOST_FEASIBILITY_CACHES:
+                del self._caches[next(iter(self._caches))]
+            self._fewest[key] = fewest_gpus(usable_gpus(view, request, taken), request.wants, cache)
         return self._fewest[key]
 
     def share(self, view: NodeView, waiting: WaitingRequest) -> float:
-        """As the function."""
-        self._look_at(view)
+        """Return `gpu_share` of the request, cached."""
+        self._clear_if_changed(view)
         found = self._shares.get(waiting.seq)
         if found is None:
             found = self._shares[waiting.seq] = gpu_share(view, waiting.request)
         return found
 
-    def _look_at(self, view: NodeView) -> None:
+    def _clear_if_changed(self, view: NodeView) -> None:
         # GPUs are frozen: one that has changed is another. Requests come and go also where no GPU changes.
         same = len(view.gpus) == len(self._gpus) and all(map(operator.is_, view.gpus, self._gpus))
         if not same or len(self._shares) > _MOST_CACHED:
@@ -99,21 +102,21 @@ class ReservationCache:
 
 
 def in_order(waiting: Iterable[WaitingRequest]) -> tuple[WaitingRequest, ...]:
-    """By priority, then first come."""
+    """Return the requests in queue order: by priority, then first come."""
     return tuple(sorted(waiting, key=lambda each: each.order))
 
 
 def backfill_order(
     view: NodeView, ordered: Sequence[WaitingRequest], kept: Reservation | None, known: ReservationCache | None = None
 ) -> tuple[WaitingRequest, ...]:
-    """Which is tried first: by priority, then who has GPUs kept, then the larger one, then first come."""
+    """Return the order to try: by priority, then the one with a reservation, then the larger, then first come."""
     first = None if kept is None else kept.waiting.seq
     known = known or ReservationCache()
 
-    def turn(each: WaitingRequest) -> tuple[int, bool, float, int]:
+    def sort_key(each: WaitingRequest) -> tuple[int, bool, float, int]:
         return (-each.request.priority, each.seq != first, -known.share(view, each), each.seq)
 
-    return tuple(sorted(ordered, key=turn)) if len(ordered) > 1 else tuple(ordered)
+    return tuple(sorted(ordered, key=sort_key)) if len(ordered) > 1 else tuple(ordered)
 
 
 def reservation(
@@ -123,10 +126,10 @@ def reservation(
     limit_seconds: float,
     known: ReservationCache | None = None,
 ) -> Reservation | None:
-    """The GPUs kept for the first in order that has waited past the limit; None when nobody has.
+    """Return the reservation for the first request in order that has waited for `limit_seconds`; None if there is none.
 
-    The GPUs are those that will be free soonest, with least on them that has to end. A request keeps none where all
-    that could serve it is cordoned, lost or held by what others made; then the next in order does.
+    The GPUs are those that will be free soonest, with the least on them that has to end. A request gets no reservation
+    where all that could serve it is cordoned, lost or occupied by foreign instances; then the next in order gets one.
     """
     known = known or ReservationCache()
     for each in in_order(waiting):
@@ -140,9 +143,9 @@ def reservation(
 def sparing(
     view: NodeView, ordered: Sequence[WaitingRequest], kept: Reservation | None, known: ReservationCache | None = None
 ) -> Reservation | None:
-    """The GPUs that others leave alone where they can, for the largest that waits and has none kept.
+    """Return the GPUs that others avoid where they can, for the largest waiting request without a reservation.
 
-    None where nobody else waits or nobody waits for much.
+    None where no other request waits, or none of them wants half a GPU or more.
     """
     known = known or ReservationCache()
     taken, first = (NOTHING_RESERVED, None) if kept is None else (kept.gpus, kept.waiting.seq)
@@ -158,21 +161,24 @@ def sparing(
 
 
 def gpu_share(view: NodeView, request: Request) -> float:
-    """How many GPUs a request takes, by slices: 0.25 for a 2g.10gb; what it comes to on the model where it is least."""
+    """Return how many GPUs a request takes, by slices: 0.25 for a 2g.10gb; on the model where that is least."""
     return share_of_gpus(view.gpus, request.wants)
 
 
 FIRST_GUESS_SECONDS = 300.0
 SHORTEST_DELAY_SECONDS = 10.0
-"""Where leases last moments, so that the queue does not come down to strict first-come."""
+"""The lower bound, where leases last moments: without it the queue would be strictly first-come."""
 LONGEST_DELAY_SECONDS = 24 * 3600.0
-"""Where leases last days, so that nobody is passed by for longer."""
+"""The upper bound, where leases last days: no request is overtaken for longer before it gets a reservation."""
 _MOST_LEASES_IN_MEAN = 1000
-"""Leases after which the oldest begin to fade, so that the mean follows how a node is used."""
+"""The weight of the mean. Beyond this many leases the oldest begin to fade, so the mean follows how a node is used."""
 
 
 class MeanLeaseTime:
-    """The running mean of lease lengths. The guess, in seconds, counts as much as one lease."""
+    """The running mean of lease lengths, which is the reservation delay.
+
+    The first guess, in seconds, counts as much as one lease.
+    """
 
     def __init__(self, first_guess: float = FIRST_GUESS_SECONDS) -> None:
         self._mean = first_guess
@@ -180,14 +186,14 @@ class MeanLeaseTime:
 
     @classmethod
     def of(cls, lengths: Iterable[float]) -> Self:
-        """What came of leases that lasted so many seconds, the first to end first."""
-        patience = cls()
+        """Return the mean of leases that lasted these seconds, given in the order of their ends."""
+        mean = cls()
         for seconds in lengths:
-            patience.lease_ended(seconds)
-        return patience
+            mean.lease_ended(seconds)
+        return mean
 
     def lease_ended(self, seconds: float) -> None:
-        """Takes a lease into the mean; one of less than 0, from a clock that was set back, counts for nothing."""
+        """Add a lease of this length to the mean. A negative length, from a clock that was set back, is ignored."""
         if seconds < 0:
             return
         self._count = min(self._count + 1, _MOST_LEASES_IN_MEAN)
@@ -195,10 +201,10 @@ class MeanLeaseTime:
 
     @property
     def limit_seconds(self) -> float:
-        """What the mean says, in seconds."""
+        """The mean, in seconds."""
         return self._mean
 
     @property
     def bounded_limit_seconds(self) -> float:
-        """The limit that an agent goes by, in seconds: what the mean says, from LEAST_SECONDS to MOST_SECONDS."""
+        """The reservation delay in seconds: the mean, from SHORTEST_DELAY_SECONDS to LONGEST_DELAY_SECONDS."""
         return min(max(self.limit_seconds, SHORTEST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)

@@ -16,10 +16,10 @@ class Backoff:
     longest: float
 
     def pause(self, failures: int, chance: float = 1.0) -> float:
-        """Return the pause after so many failures in a row, 1 or more, however many.
+        """Return the pause after this many failures in a row (1 or more, without an upper limit).
 
-        `chance` takes up to half of it off: 1 nothing, 0 half. Drawn at random it keeps many agents from asking at the
-        same moments.
+        `chance` from 0 to 1 scales the pause between half and all of it. Drawn at random it keeps many agents from
+        retrying at the same moments.
         """
         doublings = min(max(failures - 1, 0), _MOST_DOUBLINGS)
         return min(self.first * 2.0**doublings, self.longest) * (0.5 + 0.5 * chance)

@@ -21,7 +21,7 @@ class CatalogEntry:
     layout: Layout
     sources: tuple[str, ...] = ()
     uncertain: tuple[str, ...] = ()
-    """What was not captured from hardware, in words."""
+    """What was not captured from hardware, as sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,15 @@ class Catalog:
     entries: tuple[CatalogEntry, ...] = ()
 
     def layout(self, model: str, memory_mib: int) -> Layout | None:
-        """The layout of a GPU with this product name and this much memory in MiB; None for an unknown one.
+        """Return the layout of a GPU by product name and memory in MiB, or None if the model is unknown.
 
-        The same question gets the same object, so that tables kept by layout are found by identity.
+        The same arguments give the same object, so that tables kept by layout are found by identity.
         """
         entry = self.entry(model, memory_mib)
         return None if entry is None else _for_gpu(entry.layout, model, memory_mib)
 
     def entry(self, model: str, memory_mib: int) -> CatalogEntry | None:
-        """The entry behind `layout`. Of several with the name, the one nearest in memory."""
+        """Return the entry behind `layout`; of several with the name, the one nearest in memory."""
         wanted = model.casefold()
         named = [each for each in self.entries if any(name.casefold() == wanted for name in each.product_names)]
         near = [each for each in named if _apart(each.layout.memory_mib, memory_mib) <= _MEMORY_TOLERANCE]
@@ -56,7 +56,7 @@ def _for_gpu(layout: Layout, model: str, memory_mib: int) -> Layout:
 
 
 def full_size_profile(profiles: Iterable[Profile]) -> Profile | None:
-    """The plain profile that takes the whole GPU, or the largest one there is; its engines are the GPU's totals."""
+    """Return the plain profile that takes the whole GPU, or else the largest; its engines are the GPU's totals."""
     everything = tuple(profiles)
     plain = [profile for profile in everything if not profile.attributes]
     return max(
@@ -69,7 +69,7 @@ def full_size_profile(profiles: Iterable[Profile]) -> Profile | None:
 def profile_name(
     *, compute_slices: int, memory_mib: int, total_memory_mib: int, attribute: str = "", compute_only: int | None = None
 ) -> str:
-    """The name that NVIDIA's tools make for a profile: `1g.10gb`, `3g.71gb`, `1g.5gb+me`, `1c.3g.20gb`.
+    """Return the name that NVIDIA's tools make for a profile: `1g.10gb`, `3g.71gb`, `1g.5gb+me`, `1c.3g.20gb`.
 
     The memory in it is the GPU's in GiB, rounded up, times the profile's share in eighths, rounded half away from zero
     (70.5 gives 71). `attribute` has its sign. `compute_only` is the size of a compute instance in it, in slices.
@@ -81,7 +81,7 @@ def profile_name(
 
 
 def reconcile_layout(from_driver: Layout | None, from_file: Layout | None) -> tuple[Layout | None, tuple[str, ...]]:
-    """The layout to work with, and in words how the driver's differs from the file's. The driver wins."""
+    """Return the layout to work with and, as texts, how the driver's differs from the file's. The driver wins."""
     if from_driver is None:
         return from_file, ()
     if from_file is None or from_driver == from_file:

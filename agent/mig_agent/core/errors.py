@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a request is refused. The words are on the wire and in metrics; never rename one."""
+    """Why a request is refused. The values are on the wire and in metrics; never rename one."""
 
     # The request itself cannot be meant.
     INVALID_REQUEST = "invalid-request"
@@ -31,7 +31,7 @@ class Reason(StrEnum):
     SHUTTING_DOWN = "shutting-down"
     PAUSED = "paused"
     CANCELLED = "cancelled"
-    # About leases and requests that exist.
+    # About leases and requests.
     UNKNOWN_LEASE = "unknown-lease"
     LEASE_ENDED = "lease-ended"
     WRONG_TOKEN = "wrong-token"  # noqa: S105 -- the name of a reason, not a secret
@@ -62,7 +62,7 @@ RETRYABLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
-    """One thing that stands in the way on one GPU."""
+    """One thing on one GPU that blocks a request."""
 
     gpu_index: int
     what: str
@@ -73,7 +73,7 @@ class Blocker:
     holder: str = ""
 
     def describe(self) -> str:
-        """As messages list it."""
+        """Return the text that messages list: `GPU 0: 3g.40gb on slices 0-3 is leased, held by ann (lease ...)`."""
         held = f", held by {self.holder}" if self.holder else ""
         lease = f" (lease {self.lease})" if self.lease else ""
         return f"GPU {self.gpu_index}: {self.what} is {self.state}{held}{lease}"
@@ -81,7 +81,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The answer "no", in words."""
+    """The answer "no", as a message for people and data for programs."""
 
     reason: Reason
     message: str
@@ -91,13 +91,13 @@ class Refusal:
     explanation: tuple[str, ...] = ()
     """What was weighed and what blocks each GPU, as `core.planning.explain` writes it; empty where there is none."""
     revision: int | None = None
-    """With REVISION_CHANGED: where the node is now."""
+    """With REVISION_CHANGED: the current revision of the node."""
     changed: tuple[str, ...] = ()
-    """With REVISION_CHANGED: what has changed that plans go by, as kinds of events; `unknown` where it is forgotten."""
+    """With REVISION_CHANGED: kinds of events since then that affect plans; `unknown` if they are no longer known."""
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed at another moment."""
+        """True if the same request may succeed at another moment."""
         return self.reason in RETRYABLE
 
 
@@ -106,7 +106,7 @@ class MigAgentError(Exception):
 
 
 class RefusedError(MigAgentError):
-    """A refusal on its way through code that raises."""
+    """Carries a refusal through code that raises."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -114,12 +114,12 @@ class RefusedError(MigAgentError):
 
 
 def refuse(reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = ()) -> RefusedError:
-    """A RefusedError in one line, to be raised."""
+    """Return a RefusedError made of these parts, to be raised."""
     return RefusedError(Refusal(reason=reason, message=message, hint=hint, blockers=blockers))
 
 
 class UsageError(MigAgentError, ValueError):
-    """What was typed cannot be meant. Carries a hint; no agent is needed to know it."""
+    """User input that cannot be understood. Carries a hint; no agent is needed to detect it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -128,11 +128,11 @@ class UsageError(MigAgentError, ValueError):
 
 
 class ConfigError(UsageError):
-    """The configuration cannot be meant."""
+    """The configuration is invalid."""
 
 
 class DriverErrorKind(StrEnum):
-    """What an NVML error means to us."""
+    """What an NVML error means to the agent."""
 
     NOT_SUPPORTED = "not-supported"
     NO_PERMISSION = "no-permission"
@@ -143,9 +143,9 @@ class DriverErrorKind(StrEnum):
     GPU_LOST = "gpu-lost"
     RESET_REQUIRED = "reset-required"
     TIMEOUT = "timeout"
-    """Our own: the call did not come back before its deadline."""
+    """The agent's own: the call did not return before its deadline."""
     READ_BACK = "read-back"
-    """Our own: the call answered success and the hardware shows otherwise."""
+    """The agent's own: the call reported success but the hardware shows otherwise."""
     LIBRARY = "library"
     """The library is missing, too old, or not initialised."""
     OUTDATED = "outdated"
@@ -155,7 +155,7 @@ class DriverErrorKind(StrEnum):
 
 @dataclass(eq=False)  # an exception that compares by value is unhashable, and sets of exceptions then fail
 class DriverError(MigAgentError):
-    """A failed call of the driver, in the project's own words."""
+    """A failed call of the driver, in the terms of `DriverErrorKind`."""
 
     kind: DriverErrorKind
     call: str
@@ -163,12 +163,12 @@ class DriverError(MigAgentError):
     detail: str = ""
     gpu_index: int | None = None
     holders: tuple[str, ...] = field(default=())
-    """With IN_USE: the processes that hold it, where known."""
+    """With IN_USE: the processes that hold the resource, where known."""
     left_behind: bool = False
-    """Whether something that was made may still be there."""
+    """True if something that the call made may still exist."""
 
     def __str__(self) -> str:
-        """In words, starting with "cannot"."""
+        """Return the message, which starts with "cannot"."""
         where = f" on GPU {self.gpu_index}" if self.gpu_index is not None else ""
         held = f"; held by {', '.join(self.holders)}" if self.holders else ""
         return f"cannot complete {self.call}{where}: {self.kind}{': ' + self.detail if self.detail else ''}{held}"

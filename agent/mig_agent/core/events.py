@@ -1,4 +1,4 @@
-"""What happened, as frozen values: the manager emits them; logs, metrics, Watch and the ledger listen."""
+"""Events as frozen values: the manager emits them; logs, metrics, Watch and the ledger consume them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mig_agent.core.model import Generation, GpuUuid, LeaseId
 
 
 class EventKind(StrEnum):
-    """The words are on the wire and in the ledger; never rename one."""
+    """The kinds of events. The values are on the wire and in the ledger; never rename one."""
 
     AGENT_STARTED = "agent-started"
     AGENT_STOPPING = "agent-stopping"
@@ -28,7 +28,7 @@ class EventKind(StrEnum):
     LEASE_DEGRADED = "lease-degraded"
     """A pod's lease goes on without one of its devices, which is lost."""
     LEASE_RECOVERED = "lease-recovered"
-    """The token of a lease of before brought it back after the ledger was lost."""
+    """A client's token brought back a lease from before the ledger was lost."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"
@@ -50,9 +50,9 @@ class EventKind(StrEnum):
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_QUARANTINED = "ledger-quarantined"
     SOCKET_LOST = "socket-lost"
-    """A socket of the agent was removed or replaced, and cannot be bound again for now."""
+    """A socket of the agent was removed or replaced, and could not be bound again yet."""
     SOCKET_RESTORED = "socket-restored"
-    """One that was removed or replaced is in its place again."""
+    """A socket that was removed or replaced is bound again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
     CERTIFICATE_RELOAD_FAILED = "certificate-reload-failed"
 
@@ -78,7 +78,7 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.CERTIFICATE_RELOAD_FAILED,
     }
 )
-"""They leave the node such that the same request is planned the same way."""
+"""Kinds that do not change how a request is planned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

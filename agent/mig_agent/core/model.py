@@ -1,4 +1,4 @@
-"""The words of this project as types: profile, placement, slot, instance, lease, GPU, and a node seen at one moment.
+"""The types of the core: profile, placement, slot, instance, lease, GPU, and a node at one moment.
 
 Everything here is frozen. Sizes of memory are MiB unless a name says bytes, positions are memory slices, and moments
 are seconds since the epoch on the wall clock.
@@ -15,14 +15,14 @@ from typing import Final, NamedTuple, NewType
 
 RequestId = NewType("RequestId", str)
 CallerId = NewType("CallerId", str)
-"""Whose request ids: `uid 1000`, `name slurm`."""
+"""The caller that request ids belong to: `uid 1000`, `name slurm`."""
 NO_REQUEST_ID: Final = RequestId("")
 UNRECORDED_CALLER: Final = CallerId("")
-"""Who asked for a lease that a version before this one has recorded."""
+"""The caller of a lease whose record does not name one."""
 
 
 class RequestKey(NamedTuple):
-    """One request: two callers may well use the same id."""
+    """Identifies a request: two callers may use the same id."""
 
     asker: CallerId
     id: RequestId
@@ -32,10 +32,10 @@ GpuUuid = NewType("GpuUuid", str)
 """A GPU's UUID as the driver spells it, `GPU-...`."""
 LeaseId = NewType("LeaseId", str)
 Generation = NewType("Generation", int)
-"""Our own number of an instance, given once and never again: the identity that a MIG UUID is not."""
+"""The agent's own number of an instance, used once: an identity, which a MIG UUID is not, since it recurs."""
 
 WHOLE_GPU_PROFILE_ID = -1
-"""The id of the profile that stands for a GPU without MIG mode, handed out whole; no driver uses it."""
+"""The id of the profile of a GPU without MIG mode, leased whole; no driver uses it."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,14 +51,14 @@ class Placement:
         return ((1 << self.size) - 1) << self.start
 
     def __str__(self) -> str:
-        """As people write it: `0-3`, or `4` for a single slice."""
+        """Return the slices as people write them: `0-3`, or `4` for a single slice."""
         last = self.start + self.size - 1
         return str(self.start) if self.size == 1 else f"{self.start}-{last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """What an instance takes of a GPU beside memory: counts, summed over all instances against the GPU's totals."""
+    """What an instance takes of a GPU besides memory: counts, summed over all instances against the GPU's totals."""
 
     multiprocessors: int = 0
     copy: int = 0
@@ -68,7 +68,7 @@ class Engines:
     ofa: int = 0
 
     def as_tuple(self) -> tuple[int, int, int, int, int, int]:
-        """In the order of the fields."""
+        """Return the counts in the order of the fields."""
         return (self.multiprocessors, self.copy, self.decoders, self.encoders, self.jpeg, self.ofa)
 
 
@@ -79,19 +79,19 @@ class Profile:
     id: int
     """The driver's profile id (`nvmlGpuInstanceProfileInfo.id`), not its enum."""
     name: str
-    """As the driver spells it: `1g.10gb`, `1g.5gb+me`; `whole` for a GPU without MIG mode."""
+    """The name as the driver spells it: `1g.10gb`, `1g.5gb+me`; `whole` for a GPU without MIG mode."""
     compute_slices: int
     memory_slices: int
     memory_mib: int
-    """What the driver reports, not what the name says."""
+    """The memory that the driver reports, which differs from the one in the name."""
     placements: tuple[Placement, ...]
     engines: Engines = field(default_factory=Engines)
     attributes: frozenset[str] = frozenset()
-    """What follows the name's `+` or `-`, sign included: {`+me`}, {`+gfx`}, {`+me.all`}, {`-me`}."""
+    """The parts of the name from a `+` or `-` on, sign included: {`+me`}, {`+gfx`}, {`+me.all`}, {`-me`}."""
 
     @property
     def is_whole_gpu(self) -> bool:
-        """Whether this stands for a GPU without MIG mode, handed out whole."""
+        """True for the profile of a GPU without MIG mode, leased whole."""
         return self.id == WHOLE_GPU_PROFILE_ID
 
     @property
@@ -105,7 +105,7 @@ class Layout:
     """What one GPU can be cut into. GPUs of one model share one Layout, so tables are computed once for it."""
 
     model: str
-    """The product name as the driver gives it, `NVIDIA H100 80GB HBM3`."""
+    """The product name as the driver reports it, `NVIDIA H100 80GB HBM3`."""
     memory_slices: int
     memory_mib: int
     """The whole GPU's memory."""
@@ -124,7 +124,7 @@ class Layout:
         return MappingProxyType({profile.name: profile for profile in self.profiles})
 
     def __hash__(self) -> int:
-        """By model and profiles; computed once, since the planner keeps its tables by Layout."""
+        """Return the hash of all fields; computed once, since the planner keeps its tables by Layout."""
         return self._hash
 
     @cached_property
@@ -133,7 +133,7 @@ class Layout:
 
 
 def whole_gpu_layout(model: str, memory_mib: int) -> Layout:
-    """The layout of a GPU that is handed out whole: one slice, one profile, one placement."""
+    """Return the layout of a GPU that is leased whole: one slice, one profile, one placement."""
     whole = Profile(
         id=WHOLE_GPU_PROFILE_ID,
         name="whole",
@@ -147,14 +147,14 @@ def whole_gpu_layout(model: str, memory_mib: int) -> Layout:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An instance that may exist: GPU, profile and placement."""
+    """The position of an instance that exists or could exist: GPU, profile and placement."""
 
     gpu: GpuUuid
     profile: Profile
     placement: Placement
 
     def __str__(self) -> str:
-        """As messages name it, without the GPU: `1g.10gb on slices 0-1`."""
+        """Return the slot as messages name it, without the GPU: `1g.10gb on slices 0-1`."""
         if self.profile.is_whole_gpu:
             return "whole GPU"
         plural = "s" if self.placement.size > 1 else ""
@@ -162,21 +162,21 @@ class Slot:
 
 
 class InstanceState(StrEnum):
-    """What an instance is doing, as seen by everybody."""
+    """What an instance is doing, as every client sees it."""
 
     LEASED = "leased"
     IDLE = "idle"
     FOREIGN = "foreign"
-    """Made by someone else; never destroyed."""
+    """Made by another program; never destroyed by the agent."""
     BLOCKED = "blocked"
-    """Ours and unleased, but in use, or the driver will not let it go."""
+    """The agent's own and not leased, but in use, or the driver refuses to destroy it."""
     CREATING = "creating"
     DESTROYING = "destroying"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A slot that exists, or is on its way in or out. A whole GPU without MIG mode is one too."""
+    """An instance that exists, or is being created or destroyed. A whole GPU without MIG mode is one too."""
 
     slot: Slot
     generation: Generation
@@ -188,33 +188,33 @@ class Instance:
     """`MIG-...`; the GPU's own UUID for a whole GPU; empty while it is being created."""
     lease: LeaseId | None = None
     since: float = 0.0
-    """When the state began."""
+    """When the state began, in seconds since the epoch."""
     reason: str = ""
     """Why it is blocked, and which process holds it."""
     last_tenant: str | None = ""
-    """Whose lease it is or was last in; None: nobody has had it since it was created, "": that is not known."""
+    """The tenant of its current or last lease; None: never leased since it was created, "": unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """A pod of Kubernetes that holds a lease. A pod of the same name with another UID is another pod."""
+    """A Kubernetes pod that holds a lease. A pod of the same name with another UID is another pod."""
 
     namespace: str
     name: str
     uid: str = ""
-    """Empty where it is not known."""
+    """Empty if unknown."""
 
     def may_be(self, other: Pod) -> bool:
-        """Whether both are the same pod, as far as is known: one of two without a UID may be the other."""
+        """Return True if both may be the same pod: same name, and no two different UIDs."""
         same_name = (self.namespace, self.name) == (other.namespace, other.name)
         return same_name and (not self.uid or not other.uid or self.uid == other.uid)
 
     def __str__(self) -> str:
-        """For messages, and the name of its holder: `pod team-a/train-7f2c`."""
+        """Return the pod as messages and holder names show it: `pod team-a/train-7f2c`."""
         return f"pod {self.namespace}/{self.name}"
 
     def facts(self) -> dict[str, str]:
-        """For the data of events: `pod_namespace`, `pod_name`, `pod_uid`."""
+        """Return the pod as data of an event: `pod_namespace`, `pod_name`, `pod_uid`."""
         return {"pod_namespace": self.namespace, "pod_name": self.name, "pod_uid": self.uid}
 
 
@@ -228,30 +228,30 @@ class KubeletDevice:
     """`mig-agent-3`."""
 
     def __str__(self) -> str:
-        """For messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
+        """Return the device as messages name it: `nvidia.com/mig-1g.10gb mig-agent-3`."""
         return f"{self.resource} {self.id}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lease or asks for one."""
+    """The person, program or pod that holds a lease or requests one."""
 
     tenant: str = ""
     name: str = ""
-    """As people should see it in messages: `alice`, `pod team-a/train-7f2c`."""
+    """The name that people see in messages: `alice`, `pod team-a/train-7f2c`."""
     uid: int | None = None
     pid: int | None = None
     pod: Pod | None = None
-    """The pod whose lease it is, or is to be. Once the pod is there the lease ends with it, and by nobody else."""
+    """The pod that the lease is for. Once bound to the pod, the lease ends with it and nobody else can end it."""
 
     def __str__(self) -> str:
-        """For messages."""
+        """Return the name that messages show; `somebody` if nothing is known."""
         return self.name or (str(self.pod) if self.pod is not None else self.tenant) or "somebody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A holder's right to one or more instances, in the order that the request named its devices."""
+    """A holder's right to one or more instances, in the order in which the request named its devices."""
 
     id: LeaseId
     request_id: RequestId
@@ -261,40 +261,40 @@ class Lease:
     expires_at: float | None = None
     """None: no deadline."""
     pid: int | None = None
-    """The process whose end ends the lease."""
+    """The process with whose end the lease ends."""
     hold: bool = False
-    """Lives as long as a Hold stream."""
+    """True if the lease ends with its Hold stream."""
     reused: tuple[bool, ...] = ()
-    """For each device, whether an idle instance was reused for it."""
+    """For each device, True if an idle instance was reused for it."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
+    """For each device of a pod's lease, the kubelet's device that it backs, in the order of `instances`."""
     arrived: bool = False
-    """The pod that it was taken for has been seen on this node; it has no deadline any more."""
+    """True once the pod that the lease is reserved for was seen on this node; the lease then has no deadline."""
     asker: CallerId = UNRECORDED_CALLER
 
     @property
     def request_key(self) -> RequestKey:
-        """The request that led to it."""
+        """The key of the request that created the lease."""
         return RequestKey(self.asker, self.request_id)
 
     @property
     def of_pod(self) -> bool:
-        """Whether a pod of this node has it: it ends with the pod, and by nobody else."""
+        """True if the lease is bound to a pod of this node: it ends with the pod, and nobody else can end it."""
         return self.holder.pod is not None and (self.arrived or bool(self.kubelet_devices))
 
     @property
     def promised(self) -> bool:
-        """Whether it was taken for a pod that has not come yet: until then it is its holder's, by its token."""
+        """True if the lease is reserved for a pod and not yet bound: its holder controls it with its token."""
         return self.holder.pod is not None and not self.of_pod
 
 
 class GpuState(StrEnum):
-    """What the agent does with a GPU."""
+    """How the agent uses a GPU."""
 
     READY = "ready"
     """In MIG mode, partitioned on request."""
     WHOLE = "whole"
-    """Without MIG mode, handed out whole; `Gpu.reason` says why."""
+    """Without MIG mode, leased whole; `Gpu.reason` says why."""
     CORDONED = "cordoned"
     """Nothing new is placed on it; `Gpu.reason` says why and by whom."""
     LOST = "lost"
@@ -303,7 +303,7 @@ class GpuState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigMode:
-    """MIG mode now and after the next reset, as the driver tells it."""
+    """MIG mode now and after the next reset, as the driver reports it."""
 
     capable: bool
     current: bool = False
@@ -312,7 +312,7 @@ class MigMode:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU in a NodeView. `instances` are sorted by start of their placement."""
+    """One GPU in a NodeView. `instances` are sorted by the start of their placement."""
 
     index: int
     uuid: GpuUuid
@@ -321,13 +321,13 @@ class Gpu:
     state: GpuState
     reason: str = ""
     set_aside: bool = False
-    """Cordoned by the agent itself, which uses it again by itself when its driver answers."""
+    """True if the agent itself cordoned the GPU; it uses it again once its driver answers."""
     minor: int | None = None
     instances: tuple[Instance, ...] = ()
 
     @cached_property
     def held_mask(self) -> int:
-        """The slices that nothing may be placed on: of every instance but the idle ones."""
+        """The slices on which nothing may be placed: those of every instance except the idle ones."""
         mask = 0
         for instance in self.instances:
             if instance.state is not InstanceState.IDLE:
@@ -341,7 +341,7 @@ class Gpu:
 
     @cached_property
     def scratch(self) -> dict[str, object]:
-        """Where pure functions keep what they computed of this GPU as it is; no part of its value."""
+        """A cache of pure functions for this state of the GPU; not part of its value."""
         return {}
 
 
@@ -367,7 +367,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """One device that a request asks for: exactly one of memory, profile, fraction and whole GPU."""
+    """One device of a request: exactly one of memory, profile, fraction and whole GPU."""
 
     memory_bytes: int | None = None
     profile: str | None = None
@@ -376,14 +376,14 @@ class Want:
     whole_gpu: bool = False
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
-    """Which attribute profiles may serve: {`+me`}; empty asks for plain ones only."""
+    """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
     text: str = ""
-    """As the person wrote it (`4G`, `2g.10gb`), for messages."""
+    """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What somebody asks for: one or more devices, all or nothing."""
+    """One or more devices that a caller requests, all or nothing."""
 
     wants: tuple[Want, ...]
     request_id: RequestId = NO_REQUEST_ID
@@ -393,26 +393,26 @@ class Request:
     priority: int = 0
     """Higher goes first in the queue."""
     wait_seconds: float | None = None
-    """How long to queue; None: be refused at once; infinity: as long as the client stays."""
+    """How long to queue; None: refuse at once; infinity: as long as the client stays connected."""
     ttl_seconds: float | None = None
     pid: int | None = None
     if_revision: int | None = None
-    """Refuse when the node has changed since this revision."""
+    """Refuse if the node has changed since this revision."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each want of a pod, the kubelet's device that it stands for; empty where no kubelet asks."""
+    """For each want of a pod, the kubelet's device that it backs; empty if the kubelet does not ask."""
     asker: CallerId = UNRECORDED_CALLER
-    """Who calls, as the transport knows it."""
+    """The caller, as the transport identified it."""
 
     @property
     def key(self) -> RequestKey:
-        """Which request it is."""
+        """The key of the request."""
         return RequestKey(self.asker, self.request_id)
 
 
 def live_devices(view: NodeView, lease: Lease) -> tuple[Instance | None, ...]:
-    """Of each device of a lease its instance; None for one that is lost: gone, or on a GPU that is lost.
+    """Return the instance of each device of a lease; None for a lost one: removed, or on a lost GPU.
 
-    None, too, where the GPU does not answer yet or is not managed now.
+    Also None where the GPU has not answered yet or is not managed now.
     """
     return tuple(
         each if each is not None and each.lease == lease.id and _is_on_working_gpu(view, each) else None

@@ -1,4 +1,4 @@
-"""What the driver tells of a GPU at one reading: the input of recovery, made by the NVML adapter."""
+"""What the driver reports of a GPU at one reading: the input of recovery, made by the NVML adapter."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ObservedInstance:
     compute_instances: tuple[int, ...]
     """Ids of its compute instances; empty for a half-made instance."""
     uuid: str = ""
-    """Of the MIG device of its first compute instance; empty without one."""
+    """The UUID of the MIG device of its first compute instance; empty without one."""
     processes: tuple[int, ...] = ()
-    """Pids with a compute context on it, where the driver tells."""
+    """Pids with a compute context on it, where the driver reports them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class ObservedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceUsage:
-    """What is used on one instance (or whole GPU); None where the driver does not tell."""
+    """Memory and processor use of one instance or whole GPU; None where the driver does not report it."""
 
     memory_used_mib: int | None
     memory_total_mib: int | None
@@ -52,7 +52,7 @@ class InstanceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUsage:
-    """A process on an instance or GPU; the memory that it uses is None where the driver does not tell."""
+    """A process on an instance or GPU. Its memory in MiB is None where the driver does not report it."""
 
     pid: int
     used_mib: int | None
@@ -60,9 +60,9 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChange:
-    """How asking for MIG mode on or off went."""
+    """The result of switching MIG mode on or off."""
 
     mode: MigMode
     """As read back afterwards."""
     problem: DriverErrorKind | None
-    """Why the mode is not in effect: IN_USE (somebody uses the GPU), RESET_REQUIRED, or another; None when it is."""
+    """Why the mode is not in effect: IN_USE (a process uses the GPU), RESET_REQUIRED, or another; None if it is."""

@@ -1,8 +1,8 @@
-"""How many of each extended resource a pod asks for, as Kubernetes' scheduler counts it, and what they are to an agent.
+"""How many of each extended resource a pod asks for, as Kubernetes' scheduler counts it, and the devices they mean.
 
-The counting is that of `k8s.io/component-helpers/resource` (`PodRequests`): containers and sidecars run beside each
-other; an init container runs beside the sidecars that were started before it and nothing else; the larger of both
-counts, and the overhead of the pod's runtime class is added.
+The counting is that of `k8s.io/component-helpers/resource` (`PodRequests`): containers and sidecars run side by side;
+an init container runs beside the sidecars that were started before it and nothing else; the larger of both counts, and
+the overhead of the pod's runtime class is added.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import Final, TypeAlias, TypedDict
 
 PROFILES: Final = "nvidia.com/mig-"
-"""What stands before a profile's name in that of its resource, unless the agents' `resource_prefix` says otherwise."""
+"""The prefix of a profile in a resource's name, unless the agents' `resource_prefix` says otherwise."""
 MEMORY: Final = "mig-agent.io/memory-"
-"""The same for an amount of memory (`memory_resource_prefix`)."""
+"""The prefix of an amount of memory (`memory_resource_prefix`)."""
 _SIDECAR = "Always"
-"""The restart policy of an init container that goes on running."""
+"""The restart policy of an init container that goes on running (a sidecar)."""
 
 Amounts: TypeAlias = Mapping[str, str | int]
-"""By name of the resource, as Kubernetes writes quantities: `2`, `500m`, `4Gi`."""
+"""Quantities as Kubernetes writes them (`2`, `500m`, `4Gi`), by name of the resource."""
 
 
 class _Resources(TypedDict, total=False):
@@ -29,14 +29,14 @@ class _Resources(TypedDict, total=False):
 
 
 class Container(TypedDict, total=False):
-    """What counts of a container, as the API server has it."""
+    """The fields of a container that count, as the API server has them."""
 
     resources: _Resources | None
     restartPolicy: str | None
 
 
 class PodSpec(TypedDict, total=False):
-    """What counts of a pod's `spec`, as the API server has it."""
+    """The fields of a pod's `spec` that count, as the API server has them."""
 
     initContainers: Sequence[Container] | None
     containers: Sequence[Container] | None
@@ -44,7 +44,7 @@ class PodSpec(TypedDict, total=False):
 
 
 def requested(spec: PodSpec) -> Mapping[str, int]:
-    """By name of the resource; only extended ones, of which there are whole numbers, and only those asked for."""
+    """Return how many of each extended resource the pod asks for, by name; none with a count of 0."""
     running: Counter[str] = Counter()
     starting: Counter[str] = Counter()
     for each in spec.get("initContainers") or ():
@@ -61,7 +61,7 @@ def requested(spec: PodSpec) -> Mapping[str, int]:
 
 
 def pod_resources(spec: PodSpec, *, profiles: str = PROFILES, memory: str = MEMORY) -> dict[str, int]:
-    """How many of each of the agents' resources a pod asks for, by name, as Kubernetes' scheduler counts it.
+    """Return how many of each of the agents' resources a pod asks for, by name, as Kubernetes' scheduler counts it.
 
     >>> pod_resources({"containers": [{"resources": {"limits": {"cpu": "2", "mig-agent.io/memory-5g": "1"}}}]})
     {'mig-agent.io/memory-5g': 1}
@@ -70,12 +70,12 @@ def pod_resources(spec: PodSpec, *, profiles: str = PROFILES, memory: str = MEMO
 
 
 def devices_of(resources: Mapping[str, int], *, profiles: str = PROFILES, memory: str = MEMORY) -> list[str]:
-    """The agents' resources as `devices` of a request: profiles and amounts of memory; others are left out.
+    """Return the agents' resources as `devices` of a request: profiles and amounts of memory; others are left out.
 
     >>> devices_of({"mig-agent.io/memory-5g": 1, "nvidia.com/mig-1g.10gb.me": 2, "cpu": 2})
     ['5G', '1g.10gb+me', '1g.10gb+me']
 
-    Of profiles it is the way back from `in_kubernetes`.
+    For profiles it reverses `in_kubernetes`.
     """
     devices = []
     for name, count in sorted(resources.items()):
@@ -87,18 +87,21 @@ def devices_of(resources: Mapping[str, int], *, profiles: str = PROFILES, memory
 
 
 def in_kubernetes(profile: str) -> str:
-    """A profile's name as part of a resource's: `1g.10gb+me` is `1g.10gb.me` there, as NVIDIA's plugin has it."""
+    """Return a profile's name as part of a resource's: `1g.10gb+me` becomes `1g.10gb.me`, as in NVIDIA's plugin."""
     return profile.replace("+", ".")
 
 
 def _wanted(container: Container) -> Amounts:
-    """Of an extended resource request and limit are the same; the API server writes both where one is given."""
+    """Return what a container asks for.
+
+    For an extended resource request and limit are equal; the API server writes both where one is given.
+    """
     resources = container.get("resources") or {}
     return {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
 
 
 def _extended(amounts: Amounts) -> Counter[str]:
-    """Those with a domain in their name, as `cpu`, `memory` and the like have none."""
+    """Return the extended resources only: those with a domain in their name, unlike `cpu` and `memory`."""
     return Counter(
         {
             name: int(amount)

@@ -1,7 +1,7 @@
 """Quantities as people type them: memory (`4G`, `9.5Gi`), durations (`1h30m`) and fractions of a GPU (`0.25`).
 
-Exact arithmetic on whole numbers: an amount of memory never passes through a float. What cannot be meant raises
-UsageError with a hint, each mistake in its own words.
+Exact arithmetic on whole numbers: an amount of memory never passes through a float. Text that cannot be understood
+raises UsageError with a hint, with a message for each kind of mistake.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MEMORY_UNITS = {
 _DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 """In milliseconds."""
 _LONGEST_TEXT = 40
-"""No quantity needs more characters; longer ones are not repeated in messages."""
+"""Characters that no quantity needs more of; longer texts are cut in messages."""
 _SHORT = 12
-"""A number up to this long is worth repeating with units."""
+"""Numbers up to this many characters are repeated with units in hints."""
 _MOST_BYTES = 2**60
 _MOST_SECONDS = 10 * 365 * 86400
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -45,20 +45,20 @@ _FRACTION_HINT = "write a number above 0 and up to 1, such as 0.25"
 
 
 def shown(text: str) -> str:
-    """`text` as messages repeat it: on one line, with nothing hidden in it, and not long."""
+    """Return `text` as messages repeat it: on one line, with nothing hidden in it, and cut to 40 characters."""
     clean = visible(text)
     return clean if len(clean) <= _LONGEST_TEXT else clean[: _LONGEST_TEXT - 3] + "..."
 
 
 def counted(number: int, what: str) -> str:
-    """`1 lease`, `2 leases`."""
+    """Return a count with its noun: `1 lease`, `2 leases`."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a quantity of memory as Kubernetes writes it (`4G`, `4Gi`, `512M`, `9.5Gi`), also with a `B` behind.
+    """Return the bytes of a quantity as Kubernetes writes it (`4G`, `4Gi`, `512M`, `9.5Gi`).
 
-    G is 10^9 bytes and Gi is 2^30. A part of a byte counts as a whole one. Raises UsageError.
+    A `B` may follow. G is 10^9 bytes and Gi is 2^30. A part of a byte counts as a whole one. Raises UsageError.
     """
     name = "memory"
     stripped = _checked(text, name, _MEMORY_HINT)
@@ -88,7 +88,7 @@ def parse_memory(text: str) -> int:
 
 
 def format_memory(amount: int) -> str:
-    """Bytes as people write them, exactly: `4Gi`, `9.5Gi`, `4G`, `5952Mi`; `parse_memory` reverses it."""
+    """Format bytes exactly, as people write them: `4Gi`, `9.5Gi`, `4G`, `5952Mi`; `parse_memory` reverses it."""
     hundredths, rest = divmod(amount * 100, 2**30)
     if rest == 0:
         return f"{_decimal(hundredths)}Gi"
@@ -99,7 +99,7 @@ def format_memory(amount: int) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration such as `90s`, `10m`, `2h`, `1h30m` or `1d`. Raises UsageError."""
+    """Return the seconds of a duration such as `90s`, `10m`, `2h`, `1h30m` or `1d`. Raises UsageError."""
     name = "a duration"
     stripped = _checked(text, name, _DURATION_HINT)
     if stripped.startswith("-"):
@@ -128,7 +128,7 @@ def parse_duration(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds as people write them, at most two units: `45s`, `1h30m`, `2d3h`."""
+    """Format seconds as people write them, with at most two units: `45s`, `1h30m`, `2d3h`."""
     whole = max(0, math.floor(seconds))
     parts: list[tuple[int, str]] = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -139,7 +139,7 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_fraction(text: str) -> float:
-    """A fraction of a GPU, above 0 and up to 1. Raises UsageError."""
+    """Parse a fraction of a GPU, above 0 and up to 1. Raises UsageError."""
     name = "a fraction of a GPU"
     stripped = _checked(text, name, _FRACTION_HINT)
     match = _QUANTITY.fullmatch(stripped)
@@ -164,13 +164,13 @@ def parse_fraction(text: str) -> float:
 
 
 def _exact(number: str) -> tuple[int, int]:
-    """A decimal number as a ratio of two whole ones: 9.5 is 95 to 10."""
+    """Return a decimal number as a ratio of two whole ones: 9.5 is 95 to 10."""
     whole, _, part = number.partition(".")
     return int(whole + part), int("1" + "0" * len(part))
 
 
 def _checked(text: str, name: str, hint: str) -> str:
-    """The text without blanks around it; UsageError for what cannot be any quantity at all."""
+    """Return the text without surrounding blanks. Raises UsageError if it cannot be a quantity of any kind."""
     stripped = text.strip()
     if not stripped:
         raise UsageError(f"cannot take an empty text as {name}", hint)
@@ -191,7 +191,7 @@ def _checked(text: str, name: str, hint: str) -> str:
 
 
 def _memory_factor(unit: str) -> int | None:
-    """Bytes of one unit, `B` behind it or not; None for an unknown one."""
+    """Return the bytes of one unit, with or without a final `B`; None for an unknown one."""
     known = _MEMORY_UNITS.get(unit)
     if known is None and unit.endswith("B"):
         known = _MEMORY_UNITS.get(unit[:-1])
@@ -199,7 +199,7 @@ def _memory_factor(unit: str) -> int | None:
 
 
 def _unknown_unit(text: str, number: str, unit: str) -> UsageError:
-    """A unit that is nearly one gets the right spelling as its hint."""
+    """Return the error for an unknown unit; its hint corrects a unit that is nearly right."""
     folded = unit.lower().removesuffix("ytes").removesuffix("yte")
     for candidate in ("M", "G", "T", "k", "Mi", "Gi", "Ti", "Ki"):
         if folded in {candidate.lower(), candidate.lower() + "b"}:

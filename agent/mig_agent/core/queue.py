@@ -1,10 +1,10 @@
-"""Requests that wait: by priority, then first come; a later one may start whenever it fits.
+"""Waiting requests: by priority, then first come; a later one may start whenever it fits.
 
-What keeps a large request from being starved by small ones is in `core.backfill`. Everything here is a value or a
-function of `now`: the manager owns the timer. The queue is not persisted.
+`core.backfill` keeps large requests from being starved by small ones. Everything here is a value or a function of
+`now`: the manager owns the timer. The queue is not persisted.
 
-How it is meant to be used: every arrival is added; `search` is called until it returns None, after each arrival,
-whenever something was freed and when a wait passes the limit; then an arrival that is not to wait leaves again.
+Usage: add every arrival; call `search` until it returns None, after each arrival, whenever capacity was freed and
+when a wait passes the reservation delay; then remove an arrival that is not to wait.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ NONE_SEEN: frozenset[int] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PausedSearch:
-    """A search that is to go on later."""
+    """A search that was interrupted and is to be resumed."""
 
     seen: frozenset[int]
-    """The numbers of the requests that it has looked at."""
+    """Arrival numbers of the requests that were already tried."""
 
 
 class Queue:
-    """The waiting requests in order. Has no clock; the moments are handed in."""
+    """The waiting requests in order. Has no clock; callers pass the time."""
 
     def __init__(self) -> None:
         self._waiting: dict[RequestKey, WaitingRequest] = {}
         self._next = 0
 
     def add(self, request: Request, now: float) -> WaitingRequest:
-        """Puts a request in its place. Raises ValueError for one that waits already."""
+        """Add a request. Raises ValueError if it waits already."""
         if request.key in self._waiting:
             raise ValueError(f"cannot queue request {request.request_id} twice")
         waiting = WaitingRequest(request=request, seq=self._next, since=now)
@@ -45,20 +45,20 @@ class Queue:
         return waiting
 
     def remove(self, request: RequestKey) -> WaitingRequest | None:
-        """Takes a request out; None when it does not wait."""
+        """Remove a request and return it; None if it does not wait."""
         return self._waiting.pop(request, None)
 
     def get(self, request: RequestKey) -> WaitingRequest | None:
-        """A waiting request."""
+        """Return a waiting request; None if it does not wait."""
         return self._waiting.get(request)
 
     @property
     def waiting(self) -> tuple[WaitingRequest, ...]:
-        """All, the next first."""
+        """All waiting requests in queue order."""
         return in_order(self._waiting.values())
 
     def position(self, request: RequestKey) -> int | None:
-        """1 for the first; None when it does not wait."""
+        """Return the position of a request in the queue, from 1; None if it does not wait."""
         mine = self._waiting.get(request)
         if mine is None:
             return None
@@ -81,31 +81,32 @@ def search(
     enough: Callable[[], bool] = lambda: False,
     known: ReservationCache | None = None,
 ) -> tuple[WaitingRequest, Plan] | PausedSearch | None:
-    """Return the first request in turn that can start now, with its plan; None when none can.
+    """Return the first request in turn that can start now, with its plan, or None; pause once `enough` returns True.
 
-    With `strict_fifo` only the head of the queue may start. With `only` no other request is considered: a new arrival,
-    where those before it are known not to fit. When `enough` returns True the search pauses, after one request at
-    least; `seen` are the sequence numbers that its earlier parts considered, and `known` is handed on.
+    At least one request is tried before a pause. `seen` are the numbers of those that were tried before the pause;
+    requests that came since are tried like the others. Pass the same `known` again when resuming. `strict_fifo`: only
+    the head of the queue may start. `only`: no other request is tried, for a new one where those before it are known
+    not to fit. `limit_seconds` is the reservation delay.
     """
     ordered = in_order(waiting)
-    kept = spared = None
+    reserved_for = avoided = None
     if strict_fifo:
-        turns: Sequence[WaitingRequest] = ordered[:1]
+        order: Sequence[WaitingRequest] = ordered[:1]
     else:
         known = known or ReservationCache()
-        kept = reservation(view, ordered, now, limit_seconds, known)
-        spared = sparing(view, ordered, kept, known)
-        turns = backfill_order(view, ordered, kept, known)
+        reserved_for = reservation(view, ordered, now, limit_seconds, known)
+        avoided = sparing(view, ordered, reserved_for, known)
+        order = backfill_order(view, ordered, reserved_for, known)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
-    looked_at = set(seen)
-    for each in turns:
+    tried = set(seen)
+    for each in order:
         if each.seq in seen or (only is not None and each.seq != only.seq):
             continue
-        if len(looked_at) > len(seen) and enough():
-            return PausedSearch(frozenset(looked_at))
-        looked_at.add(each.seq)
-        reserved = NOTHING_RESERVED if kept is None else kept.against(each)
+        if len(tried) > len(seen) and enough():
+            return PausedSearch(frozenset(tried))
+        tried.add(each.seq)
+        reserved = NOTHING_RESERVED if reserved_for is None else reserved_for.against(each)
         wants = tuple(replace(want, text="") for want in each.request.wants)  # people write the same in many ways
         shape = (wants, each.request.gpus, reserved)
         if shape in failed:
@@ -114,7 +115,7 @@ def search(
         if found is None:
             failed.add(shape)
             continue
-        if spared is not None and spared.is_touched(each, found):
-            found = find(view, each.request, policy, reserved=reserved | spared.gpus) or found
+        if avoided is not None and avoided.is_touched(each, found):
+            found = find(view, each.request, policy, reserved=reserved | avoided.gpus) or found
         return each, found
     return None

@@ -1,7 +1,7 @@
-"""What to do when the ledger and the hardware disagree: a pure comparison that returns repairs as values.
+"""Compares ledger and hardware and returns the repairs as values, without side effects.
 
-The hardware is the truth about instances, the ledger about leases. Called at start, after an error, on the driver's
-event and on a slow timer; carrying the repairs out and comparing again gives none.
+The hardware is the truth about instances, the ledger about leases. Called at start, after an error, on a driver event
+and on a slow timer. After the repairs are carried out, comparing again returns none.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, GpuUuid, Inst
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 
 REBOOT = "reboot"
-"""The machine was started anew: no instance outlives that."""
+"""The machine was rebooted: no instance outlives that."""
 INSTANCE_LOST = "instance-lost"
-"""Gone, or replaced, or taken apart by somebody else."""
+"""It was destroyed, replaced or changed by another program than the agent."""
 GPU_RESET = "gpu-reset"
-"""Nothing of what was on its GPU is there any more: a reset, or somebody destroyed all of it; no call tells which."""
+"""All instances of its GPU are missing: a reset, or somebody destroyed them all; no call can tell which."""
 NEVER_MADE = "never-made"
-"""The agent stopped while it was being made; nobody was told of it."""
+"""The agent stopped while it was creating the instance; no caller got it."""
 DESTROYED = "destroyed"
-"""The agent stopped while it was being destroyed, and it is gone."""
+"""The agent stopped while it was destroying the instance, and it no longer exists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedInstance:
-    """An instance as the ledger knows it."""
+    """An instance as recorded in the ledger."""
 
     generation: Generation
     gpu: GpuUuid
@@ -34,14 +34,16 @@ class RecordedInstance:
     placement: Placement
     state: InstanceState
     gpu_instance_id: int | None = None
-    """None until the driver gave one; always None for a whole GPU."""
+    """None until the driver assigned one; always None for a whole GPU."""
     compute_instance_id: int | None = None
     uuid: str = ""
     lease: LeaseId | None = None
-    """Also while it is being created for that lease."""
+    """The lease that holds it; set already while it is being created for that lease."""
     answered: bool | None = None
-    """Whether the lease was committed as granted, so that its holder may know of it. None: as the state says, which is
-    no for `creating` and yes for `leased`."""
+    """True if the lease was committed as granted, so that its holder may know of it.
+
+    None: implied by the state, which is no for `creating` and yes for `leased`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +51,27 @@ class Recorded:
     """The ledger at one moment."""
 
     boot_id: str
-    """Of the boot in which it was written; empty for a new ledger."""
+    """The boot in which it was written; empty for a new ledger."""
     instances: tuple[RecordedInstance, ...] = ()
     leases: tuple[LeaseId, ...] = ()
     """All leases that have not ended."""
     of_pods: frozenset[LeaseId] = frozenset()
-    """Those of pods. A container keeps its device nodes whatever else is lost, so such a lease goes on with what is
-    left of it; any other is all or nothing."""
+    """Leases of pods, which go on with the devices that are left.
+
+    A container keeps its device nodes even if a device is lost. Any other lease ends with its first loss.
+    """
     beside: frozenset[LeaseId] = frozenset()
-    """Leases that have instances beside those that are listed here."""
+    """Leases that have further instances which are not listed here."""
     doubtful_up_to: int = 0
-    """Instances up to this generation may be another's by now: none of them is ever destroyed. 0: the ledger accounts
-    for everything."""
+    """The ledger may lack what happened up to this generation; 0 if it accounts for everything.
+
+    Instances up to it may belong to somebody else by now: none of them is ever destroyed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class EndLostLease:
-    """The lease cannot be kept. As with every end of a lease, those of its instances that are left become idle."""
+    """The lease must end. As with every end of a lease, those of its instances that still exist become idle."""
 
     lease: LeaseId
     reason: str
@@ -73,7 +79,7 @@ class EndLostLease:
 
 @dataclass(frozen=True, slots=True)
 class LoseDevice:
-    """An instance of a pod's lease is lost, and the lease goes on with the others until the pod ends."""
+    """An instance of a pod's lease is lost; the lease goes on with the others until the pod ends."""
 
     lease: LeaseId
     generation: Generation
@@ -82,7 +88,7 @@ class LoseDevice:
 
 @dataclass(frozen=True, slots=True)
 class ForgetInstance:
-    """An instance of ours is gone, or never was."""
+    """An instance of the agent no longer exists, or was never created."""
 
     generation: Generation
     reason: str
@@ -90,7 +96,7 @@ class ForgetInstance:
 
 @dataclass(frozen=True, slots=True)
 class AdoptForeign:
-    """Found on the hardware and unknown: recorded as somebody else's."""
+    """An instance found on the hardware that the ledger lacks: record it as foreign."""
 
     gpu: GpuUuid
     observed: ObservedInstance
@@ -98,14 +104,14 @@ class AdoptForeign:
 
 @dataclass(frozen=True, slots=True)
 class ForgetForeign:
-    """An instance that somebody else had made is gone."""
+    """A foreign instance no longer exists."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class FinishDestroy:
-    """A half-made or half-destroyed instance of ours stands on the hardware: remove what is left, then forget it."""
+    """An instance of the agent is half made or half destroyed: remove what is left of it, then forget it."""
 
     gpu: GpuUuid
     gpu_instance_id: int
@@ -116,14 +122,14 @@ class FinishDestroy:
 
 @dataclass(frozen=True, slots=True)
 class MarkIdle:
-    """Ours, complete, and without a lease: idle, whatever it was doing when the record was written."""
+    """An instance of the agent is complete and without a lease: idle, whatever its recorded state."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class MarkLeased:
-    """Ours, complete, and its lease was answered: leased."""
+    """An instance of the agent is complete, and its lease was granted: leased."""
 
     generation: Generation
     lease: LeaseId
@@ -131,7 +137,7 @@ class MarkLeased:
 
 @dataclass(frozen=True, slots=True)
 class UpdateIds:
-    """The ledger lacks the driver's ids of an instance of ours, or its device's UUID changed."""
+    """The ledger lacks the driver's ids of an instance of the agent, or its device's UUID changed."""
 
     generation: Generation
     gpu_instance_id: int
@@ -153,10 +159,10 @@ Repair = (
 
 
 def reconcile(recorded: Recorded, observed: Sequence[ObservedGpu], boot_id: str) -> tuple[Repair, ...]:
-    """The repairs that make the ledger agree with the hardware; empty when it does.
+    """Return the repairs that make the ledger agree with the hardware; empty if it does.
 
-    A GPU that is not among the observed cannot be judged: its records stay as they are. Leases end first, then what is
-    gone is forgotten, then what was found is recorded.
+    The records of a GPU that is not among the observed stay as they are. Leases end first, then missing instances are
+    forgotten, then those found are recorded.
     """
     if recorded.boot_id and recorded.boot_id != boot_id:
         return _after_reboot(recorded, observed)
@@ -178,7 +184,7 @@ def _after_reboot(recorded: Recorded, observed: Sequence[ObservedGpu]) -> tuple[
             else ForgetInstance(each.generation, REBOOT)
             for each in recorded.instances
         ),
-        # Ours are gone, so whatever is there somebody else has made since.
+        # The agent's instances are gone, so somebody else has made whatever is there since.
         *(AdoptForeign(gpu.uuid, instance) for gpu in observed for instance in gpu.instances),
     )
 
@@ -210,7 +216,7 @@ class _Comparison:
         )
 
     def _going_on(self) -> frozenset[LeaseId]:
-        """The leases of pods of which something is left."""
+        """Return the leases of pods that still have a device."""
         gone = {each.generation for each in self._lost}
         left = {each.lease for each in self._recorded.instances if each.generation not in gone}
         return frozenset(
@@ -229,7 +235,7 @@ class _Comparison:
         unmatched = {instance.gpu_instance_id: instance for instance in gpu.instances}
         self._why_gone = GPU_RESET if gpu.mode.current and not gpu.instances else INSTANCE_LOST
         records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
-        # Those whose id is known choose first, so that what is left for the others is known to nobody.
+        # Records with a known id match first, so that what is left for the others is recorded nowhere.
         for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
             if each.profile_id == WHOLE_GPU_PROFILE_ID:
                 self._compare_whole(each, gpu)
@@ -241,7 +247,7 @@ class _Comparison:
         self._found += [AdoptForeign(gpu.uuid, instance) for instance in unmatched.values()]
 
     def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
-        """A GPU handed out whole is no instance to the driver; it is gone once the GPU is in MIG mode."""
+        """Compare a GPU that was leased whole: it is no instance to the driver, and lost once in MIG mode."""
         if record.state is InstanceState.FOREIGN:
             if gpu.mode.current:
                 self._gone.append(ForgetForeign(record.generation))
@@ -257,18 +263,18 @@ class _Comparison:
         elif record.state is InstanceState.FOREIGN:
             self._update_ids(record, match)
         elif not match.compute_instances and record.generation <= self._recorded.doubtful_up_to:
-            # Somebody may be making it anew, or have made it so.
+            # Somebody may be creating this one now, or have made it so on purpose.
             self._end(record, INSTANCE_LOST)
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
             self._found.append(AdoptForeign(record.gpu, match))
         elif not match.compute_instances:
-            # Nobody can use it, and its slices are held: what is left of it goes.
+            # It is of no use to anyone and holds its slices: remove what is left of it.
             self._end(record, INSTANCE_LOST if _answered(record) else NEVER_MADE)
             self._remove(record, match)
         elif record.state is InstanceState.CREATING and not _answered(record):
             self._end(record, NEVER_MADE)
             if match.processes:
-                # Nobody was told of ours, so somebody else made this one and uses it.
+                # No caller was given this instance, so somebody else made it and uses it.
                 self._gone.append(ForgetInstance(record.generation, NEVER_MADE))
                 self._found.append(AdoptForeign(record.gpu, match))
             else:
@@ -290,19 +296,19 @@ class _Comparison:
         self._gone.append(ForgetInstance(record.generation, reason))
 
     def _settle(self, record: RecordedInstance) -> None:
-        """Brings the state of an instance that is there, and complete, to rest."""
+        """Bring the recorded state of an instance that exists and is complete to a final one."""
         if record.lease is not None and record.state in {InstanceState.CREATING, InstanceState.LEASED}:
             if not _answered(record):
                 self._end(record, NEVER_MADE)  # which leaves the instance idle
             elif record.state is InstanceState.CREATING:
                 self._kept.append(MarkLeased(record.generation, record.lease))
         elif record.state not in {InstanceState.IDLE, InstanceState.BLOCKED}:
-            # Being destroyed, too: the plan that needed its slices died with the agent.
+            # Also one being destroyed: the plan that needed its slices ended with the agent.
             self._kept.append(MarkIdle(record.generation))
 
     def _update_ids(self, record: RecordedInstance, match: ObservedInstance) -> None:
         compute = match.compute_instances[0] if match.compute_instances else None
-        # A driver that lists no MIG devices for a moment takes no name away.
+        # A driver that lists no MIG devices for a moment does not clear a UUID.
         uuid = match.uuid if match.uuid or compute is None else record.uuid
         known = (record.gpu_instance_id, record.compute_instance_id, record.uuid)
         if known != (match.gpu_instance_id, compute, uuid):
@@ -314,7 +320,7 @@ class _Comparison:
         )
 
     def _end(self, record: RecordedInstance, reason: str) -> None:
-        """The lease cannot be kept as it is; one that nobody was told of cannot be kept at all."""
+        """End or degrade the instance's lease. A lease that was never granted always ends."""
         if record.lease is None:
             return
         if reason == NEVER_MADE:
@@ -328,7 +334,7 @@ def _answered(record: RecordedInstance) -> bool:
 
 
 def _match(record: RecordedInstance, unmatched: Mapping[int, ObservedInstance]) -> ObservedInstance | None:
-    """The observed instance that is this one: same id where one is known, and same profile and placement."""
+    """Return the observed instance of this record: with its id if one is known, and its profile and placement."""
     if record.gpu_instance_id is not None:
         found = unmatched.get(record.gpu_instance_id)
         return found if found is not None and _same_slot(record, found) else None

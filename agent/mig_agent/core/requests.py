@@ -1,4 +1,4 @@
-"""Requests as people and callers write them: reading their texts, and judging what cannot be meant.
+"""Parses and validates requests as people and callers write them.
 
 Nothing here knows a node: whether the node can serve a request is the planner's answer.
 """
@@ -22,15 +22,15 @@ LONGEST_REQUEST_ID = 128
 """Bytes, in UTF-8."""
 MOST_GPUS_NAMED = 64
 MOST_ATTRIBUTES = 16
-"""Of profiles, asked for with one device."""
+"""Attributes of profiles for one device."""
 _LONGEST_ATTRIBUTE = 16
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 MOST_PRIORITY = 2**31 - 1
-"""As much as the wire takes; pods that a cluster cannot do without have two thousand million."""
+"""The limit of the wire format; Kubernetes' critical pods have a priority of two thousand million."""
 MOST_PID = 2**31 - 1
 
 LONGEST_POD_NAME = 253
-"""Characters, as Kubernetes has it; of a namespace fewer."""
+"""Characters, as in Kubernetes; a namespace has fewer."""
 LONGEST_NAMESPACE = 63
 
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
@@ -43,7 +43,7 @@ _GPU_UUID = re.compile(r"GPU-[0-9A-Z-]{1,64}", re.ASCII | re.IGNORECASE)
 
 
 def memory_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset[str] = frozenset()) -> Want:
-    """A device with at least so much memory: `4G`, `9.5Gi`. Raises UsageError."""
+    """Return a want for at least this much memory: `4G`, `9.5Gi`. Raises UsageError."""
     return Want(
         memory_bytes=parse_memory(text),
         min_compute_slices=min_compute_slices,
@@ -53,9 +53,9 @@ def memory_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset
 
 
 def profile_want(text: str) -> Want:
-    """A device of exactly this profile: `2g.10gb`, `1g.5gb+me`. Raises UsageError.
+    """Return a want for exactly this profile: `2g.10gb`, `1g.5gb+me`. Raises UsageError.
 
-    Only what cannot be a name at all is refused here: which names exist is known to the node.
+    Only text that cannot be a name is rejected here: only the node knows which names exist.
     """
     name = text.strip()
     if not name:
@@ -67,7 +67,7 @@ def profile_want(text: str) -> Want:
 
 
 def fraction_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset[str] = frozenset()) -> Want:
-    """A device with at least this share of a GPU's memory slices: `0.25`. Raises UsageError."""
+    """Return a want for at least this share of a GPU's memory slices: `0.25`. Raises UsageError."""
     return Want(
         fraction=parse_fraction(text),
         min_compute_slices=min_compute_slices,
@@ -77,12 +77,15 @@ def fraction_want(text: str, *, min_compute_slices: int = 1, attributes: frozens
 
 
 def whole_gpu_want() -> Want:
-    """A whole GPU."""
+    """Return a want for a whole GPU."""
     return Want(whole_gpu=True, text="whole")
 
 
 def parse_device(text: str) -> Want:
-    """What `--device` says: a profile (`2g.10gb`), a quantity of memory (`4G`), or `whole`. Raises UsageError."""
+    """Parse the value of `--device`: a profile (`2g.10gb`), an amount of memory (`4G`), or `whole`.
+
+    Raises UsageError.
+    """
     name = text.strip()
     if name.lower() == "whole":
         return whole_gpu_want()
@@ -95,7 +98,7 @@ def parse_device(text: str) -> Want:
 
 
 def parse_attribute(text: str) -> str:
-    """An attribute of profiles as `Want` holds it: `+me`, `+gfx`, `-me`; `me` means `+me`. Raises UsageError."""
+    """Parse an attribute of profiles: `+me`, `+gfx`, `-me`; `me` means `+me`. Raises UsageError."""
     name = text.strip().lower()
     signed = name if name[:1] in {"+", "-"} else "+" + name
     if len(signed) > _LONGEST_ATTRIBUTE or not _ATTRIBUTE.fullmatch(signed):
@@ -104,7 +107,7 @@ def parse_attribute(text: str) -> str:
 
 
 def parse_gpu(text: str) -> str:
-    """What `--gpu` says: the index of a GPU or its UUID, as `Request.gpus` holds it. Raises UsageError."""
+    """Parse the value of `--gpu`: the index or UUID of a GPU, in the form of `Request.gpus`. Raises UsageError."""
     name = text.strip()
     if _INDEX.fullmatch(name):
         return str(int(name))
@@ -119,7 +122,7 @@ def parse_gpu(text: str) -> str:
 
 
 def validate(request: Request) -> None:
-    """Raises UsageError for a request that cannot be meant, whatever the node."""
+    """Raise UsageError for a request that no node could serve."""
     if not request.wants:
         raise UsageError(
             "cannot serve a request for nothing",
@@ -135,7 +138,7 @@ def validate(request: Request) -> None:
 
 
 def validate_numbers(*, wants: int = 0, gpus: int = 0, attributes: int = 0) -> None:
-    """Raises UsageError for more devices or named GPUs than one request has, or more attributes than one device has."""
+    """Raise UsageError for too many devices or named GPUs in a request, or too many attributes of a device."""
     if wants > MOST_WANTS:
         raise UsageError(
             f"cannot serve {wants} devices in one request: at most {MOST_WANTS}", "split it into several requests"
@@ -147,7 +150,7 @@ def validate_numbers(*, wants: int = 0, gpus: int = 0, attributes: int = 0) -> N
 
 
 def validate_want(want: Want) -> None:
-    """Raises UsageError for a device that cannot be meant, whatever the node."""
+    """Raise UsageError for a device that no node could serve."""
     asked = (want.memory_bytes is not None, want.profile is not None, want.fraction is not None, want.whole_gpu)
     if sum(asked) == 0:
         raise UsageError("cannot serve a device with nothing asked for", "ask for memory, a profile or a whole GPU")
@@ -195,7 +198,7 @@ def _validate_texts(request: Request) -> None:
 
 
 def validate_pod(pod: Pod) -> None:
-    """Raises UsageError for what is no pod of Kubernetes; its UID may be left out."""
+    """Raise UsageError unless this can be a Kubernetes pod; its UID may be empty."""
     names = {"namespace": (pod.namespace, LONGEST_NAMESPACE), "name": (pod.name, LONGEST_POD_NAME)}
     for what, (name, longest) in names.items():
         if len(name) > longest or not _POD_NAME.fullmatch(name):
@@ -208,7 +211,7 @@ def validate_pod(pod: Pod) -> None:
 
 
 def parse_reason(text: str) -> str:
-    """What an administrator gives as a reason, for people. Raises UsageError for what cannot be shown in a line."""
+    """Return an administrator's reason, without surrounding blanks. Raises UsageError if one line cannot show it."""
     reason = text.strip()
     if _bytes(reason) > LONGEST_TEXT:
         raise UsageError(f"cannot take a reason of {_bytes(reason)} bytes: at most {LONGEST_TEXT}")
@@ -217,7 +220,7 @@ def parse_reason(text: str) -> str:
 
 
 def validate_ttl(seconds: float | None) -> None:
-    """Raises UsageError for what is no length of a lease; None is one without a deadline."""
+    """Raise UsageError unless this is a valid time to live; None is a lease without a deadline."""
     if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
         raise UsageError(
             f"cannot lease for {seconds:g} seconds: more than none, and at most ten years",

@@ -1,7 +1,7 @@
-"""The map of a GPU's memory slices as text: who stands where, and what is free.
+"""Draws a GPU's memory slices as text: which instance is on which slices, and what is free.
 
-`SliceMapGpu` is its own small input, so that the command line can build it from the JSON of a status as well as the
-agent from a NodeView.
+`SliceMapGpu` is a small input of its own, so that the command line can build it from the JSON of a status as well as
+the agent from a NodeView.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SliceMapGpu:
 
 @dataclass(frozen=True, slots=True)
 class StateStyle:
-    """How a state looks: a fill that tells it without colour, and a colour."""
+    """How a state looks: a fill that distinguishes it without colour, and a colour."""
 
     fill: str
     ascii_fill: str
@@ -79,14 +79,14 @@ _ASCII = _Lines(("+", "+", "+"), ("+", "+", "+"), "-", "|", "~")
 
 
 def style_of(state: str) -> StateStyle:
-    """The look of a state; a state that this version does not know is drawn, too."""
+    """Return the look of a state; a state that this version does not know gets a look, too."""
     return STYLES.get(state, _UNKNOWN)
 
 
 def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unicode: bool = True) -> str:
-    """The map of one GPU: several lines, at most `width` columns wide where that is possible.
+    """Draw one GPU: several lines, at most `width` columns wide where that is possible.
 
-    Every state has a fill of its own and its word, so that colour adds nothing but ease.
+    Every state has a fill of its own and its name, so colour is not needed to read it.
     """
     title = _fitted(_plain(gpu.title, unicode=unicode), max(1, width), _UNICODE if unicode else _ASCII).rstrip()
     if gpu.memory_slices < 1:
@@ -101,7 +101,7 @@ def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unico
 
 
 def render_legend(states: Iterable[str] | None = None, *, color: bool = False, unicode: bool = True) -> str:
-    """One line that explains the fills; of all states, or of those given."""
+    """Return one line that explains the fills: of all states, or of those given."""
     shown = list(STYLES) if states is None else [state for state in STYLES if state in set(states)]
     parts = []
     for state in shown:
@@ -112,7 +112,7 @@ def render_legend(states: Iterable[str] | None = None, *, color: bool = False, u
 
 
 def filled(gpu: SliceMapGpu) -> tuple[SliceMapBlock, ...]:
-    """The blocks in order with the free ranges between them as blocks, together exactly as wide as the GPU.
+    """Return the blocks in order with the free ranges between them as blocks, together exactly as wide as the GPU.
 
     A block that overlaps one before it, or reaches beyond the GPU, is cut; nothing is drawn twice.
     """
@@ -138,7 +138,7 @@ def _free(start: int, end: int) -> SliceMapBlock:
 
 
 def _cell(block: SliceMapBlock, row: int, cell: int, lines: _Lines, *, color: bool, unicode: bool) -> str:
-    """One row of a block: its fill, its profile, its state, its holder."""
+    """Return one row of a block: its fill, its profile, its state, or its holder."""
     style = style_of(block.state)
     inner = block.size * cell - 1
     fill = (style.fill if unicode else style.ascii_fill) * inner
@@ -153,7 +153,7 @@ def _edge(blocks: tuple[SliceMapBlock, ...], cell: int, corners: tuple[str, str,
 
 
 def _axis(blocks: tuple[SliceMapBlock, ...], cell: int, lines: _Lines) -> str:
-    """The lower edge with the number of each slice where it begins."""
+    """Return the lower edge with the number of each slice where it begins."""
     line = list(_edge(blocks, cell, lines.bottom, lines))
     for block in blocks:
         for number in range(block.start, block.start + block.size):
@@ -164,7 +164,7 @@ def _axis(blocks: tuple[SliceMapBlock, ...], cell: int, lines: _Lines) -> str:
 
 
 def _fitted(text: str, columns: int, lines: _Lines) -> str:
-    """The text in exactly so many columns: cut, or with blanks behind it."""
+    """Return the text in exactly this many columns: cut, or padded with blanks."""
     if _columns(text) > columns:
         while text and _columns(text) > columns - 1:
             text = text[:-1]
@@ -173,12 +173,12 @@ def _fitted(text: str, columns: int, lines: _Lines) -> str:
 
 
 def _plain(text: str, *, unicode: bool) -> str:
-    """Text that takes one line and moves no cursor."""
+    """Return the text on one line, without characters that move a cursor."""
     return "".join(each if unicode or each.isascii() else "?" for each in visible(text))
 
 
 def _columns(text: str) -> int:
-    """How wide a terminal shows it: East Asian characters take two columns, combining ones none."""
+    """Return how wide a terminal shows the text: East Asian characters take two columns, combining ones none."""
     return sum(
         0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text
     )

@@ -1,7 +1,7 @@
-"""Texts that people read and others have written: which characters they may have, and how the rest is shown.
+"""Texts that one person writes and others read: which characters they may have, and how the rest is shown.
 
 A text from one user is shown to others: in tables, logs, events, metrics and JSON. There no character may move a
-cursor, turn the direction of what stands beside it, start a line, or be there unseen.
+cursor, change the direction of the text beside it, start a line, or be invisible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOST_MARKS = 4
 _UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U0001d159\U000e0100-\U000e01ef]"
 )
-"""Letters, marks and symbols by their category, of which nothing is seen: fillers, variation selectors, blanks."""
+"""Letters, marks and symbols by their category that are invisible: fillers, variation selectors, blanks."""
 _MARKS = frozenset({"Mn", "Me"})
 _LAST_OF_FOUR_DIGITS = 0xFFFF
 _LONGEST_SHOWN = 60
@@ -26,7 +26,7 @@ _LONGEST_SHOWN = 60
 def visible(text: str) -> str:
     r"""Return `text` with each character that must not be shown in the form `\u202e` or `\U000e0041`.
 
-    A backslash itself stays as it is: what matters is that nothing is hidden, not that it could be turned back.
+    A backslash itself stays as it is: nothing must be hidden, but the original need not be recoverable.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -37,7 +37,7 @@ def visible(text: str) -> str:
 def check_text(text: str, what: str, *, repeat: bool = True) -> None:
     """Raise UsageError if `text` has a character that must not be shown. `what` completes "cannot take it as ...".
 
-    `repeat`: the message says the text again, escaped; it might be a secret.
+    `repeat`: the message repeats the text, escaped. Pass False for a text that may be a secret.
     """
     if text.isascii() and text.isprintable():
         return
@@ -52,11 +52,11 @@ def check_text(text: str, what: str, *, repeat: bool = True) -> None:
 
 
 def _unfit(text: str) -> list[tuple[int, str]]:
-    """The places of all characters that must not be shown, counted from 0, each with what is wrong there."""
+    """Return the positions, from 0, of all characters that must not be shown, each with what is wrong there."""
     found = []
     marks = 0
     for at, each in enumerate(text):
-        # Categories Cc, Cf, Cs, Co, Cn, Zl, Zp, and Zs but for the space.
+        # Categories Cc, Cf, Cs, Co, Cn, Zl, Zp, and Zs except for the space.
         if not each.isprintable() or _UNSEEN.match(each):
             found.append((at, f"it has the character U+{ord(each):04X}"))
             marks = 0

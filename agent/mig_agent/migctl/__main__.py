@@ -1,4 +1,4 @@
-"""`migctl`, and `python -m mig_agent.migctl`."""
+"""The entry point of `migctl` and of `python -m mig_agent.migctl`."""
 
 import gc
 import os
@@ -9,19 +9,19 @@ try:
 except KeyboardInterrupt:  # it could not yet see to that
     os._exit(130)
 
-_SELDOM = 100_000
+_FEW_COLLECTIONS = 100_000
 
 
 def main() -> None:
-    """Runs the command line of this process, and exits with its code.
+    """Run the command line of this process, and exit with its code.
 
-    A person waits for it: objects are not searched for cycles while modules are imported, and the interpreter and gRPC
-    are not taken down piece by piece at the end.
+    Start and end are kept short, since a person waits: no garbage collection while modules are imported, and no orderly
+    shutdown of the interpreter and gRPC.
     """
     bootstrap.end_when_interrupted()
     code = bootstrap.INTERRUPTED
     try:
-        gc.set_threshold(_SELDOM)
+        gc.set_threshold(_FEW_COLLECTIONS)
         bootstrap.open_standard_files()
         from mig_agent.migctl.cli import run_command_line  # noqa: PLC0415 -- see above
 

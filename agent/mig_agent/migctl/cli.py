@@ -1,4 +1,4 @@
-"""The command line as a whole: its verbs, what all of them share, and how each of them can end."""
+"""The command line as a whole: its verbs, their common options, and the exit code for each way to end."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class _Verbs(click.Group):
     """Imports a verb's module when the verb is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 -- click's signature
-        """In the order in which people meet them."""
+        """Return the verbs in the order in which people need them."""
         return list(_VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 -- click's signature
-        """The verb; None for one that there is not."""
+        """Return the verb, or None if there is none of that name."""
         if cmd_name not in _VERBS:
             return None
         command = getattr(importlib.import_module(f"{_PACKAGE}.{_VERBS[cmd_name]}"), cmd_name)
@@ -55,7 +55,7 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The verb, what it is, and the rest. Raises click's UsageError, or UsageError where a verb is near."""
+        """Return the verb's name, its command and the rest. Raises a UsageError, ours if a verb has a similar name."""
         if args and args[0] not in _VERBS:
             from difflib import get_close_matches  # noqa: PLC0415 -- only where it is needed
 
@@ -88,17 +88,17 @@ def cli(context: click.Context, /, **common: str | None) -> None:
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
-    """Runs it; the exit code. Nothing that a person types ends in a traceback."""
+    """Run the command line and return the exit code. Nothing that a person types ends in a traceback."""
     try:
         return _run(arguments)
     except (KeyboardInterrupt, click.Abort):
         return failures.INTERRUPTED
-    except (BrokenPipeError, failures.ReaderGoneError):
+    except (BrokenPipeError, failures.StdoutClosedError):
         _close_stdout()
         return failures.BROKEN_PIPE
     except OSError as error:
         _close_stdout()
-        return failures.tell_words(f"cannot go on: {error.strerror or error}", code=1)
+        return failures.report_message(f"cannot go on: {error.strerror or error}", code=1)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -108,12 +108,12 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.ClickException, MigAgentError) as error:
-        return failures.tell(error, json=failures.wants_json(arguments))
+        return failures.report(error, json=failures.wants_json(arguments))
     return code if isinstance(code, int) else failures.DONE
 
 
 def _close_stdout() -> None:
-    """So that the interpreter does not try to write the rest at its end."""
+    """Redirect stdout to /dev/null, so that the interpreter does not try to write the rest at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

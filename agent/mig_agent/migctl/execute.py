@@ -1,8 +1,8 @@
 """Becomes the command of `migctl run`. Started by path as a process of its own, with nothing of the package imported.
 
-Between fork and exec in the launcher itself nothing may be done, since gRPC has threads there. Done here instead: the
-kernel is asked to kill the command when the launcher dies, since the agent then ends the lease at once and the instance
-may be somebody else's the next moment; a CUDA process that comes to life late would find itself on it.
+The launcher itself must do nothing between fork and exec, since gRPC has threads there. So it is done here: ask the
+kernel to kill the command when the launcher dies. The agent then ends the lease at once, and the instance may be leased
+to somebody else the next moment; a CUDA process that starts late would run on it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ COULD_NOT_RUN = 125
 
 
 def main(launcher: int, command: list[str]) -> int:
-    """Becomes the command; the exit code when it cannot."""
+    """Replace this process by the command; return the exit code if that fails."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before it was asked for
         return COULD_NOT_RUN
-    # The interpreter ignores these two, and what is ignored stays so over exec.
+    # The interpreter ignores these two, and ignored signals stay ignored over exec.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:

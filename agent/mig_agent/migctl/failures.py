@@ -1,4 +1,4 @@
-"""How things end that did not work: one line in words, a hint, JSON where asked for, and the exit code."""
+"""Reports failures: one line with a message and a hint, JSON where requested, and the exit code."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ REFUSED = 3
 NO_AGENT = 4
 GAVE_UP_WAITING = 5
 COULD_NOT_RUN = 125
-"""`migctl run` failed by itself."""
+"""`migctl run` itself failed."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _CODES = MappingProxyType(
     {Reason.WAITED_TOO_LONG.value: GAVE_UP_WAITING, "no-agent": NO_AGENT, "failed": NO_AGENT},
 )
-"""By the reason of what the client raised; all others are REFUSED."""
+"""Exit codes by the reason of a client error; all others are REFUSED."""
 MOST_BLOCKERS = 8
-"""Shown to a person; JSON has all of them."""
+"""The most that are shown to a person; JSON has all of them."""
 
 
-class ReaderGoneError(Exception):
-    """Nobody reads stdout any more. Not a BrokenPipeError, which click would make an exit code of its own of."""
+class StdoutClosedError(Exception):
+    """Stdout was closed by its reader. Not a BrokenPipeError, for which click would exit with a code of its own."""
 
 
 class LeftQueueError(MigAgentError):
@@ -44,10 +44,10 @@ class LeftQueueError(MigAgentError):
         super().__init__("cannot wait any longer: interrupted; the request has left the queue")
 
 
-def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
-    """Tells of a failure on stderr, and as JSON on stdout where asked for. The exit code, or `code` in its place."""
+def report(error: Exception, *, json: bool, code: int | None = None) -> int:
+    """Report a failure on stderr, and as JSON on stdout if asked for; return `code` or the usual exit code."""
     usual, reason, message, hint, retryable, blockers = _facts(error)
-    _tell(message, hint, blockers)
+    _print_message(message, hint, blockers)
     if json:
         _print_failure(
             reason=reason,
@@ -62,14 +62,14 @@ def tell(error: Exception, *, json: bool, code: int | None = None) -> int:
     return usual if code is None else code
 
 
-def tell_words(message: str, hint: str = "", *, code: int) -> int:
-    """Tells of a failure in words on stderr. The exit code."""
-    _tell(message, hint, ())
+def report_message(message: str, hint: str = "", *, code: int) -> int:
+    """Report a failure on stderr. Return `code`."""
+    _print_message(message, hint, ())
     return code
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks for JSON, even one that cannot be meant."""
+    """Return True if a command line asks for JSON, even one that cannot be understood."""
     before = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
     pairs = zip(before, [*before, ""][1:], strict=True)
     return any(
@@ -78,11 +78,11 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def one_line(text: str) -> str:
-    """Text on one line, with nothing that moves a cursor."""
+    """Return text on one line, with nothing that moves a cursor."""
     return visible(text if text.isprintable() else " ".join(text.split()))
 
 
-def _tell(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
+def _print_message(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
     ending = f". Hint: {hint}" if hint else ""
     lines = [f"migctl: {one_line(message + ending)}"]
     lines += [f"  {one_line(each.describe())}" for each in blockers[:MOST_BLOCKERS]]
@@ -92,14 +92,14 @@ def _tell(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
 
 
 def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, ...]]:
-    """Exit code, reason, message, hint, whether it may work later, and what stands in the way."""
+    """Return exit code, reason, message, hint, whether it may work later, and the blockers."""
     match error:
         case LeftQueueError():
             return INTERRUPTED, Reason.CANCELLED, str(error), "ask again; it goes to the end of the queue", True, ()
         case UsageError():
             return USAGE, Reason.INVALID_REQUEST, error.message, error.hint, False, ()
         case click.ClickException():
-            message, hint = _words(error)
+            message, hint = _message_and_hint(error)
             return USAGE, Reason.INVALID_REQUEST, message, hint, False, ()
         case _ if is_client_error(error):
             code = _CODES.get(error.reason, REFUSED)
@@ -109,12 +109,12 @@ def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, .
 
 
 def is_client_error(error: Exception) -> TypeGuard[ClientError]:
-    """Whether the client raised it; does not import the client for that."""
+    """Return True if the client raised it; does not import the client for that."""
     return isinstance(error, MigAgentError) and hasattr(error, "retryable")
 
 
-def _words(error: click.ClickException) -> tuple[str, str]:
-    """What click has to say, in our form: a message that starts with "cannot", and a hint."""
+def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
+    """Return click's message in migctl's form: a message that starts with "cannot", and a hint."""
     context = getattr(error, "ctx", None)
     see = f"see `{context.command_path} --help`" if context is not None else "see `migctl --help`"
     match error:

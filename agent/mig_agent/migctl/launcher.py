@@ -1,8 +1,8 @@
-"""Starts commands and stands aside: signals reach them, the terminal is theirs, and their exit code is ours.
+"""Starts commands for `migctl run`: forwards signals to them, leaves them the terminal, and returns their exit code.
 
-On a terminal the commands stay in our process group, so that Ctrl-C, Ctrl-Z and the shell's job control reach them
-from the kernel as if we were not there, in a pipeline, too; we do not react to those ourselves. Without a terminal they
-get a group of their own, so that a signal that is sent to us reaches all that they have started.
+On a terminal the commands stay in migctl's process group, so that Ctrl-C, Ctrl-Z and the shell's job control reach them
+from the kernel as if migctl were not there, in a pipeline, too; migctl does not react to those itself. Without a
+terminal they get a group of their own, so that a signal that is sent to migctl reaches all that they have started.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ FORWARDED = (
     signal.SIGCONT,
 )
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT})
-"""On a terminal the kernel sends these to the whole group, and the commands have them already."""
-_BECOMES = Path(__file__).with_name("execute.py")
+"""On a terminal the kernel sends these to the whole group, so they are not forwarded."""
+_EXECUTE = Path(__file__).with_name("execute.py")
 """The program that becomes the command."""
 _SIGNALLED = 128
 
 
 class Launcher:
-    """Commands that run side by side."""
+    """Runs commands side by side."""
 
     def __init__(self) -> None:
         self._commands: list[subprocess.Popen[bytes]] = []
         self._caught: list[int] = []
         self._shares_group = _on_a_terminal()
         self.interrupted = False
-        """Whether Ctrl-C on the terminal ended a command."""
+        """True if Ctrl-C on the terminal ended a command."""
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-        """Runs the command once in each environment, side by side, and waits for all.
+        """Run the command once in each environment, side by side, and wait for all.
 
-        The exit code of the first that failed, in order; 128 + n for one that signal n killed. Raises OSError where one
-        cannot be started; none is left running then.
+        Return the exit code of the first that failed, in order; 128 + n for one that signal n killed. Raises OSError if
+        one cannot be started; none is left running then.
         """
         with self._catching() as wake:
             try:
@@ -65,7 +65,7 @@ class Launcher:
         group = None if self._shares_group else self._commands[0].pid if self._commands else 0
         self._commands.append(
             subprocess.Popen(  # noqa: S603 -- running the command is what this is for
-                [sys.executable, "-I", "-S", str(_BECOMES), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(_EXECUTE), str(os.getpid()), *command],
                 env=environment,
                 process_group=group,
             )
@@ -73,12 +73,12 @@ class Launcher:
 
     @contextlib.contextmanager
     def _catching(self) -> Iterator[int]:
-        """Catches signals, and yields what becomes readable whenever one has come.
+        """Catch signals, and yield a file descriptor that becomes readable whenever one has come.
 
-        Waiting for that instead of for the commands leaves no moment at which a signal is caught and nobody looks.
+        Waiting for that instead of for the commands leaves no moment at which a caught signal goes unnoticed.
         """
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # What is ignored stays so for the commands, too: `nohup migctl run ...`.
+        # Ignored signals stay ignored for the commands, too: `nohup migctl run ...`.
         numbers = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
         numbers += [signal.SIGCHLD] if self._shares_group else [signal.SIGCHLD, signal.SIGTSTP]
         handlers = {number: signal.signal(number, self._catch) for number in numbers}
@@ -96,17 +96,17 @@ class Launcher:
         self._caught.append(number)
 
     def _wait(self, wake: int) -> None:
-        """Returns when all commands have ended; forwards what comes until then."""
+        """Wait until all commands have ended; forward signals until then."""
         while True:
             while self._caught:
-                self._heed(self._caught.pop(0))
+                self._handle(self._caught.pop(0))
             if not self._running():
                 return
             select.select([wake], [], [])
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
 
-    def _heed(self, number: int) -> None:
+    def _handle(self, number: int) -> None:
         if number == signal.SIGCHLD or (self._shares_group and number in FROM_TERMINAL):
             return
         if number == signal.SIGTSTP:
@@ -128,7 +128,7 @@ class Launcher:
         return [each for each in self._commands if each.poll() is None]
 
     def _kill(self) -> None:
-        """What runs although it should not: one could not be started, or we are interrupted ourselves."""
+        """Kill commands that still run after one could not be started or migctl was interrupted."""
         for each in self._running():
             each.kill()
             each.wait()
@@ -143,6 +143,6 @@ def _code(returned: int) -> int:
 
 
 def die_of_interrupt() -> None:
-    """Ends this process as Ctrl-C would have, so that a shell script that got the same Ctrl-C ends as well."""
+    """End this process as Ctrl-C would have, so that a shell script that got the same Ctrl-C ends as well."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they make of them."""
+"""Options that several verbs share, and the values made of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from mig_agent import bootstrap
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
-from mig_agent.migctl.failures import ReaderGoneError
+from mig_agent.migctl.failures import StdoutClosedError
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
@@ -40,12 +40,12 @@ COMMON_OPTIONS: tuple[OptionMaker, ...] = (
     ),
     partial(click.Option, ["-o", "--output"], metavar="FORMAT", help="text (default) or json."),
 )
-"""Understood by every verb, and before the verb, too."""
+"""Accepted by every verb, and before the verb, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What COMMON_OPTIONS were given; empty texts were not."""
+    """The values of COMMON_OPTIONS; an empty text means that the option was not given."""
 
     address: str = ""
     tls_ca: str = ""
@@ -56,15 +56,15 @@ class Common:
 
     @classmethod
     def of(cls, given: Mapping[str, str | None]) -> Common:
-        """From click's parameters."""
+        """Return the values made of click's parameters."""
         return cls(**{name: value or "" for name, value in given.items()})
 
-    def under(self, given: Mapping[str, str | None]) -> Common:
-        """With what was given behind the verb in place of what was given before it."""
+    def overridden_by(self, given: Mapping[str, str | None]) -> Common:
+        """Return these with the options given after the verb in place of those given before it."""
         return replace(self, **{name: value for name, value in given.items() if value})
 
     def wants(self, *formats: str) -> str:
-        """The output format, one of `text`, `json` and those named. Raises UsageError."""
+        """Return the output format: one of `text`, `json` and `formats`. Raises UsageError."""
         known = ("text", "json", *formats)
         chosen = self.output or "text"
         if chosen not in known:
@@ -72,7 +72,7 @@ class Common:
         return chosen
 
     def client(self) -> Client:
-        """A client of the agent; nothing is connected yet. Raises UsageError."""
+        """Return a client of the agent, not yet connected. Raises UsageError."""
         from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
         bootstrap.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
@@ -83,16 +83,19 @@ class Common:
 
 
 def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # noqa: ANN401 -- click's own settings
-    """Makes a function a verb of its name: with COMMON_OPTIONS behind its own, handed over first, as `common`."""
+    """Return a decorator that makes a function a verb of its name.
+
+    The verb gets COMMON_OPTIONS after its own, passed to the function first, as `common`.
+    """
 
     def make(function: Callable[..., int]) -> click.Command:
         def call(**parameters: Any) -> int:  # noqa: ANN401 -- each verb has its own
             given = {each: parameters.pop(each) for each in Common.__dataclass_fields__}
             before = click.get_current_context().find_object(Common) or Common()
             try:
-                return function(before.under(given), **parameters)
+                return function(before.overridden_by(given), **parameters)
             except BrokenPipeError as error:
-                raise ReaderGoneError from error
+                raise StdoutClosedError from error
 
         own = reversed(getattr(function, "__click_params__", []))  # where click's decorators leave them
         params = [*own, *(option() for option in COMMON_OPTIONS)]
@@ -109,7 +112,7 @@ else:
 
 
 class Number(_NumberType):
-    """A whole number, with a mistake told in our words."""
+    """A whole number. A mistake is reported in migctl's form."""
 
     name = "number"
 
@@ -117,7 +120,7 @@ class Number(_NumberType):
         self._what = what
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401, ARG002 -- click's signature
-        """The number. Raises UsageError."""
+        """Return the number. Raises UsageError."""
         if isinstance(value, int):
             return value
         text = str(value).strip()
@@ -126,7 +129,7 @@ class Number(_NumberType):
         return int(text)
 
 
-_ASKING: tuple[Callable[[_Command], _Command], ...] = (
+_REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option("--gpu-memory", metavar="SIZE", help="One device with at least so much memory: 4G, 9.5Gi, 512M."),
     click.option("--mig-profile", metavar="PROFILE", help="One device of exactly this profile: 2g.10gb."),
     click.option("--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25."),
@@ -163,16 +166,16 @@ _ASKING: tuple[Callable[[_Command], _Command], ...] = (
 
 
 def asking_options(function: _Command) -> _Command:
-    """What may be asked for, as `asking_of` takes it."""
-    for option in reversed(_ASKING):
+    """Add the options of a request, which `asking_of` takes, to a verb."""
+    for option in reversed(_REQUEST_OPTIONS):
         function = option(function)
     return function
 
 
 def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
-    """What a command line asks for, of the parameters that `asking_options` made. Raises UsageError.
+    """Return the request of a command line from the parameters of `asking_options`. Raises UsageError.
 
-    Everything is judged here, so that a mistyped command line never reaches the agent.
+    Everything is checked here, so that a mistyped command line never reaches the agent.
     """
     from mig_agent.client.request_args import request_for  # noqa: PLC0415 -- a mistyped option costs no import of gRPC
 
@@ -198,5 +201,5 @@ def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
 
 
 def split(gpus: tuple[str, ...]) -> list[str]:
-    """`--gpu 0,2 --gpu 3` as a list."""
+    """Return `--gpu 0,2 --gpu 3` as a list."""
     return [each for given in gpus for each in given.split(",")]

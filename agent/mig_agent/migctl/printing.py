@@ -1,4 +1,4 @@
-"""What the verbs print: JSON, tables in plain text, and sizes and times for people."""
+"""Prints what the verbs return: JSON, tables in plain text, and sizes and times for people."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
 
 
 def print_json(value: Json) -> None:
-    """One document on stdout, indented for a terminal."""
+    """Print one document on stdout, indented for a terminal."""
     from mig_agent.client.to_json import shown  # noqa: PLC0415 -- who prints JSON has imported it
 
     print_whole(json.dumps(shown(value), indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
 
 
 def print_whole(text: str) -> None:
-    """Print lines at once: a reader that goes away after the first one, such as `head -1`, has been given all of them.
+    """Print lines in one write: a reader that closes the pipe after the first one, such as `head -1`, gets all of them.
 
-    Printed in several pieces, the later ones may fail for who has read enough.
+    Printed in several pieces, the later ones may fail for a reader that has read enough.
     """
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def check_stdout() -> None:
-    """Raise UsageError where this program was started without stdout, and nobody could read what it prints."""
+    """Raise UsageError if this program was started without stdout, so that nothing it prints could be read."""
     if sys.__stdout__ is None:  # though sys.stdout may be another file by now, which leads nowhere
         raise UsageError(
             "cannot tell anybody of the lease: stdout is closed", "send it to a file, or to /dev/null where you must"
@@ -49,9 +49,9 @@ def check_stdout() -> None:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, bends: Sequence[int] = ()
 ) -> str:
-    """Columns as wide as they need to be; the last one has no padding.
+    """Return the rows in columns as wide as they need to be; the last one has no padding.
 
-    Where that is more than `width` characters, the columns in `bends` are cut, the widest first; else nothing is.
+    If that is more than `width` characters, the columns in `bends` are cut, the widest first; otherwise none is.
     """
     lines = [list(header), *(list(map(one_line, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -69,14 +69,14 @@ def _fitted(cell: str, width: int) -> str:
 
 
 def memory(mib: int) -> str:
-    """MiB for people: `9.75 GiB`, `512 MiB`. Never more than there is: people ask for what they read."""
+    """Return MiB for people: `9.75 GiB`, `512 MiB`. Rounded down, since people then request what they read."""
     if mib < _MIB_IN_GIB:
         return f"{mib} MiB"
     return f"{mib * 100 // _MIB_IN_GIB / 100:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
 def slices(placement: Placement | None) -> str:
-    """`slices 0-1`, `slice 4`; empty for a whole GPU."""
+    """Return `slices 0-1` or `slice 4`; empty for a whole GPU."""
     if placement is None:
         return ""
     if placement.size == 1:
@@ -85,26 +85,26 @@ def slices(placement: Placement | None) -> str:
 
 
 def place(gpu_index: int, placement: Placement | None) -> str:
-    """`GPU 1, slices 0-1`, or `GPU 1` for a whole one."""
+    """Return `GPU 1, slices 0-1`, or `GPU 1` for a whole one."""
     return f"GPU {gpu_index}" if placement is None else f"GPU {gpu_index}, {slices(placement)}"
 
 
 def ago(moment: float, now: float | None = None) -> str:
-    """How long ago: `5m`."""
+    """Return how long ago a moment was: `5m`."""
     return format_duration((time.time() if now is None else now) - moment)
 
 
 def until(moment: float | None) -> str:
-    """How long until then: `2h`, `-` for never."""
+    """Return how long it is until a moment: `2h`; `-` for never, `now` if it has passed."""
     if moment is None:
         return "-"
     left = moment - time.time()
-    # To the nearest second: what was asked for a moment ago is not a second short of it.
+    # To the nearest second: 2h, printed a moment after the request, is 2h and not 1h59m.
     return format_duration(max(left + 0.5, 1)) if left > 0 else "now"
 
 
 def local_time(moment: float) -> str:
-    """Seconds since the epoch in this machine's time: `2025-11-21 12:00:05`."""
+    """Return seconds since the epoch in this machine's time zone: `2025-11-21 12:00:05`."""
     try:
         return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
@@ -112,12 +112,12 @@ def local_time(moment: float) -> str:
 
 
 def wants_color() -> bool:
-    """Whether colours reach a person: a terminal that understands them, and NO_COLOR is not set."""
+    """Return True if stdout is a terminal that understands colours, and NO_COLOR is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in {"", "dumb"}
 
 
 def can_unicode() -> bool:
-    """Whether stdout's encoding knows the characters of the map."""
+    """Return True if stdout's encoding has the characters of the map."""
     try:
         _MAP_CHARACTERS.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

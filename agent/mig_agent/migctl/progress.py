@@ -1,4 +1,4 @@
-"""The place in the queue, shown while a request waits."""
+"""Shows the position in the queue while a request waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress:
         self._waited = False
 
     def __call__(self, position: int) -> None:
-        """The request waits at this place, 1 being the next."""
+        """Show that the request waits at this position, 1 being the next."""
         place = "next in the queue" if position == 1 else f"place {position} in the queue"
         words = f"migctl: waiting, {place}"
         if self._live:
@@ -26,11 +26,11 @@ class Progress:
         self._shown = self._waited = True
 
     def interrupted(self) -> BaseException:
-        """What Ctrl-C comes to: who has waited is told what became of that."""
+        """Return the exception for Ctrl-C: after a wait, one that says that the request has left the queue."""
         return LeftQueueError() if self._waited else KeyboardInterrupt()
 
     def clear(self) -> None:
-        """Takes the line away again, on a terminal."""
+        """Remove the line again, on a terminal."""
         if self._live and self._shown:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
         self._shown = False

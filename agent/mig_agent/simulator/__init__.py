@@ -1,7 +1,7 @@
-"""Simulated GPUs: libnvidia-ml in Python, standing under the real pynvml, with its state in a file.
+"""Simulated GPUs: libnvidia-ml in Python under the real pynvml, with its state in a file.
 
 `create_machine(state_file, "a100-40gb:1,h100-80gb:2")` makes a machine, `pynvml.nvmlLib = open_library(state_file)`
-puts pynvml on it, and `Simulator(state_file)` does to it what workloads, other tools and bad luck do. Nothing of the
+makes pynvml use it, and `Simulator(state_file)` plays what workloads, other tools and failures do to it. Nothing of the
 rest of this project is used.
 """
 

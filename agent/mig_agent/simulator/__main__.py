@@ -20,7 +20,7 @@ _CODES = {code.name.lower().replace("_", "-"): int(code) for code in Code if cod
 
 
 class _Group(click.Group):
-    """Turns what cannot be done into one line and exit code 1."""
+    """Reports a SimulatorError as one line, with exit code 1."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -39,7 +39,7 @@ class _Group(click.Group):
 )
 @click.pass_context
 def main(ctx: click.Context, state_dir: Path) -> None:
-    """Plays what happens to a machine with simulated GPUs."""
+    """Play what happens to a machine with simulated GPUs."""
     ctx.obj = state_dir / STATE_FILE
 
 
@@ -127,7 +127,7 @@ def inject() -> None:
 
 
 def _check_function(name: str) -> None:
-    """Raises SimulatorError for a function that nobody calls: the fault would never strike."""
+    """Raise SimulatorError for a function that does not exist: the fault would never occur."""
     names = sorted(function_names())
     if not any(same_function(name, known) for known in names):
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
@@ -146,7 +146,7 @@ _times_option = click.option("--times", type=click.IntRange(min=1), help="How of
 @_gpu_option
 @click.pass_obj
 def inject_fail(state_file: Path, function: str, code: str, nth: int, times: int | None, gpu: int | None) -> None:
-    """Calls of the NVML FUNCTION answer with CODE."""
+    """Make calls of the NVML FUNCTION answer with CODE."""
     _check_function(function)
     click.echo(Simulator(state_file).fail(function, _CODES[code], nth=nth, times=times, gpu=gpu))
 
@@ -156,7 +156,7 @@ def inject_fail(state_file: Path, function: str, code: str, nth: int, times: int
 @_gpu_option
 @click.pass_obj
 def inject_hang(state_file: Path, function: str, gpu: int | None) -> None:
-    """Calls of the NVML FUNCTION do not come back."""
+    """Make calls of the NVML FUNCTION hang."""
     _check_function(function)
     click.echo(Simulator(state_file).hang(function, gpu=gpu))
 
@@ -166,7 +166,7 @@ def inject_hang(state_file: Path, function: str, gpu: int | None) -> None:
 @_gpu_option
 @click.pass_obj
 def inject_remnant(state_file: Path, times: int | None, gpu: int | None) -> None:
-    """Destroying an instance answers success and leaves it."""
+    """Make destroying an instance report success and leave it."""
     click.echo(Simulator(state_file).leave_remnant(times=times, gpu=gpu))
 
 
@@ -175,7 +175,7 @@ def inject_remnant(state_file: Path, times: int | None, gpu: int | None) -> None
 @_gpu_option
 @click.pass_obj
 def inject_stale(state_file: Path, times: int | None, gpu: int | None) -> None:
-    """Deleted MIG devices stay listed."""
+    """Keep deleted MIG devices listed."""
     click.echo(Simulator(state_file).list_stale(times=times, gpu=gpu))
 
 
@@ -191,7 +191,7 @@ def clear(state_file: Path, fault: int | None) -> None:
 @click.argument("gpu", type=click.IntRange(min=0))
 @click.pass_obj
 def lose_gpu(state_file: Path, gpu: int) -> None:
-    """GPU falls off the bus."""
+    """Drop GPU off the bus."""
     Simulator(state_file).lose_gpu(gpu)
 
 

@@ -30,12 +30,12 @@ class Code(IntEnum):
 
 
 def name_of(code: int) -> str:
-    """`IN_USE`; the number of one that has no name here."""
+    """Return the name of a code, such as `IN_USE`, or its number if it is not in `Code`."""
     return Code(code).name if code in set(Code) else str(code)
 
 
 class Failure(Exception):  # noqa: N818 -- an answer of the driver, not an error of the simulator
-    """What a call answers instead of success."""
+    """The code with which a call fails."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"NVML code {code}")
@@ -43,4 +43,4 @@ class Failure(Exception):  # noqa: N818 -- an answer of the driver, not an error
 
 
 class SimulatorError(Exception):
-    """What was asked of the simulator itself cannot be done; the message starts with "cannot"."""
+    """The simulator itself cannot do what it was asked; the message starts with "cannot"."""

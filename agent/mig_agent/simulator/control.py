@@ -1,4 +1,4 @@
-"""The hand on the simulated machine: what people, workloads, other tools and bad luck do to it."""
+"""Controls the simulated machine: plays what people, workloads, other tools and failures do to it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def create_machine(
     destroy_seconds: float = 0.10,
     driver_version: str = DRIVER_VERSION,
 ) -> Simulator:
-    """Makes a machine with these GPUs (`a100-40gb:1,h100-80gb:2`) in a new file; `mig_mode=False` leaves it off on all.
+    """Create a machine with these GPUs (`a100-40gb:1,h100-80gb:2`) in a new file; `mig_mode=False`: off on all GPUs.
 
-    Raises SimulatorError where the text cannot be read or there is a machine already.
+    The seconds are how long creating and destroying a GPU instance take. Raises SimulatorError if the text cannot be
+    read or the file already holds a machine.
     """
     specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
     if not mig_mode:
@@ -60,9 +61,9 @@ def create_machine(
 def open_or_create_machine(
     state_file: Path, gpus: str | Sequence[GpuSpec], *, create_seconds: float = 0.16, destroy_seconds: float = 0.10
 ) -> Simulator:
-    """The machine in this file as it was left, or a new one.
+    """Return the machine in this file, or create one.
 
-    Raises SimulatorError where the file holds other GPUs than asked for.
+    Raises SimulatorError if the file holds other GPUs than asked for.
     """
     specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
     if not state_file.exists():
@@ -79,7 +80,7 @@ def open_or_create_machine(
 
 
 class Simulator:
-    """One simulated machine. Several may stand for the same file, in any process."""
+    """One simulated machine. Several of these may use the same file, in any process."""
 
     def __init__(self, state_file: Path) -> None:
         self.state_file = state_file
@@ -88,39 +89,39 @@ class Simulator:
 
     @property
     def host_root(self) -> Path:
-        """The folder that stands for `/` where the driver's files are read."""
+        """The folder that is used as `/` for the driver's files."""
         return self._store.host.root
 
     def machine(self) -> Machine:
-        """A copy of the whole state."""
+        """Return a copy of the whole state."""
         return copy.deepcopy(self._store.read())
 
     def calls(self, function: str) -> int:
-        """How often a function that changes something was called, failed calls included."""
+        """Return how often a function that changes something was called, failed calls included."""
         return self._store.read()["calls"].get(function, 0)
 
     def set_latency(self, *, create_seconds: float, destroy_seconds: float) -> None:
-        """How long creating and destroying a GPU instance takes."""
+        """Set how long creating and destroying a GPU instance takes."""
         with self._store.edit() as machine:
             machine["create_seconds"], machine["destroy_seconds"] = create_seconds, destroy_seconds
 
     def reboot(self, *, keep_mig_mode: bool = False) -> None:
-        """All instances and processes are gone, and so is MIG mode on GPUs later than Ampere unless kept."""
+        """Reboot: removes instances and processes, and MIG mode on GPUs later than Ampere unless kept."""
         with self._store.edit() as machine:
             operations.reboot(machine, str(uuid.uuid4()), keep_mig_mode=keep_mig_mode)
 
     def reset_gpu(self, gpu: int) -> None:
-        """As `nvidia-smi --gpu-reset`, without asking who uses it."""
+        """Reset a GPU as `nvidia-smi --gpu-reset` does, but even if it is in use."""
         with self._store.edit() as machine:
             operations.reset_gpu(_gpu(machine, gpu))
 
     def lose_gpu(self, gpu: int) -> None:
-        """It has fallen off the bus: every call about it answers GPU_IS_LOST."""
+        """Drop a GPU off the bus: every call about it answers GPU_IS_LOST."""
         with self._store.edit() as machine:
             _gpu(machine, gpu)["lost"] = True
 
     def set_mig_mode(self, gpu: int, *, on: bool) -> int:
-        """As `nvidia-smi -mig`; the activation status."""
+        """Switch MIG mode as `nvidia-smi -mig` does; return the activation status."""
         with self._answers() as machine:
             return operations.set_mig_mode(_gpu(machine, gpu), on=on)
 
@@ -133,7 +134,7 @@ class Simulator:
         used_mib: int | None = 1024,
         container: str = "",
     ) -> int:
-        """A workload runs on `GPU/GI`, `GPU/GI/CI`, a MIG UUID, or a GPU without MIG mode; the pid it has.
+        """Run a workload on `GPU/GI`, `GPU/GI/CI`, a MIG UUID, or a GPU without MIG mode; return its pid.
 
         Without a pid one is made up. The pid of a real process ties the workload to it: it ends with that process.
         """
@@ -159,9 +160,9 @@ class Simulator:
         gpu_instance_only: bool = False,
         container: str = "",
     ) -> int:
-        """A process keeps an instance in use and is listed nowhere but in /proc; its pid.
+        """Keep an instance in use by a process that is listed only in /proc; return its pid.
 
-        `gpu_instance_only` lets its compute instances go, and then not the instance itself.
+        With `gpu_instance_only` the compute instances can be destroyed, but not the GPU instance.
         """
         with self._store.edit() as machine:
             process = _process(machine, pid, name, used_mib=None, container=container)
@@ -175,7 +176,7 @@ class Simulator:
             return process["pid"]
 
     def vacate(self, pid: int) -> None:
-        """The process ends."""
+        """End the process."""
         with self._store.edit() as machine:
             found = False
             for processes in faults.process_lists(machine):
@@ -188,9 +189,9 @@ class Simulator:
     def create_foreign(
         self, gpu: int, profile: str, *, start: int | None = None, with_compute: bool = True
     ) -> tuple[int, int | None]:
-        """An instance as `nvidia-smi mig -cgi PROFILE -C` makes it; GPU-instance and compute-instance id.
+        """Create an instance as `nvidia-smi mig -cgi PROFILE -C` does; return its GPU-instance and compute-instance id.
 
-        Without a start the driver chooses.
+        Without a start the driver chooses. Without compute the second id is None.
         """
         with self._answers() as machine:
             found = _gpu(machine, gpu)
@@ -207,7 +208,7 @@ class Simulator:
             return instance["id"], compute["id"]
 
     def destroy_foreign(self, where: str) -> None:
-        """The instance goes, as `nvidia-smi mig -dci` and `-dgi` take it; refused while something runs on it."""
+        """Destroy an instance as `nvidia-smi mig -dci` and `-dgi` do; refused while something runs on it."""
         with self._answers() as machine:
             gpu, instance, _ = _find(machine, where)
             if instance is None:
@@ -217,23 +218,26 @@ class Simulator:
             operations.destroy_gpu_instance(machine, gpu, instance)
 
     def fail(self, function: str, code: int, *, nth: int = 1, times: int | None = 1, gpu: int | None = None) -> int:
-        """The n-th call of a function from now on, and so many after it, answers with a code; the fault's id."""
+        """Make `times` calls of a function, the first after `nth` - 1 more, answer with a code; return the fault's id.
+
+        `times` None: until the fault is cleared.
+        """
         return self._inject("fail", function, code=code, skip=nth - 1, times=times, gpu=gpu)
 
     def hang(self, function: str, *, gpu: int | None = None) -> int:
-        """Calls of the function do not come back before the fault is cleared; its id."""
+        """Make calls of the function hang until the fault is cleared; return its id."""
         return self._inject("hang", function, times=None, gpu=gpu)
 
     def leave_remnant(self, *, gpu: int | None = None, times: int | None = 1) -> int:
-        """Destroying a GPU instance answers success and leaves it there; the fault's id."""
+        """Make destroying a GPU instance report success and leave the instance; return the fault's id."""
         return self._inject("remnant", "nvmlGpuInstanceDestroy", times=times, gpu=gpu)
 
     def list_stale(self, *, gpu: int | None = None, times: int | None = None) -> int:
-        """Deleted MIG devices stay listed until the library is initialised again; the fault's id."""
+        """Keep deleted MIG devices listed until the library is initialised again; return the fault's id."""
         return self._inject("stale", "nvmlComputeInstanceDestroy", times=times, gpu=gpu)
 
     def clear(self, fault: int | None = None) -> None:
-        """Ends one fault, or all."""
+        """End one fault, or all."""
         with self._store.edit() as machine:
             kept = [each for each in machine["faults"] if fault is not None and each["id"] != fault]
             if fault is not None and len(kept) == len(machine["faults"]):
@@ -301,7 +305,7 @@ def _process(machine: Machine, pid: int | None, name: str, *, used_mib: int | No
 
 
 def describe(machine: Machine) -> str:
-    """The machine in words, for people."""
+    """Return the state of the machine as text for people."""
     lines = [f"driver {machine['driver_version']}, boot {machine['boot_id']}"]
     for index, gpu in enumerate(machine["gpus"]):
         mode = "lost" if gpu["lost"] else f"MIG {'on' if gpu['mig_current'] else 'off'}"

@@ -16,7 +16,7 @@ from mig_agent.simulator.state import Gpu, Machine, Process, mig_uuid, model_of,
 
 _MIB = 1 << 20
 _IDLE_MIG_MIB = 12
-"""Used on a MIG device on which nothing runs; nvidia-smi shows 12 or 13 MiB."""
+"""Memory used on a MIG device on which nothing runs; nvidia-smi shows 12 or 13 MiB."""
 _RESERVED_MIB = 512
 _FIRST_WITH_MODE_INDEPENDENT_QUERIES = 550
 _FIELD_RESETLESS_MIG = 184
@@ -29,7 +29,7 @@ _ERRORS = MappingProxyType(
 
 
 def queries_need_mig_mode(machine: Machine) -> bool:
-    """Drivers of the 535 days list profiles only while MIG mode is on."""
+    """Return True for drivers before 550 (such as 535), which list profiles only while MIG mode is on."""
     return int(machine["driver_version"].split(".", 1)[0]) < _FIRST_WITH_MODE_INDEPENDENT_QUERIES
 
 

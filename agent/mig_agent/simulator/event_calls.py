@@ -1,4 +1,4 @@
-"""The library's event sets, as far as changes of the MIG configuration go."""
+"""The library's event sets, for changes of the MIG configuration only."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def wait(library: Library, event_set: Address, out: Address, milliseconds: int) 
     while True:
         gpus = library.read()["gpus"]
         for index, seen in found.seen.items():
-            # Changes between two calls make one event: the listener is only told to look again.
+            # Changes between two calls make one event: the listener is only told to read again.
             if index < len(gpus) and gpus[index]["changes"] != seen:
                 found.seen[index] = gpus[index]["changes"]
                 data = at(structs.EventData, out)

@@ -1,4 +1,4 @@
-"""Faults that strike single calls, and real processes that end behind the simulation's back."""
+"""Injected faults that hit single calls, and real processes that end outside the simulation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VERSION = re.compile(r"_v\d+$")
 
 
 def same_function(a: str, b: str) -> bool:
-    """Whether two names mean one function, with or without the version that C adds."""
+    """Return True if two names mean one function, with or without the version that C adds."""
     return _VERSION.sub("", a) == _VERSION.sub("", b)
 
 
@@ -22,17 +22,17 @@ def _matches(fault: Fault, function: str, gpu: int | None) -> bool:
 
 
 def hangs(machine: Machine, function: str, gpu: int | None) -> bool:
-    """Whether this call hangs."""
+    """Return True if this call hangs."""
     return any(each["kind"] == "hang" and _matches(each, function, gpu) for each in machine["faults"])
 
 
 def may_fail(machine: Machine, function: str, gpu: int | None) -> bool:
-    """Whether a fault counts calls of this function."""
+    """Return True if a fault counts calls of this function."""
     return any(each["kind"] == "fail" and _matches(each, function, gpu) for each in machine["faults"])
 
 
 def strike(machine: Machine, function: str, gpu: int | None) -> None:
-    """Counts this call and fails it with the code of the first fault whose turn it is."""
+    """Count this call, and fail it with the code of the first fault that is due."""
     for fault in machine["faults"]:
         if fault["kind"] != "fail" or not _matches(fault, function, gpu):
             continue
@@ -41,7 +41,7 @@ def strike(machine: Machine, function: str, gpu: int | None) -> None:
 
 
 def is_due(machine: Machine, fault: Fault) -> bool:
-    """Whether a fault that fits strikes this time; counts it, and removes one that has struck for the last time."""
+    """Count a call for a matching fault; return True if it is due now, and remove it after its last time."""
     if fault["skip"]:
         fault["skip"] -= 1
         return False
@@ -53,7 +53,7 @@ def is_due(machine: Machine, fault: Fault) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When a real process started, in ticks since boot; None where there is none (or only its corpse)."""
+    """Return the start time of a real process in ticks since boot; None if there is none or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -62,7 +62,7 @@ def start_time(pid: int) -> int | None:
 
 
 def process_lists(machine: Machine) -> Iterator[list[Process]]:
-    """All the lists that processes are in."""
+    """Yield all the lists that processes are in."""
     for gpu in machine["gpus"]:
         yield gpu["processes"]
         for instance in gpu["instances"]:
@@ -77,11 +77,11 @@ def _ended(process: Process) -> bool:
 
 
 def has_ended_processes(machine: Machine) -> bool:
-    """Whether a real process that plays a part has ended."""
+    """Return True if a real process that the machine lists has ended."""
     return any(_ended(process) for processes in process_lists(machine) for process in processes)
 
 
 def forget_ended_processes(machine: Machine) -> None:
-    """Takes them out, as the kernel closes what a dead process had open."""
+    """Remove real processes that have ended, as the kernel closes what a dead process had open."""
     for processes in process_lists(machine):
         processes[:] = [process for process in processes if not _ended(process)]

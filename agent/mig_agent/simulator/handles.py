@@ -1,4 +1,4 @@
-"""The opaque handles that the library gives out: numbers that no memory stands behind."""
+"""The opaque handles that the library gives out: numbers that point to no memory."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _TAG = 0x4D49 << 48
 
 
 class Kind(IntEnum):
-    """What a handle stands for."""
+    """What a handle refers to."""
 
     GPU = 1
     MIG = 2
-    """An index on its GPU, so it may become another MIG device, as the driver's do."""
+    """An index on its GPU, so that it may refer to another MIG device later, as the driver's do."""
     GPU_INSTANCE = 3
     """A serial number: once destroyed, never valid again."""
     COMPUTE_INSTANCE = 4
@@ -23,31 +23,31 @@ class Kind(IntEnum):
 
 
 def encode(kind: Kind, gpu: int, value: int = 0) -> int:
-    """A handle; never 0."""
+    """Return a handle; never 0."""
     return _TAG | kind << 40 | gpu << 32 | value
 
 
 def gpu_of(handle: int | None) -> int | None:
-    """The GPU's index in a handle; None where it is no handle of a GPU or of something on one."""
+    """Return the GPU's index in a handle; None if it is no handle of a GPU or of something on one."""
     if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF == Kind.EVENT_SET:
         return None
     return handle >> 32 & 0xFF
 
 
 def decode(handle: int | None, kind: Kind) -> tuple[int, int]:
-    """GPU index and value of a handle of this kind; any other is an invalid argument."""
+    """Return GPU index and value of a handle. Raises Failure (INVALID_ARGUMENT) for any other kind."""
     if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF != kind:
         raise Failure(Code.INVALID_ARGUMENT)
     return handle >> 32 & 0xFF, handle & 0xFFFFFFFF
 
 
 def is_kind(handle: int | None, kind: Kind) -> bool:
-    """Whether it is a handle of this kind."""
+    """Return True if `handle` is of this kind."""
     return bool(handle) and handle is not None and handle >> 48 == _TAG >> 48 and handle >> 40 & 0xFF == kind
 
 
 def gpu(machine: Machine, handle: int | None) -> Gpu:
-    """The GPU of a GPU's handle."""
+    """Return the GPU of a GPU's handle. Raises Failure (INVALID_ARGUMENT) for any other handle."""
     index, _ = decode(handle, Kind.GPU)
     if index >= len(machine["gpus"]):
         raise Failure(Code.INVALID_ARGUMENT)
@@ -55,7 +55,7 @@ def gpu(machine: Machine, handle: int | None) -> Gpu:
 
 
 def gpu_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance]:
-    """The GPU instance of its handle."""
+    """Return a GPU instance by its handle, after its GPU. Raises Failure (INVALID_ARGUMENT) if it is gone."""
     index, serial = decode(handle, Kind.GPU_INSTANCE)
     gpu = machine["gpus"][index]
     for instance in gpu["instances"]:
@@ -65,7 +65,7 @@ def gpu_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance
 
 
 def compute_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance]:
-    """The compute instance of its handle."""
+    """Return a compute instance by its handle, after its GPU and its GPU instance. Raises Failure if it is gone."""
     index, serial = decode(handle, Kind.COMPUTE_INSTANCE)
     gpu = machine["gpus"][index]
     for instance in gpu["instances"]:
@@ -76,7 +76,7 @@ def compute_instance(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInst
 
 
 def mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance] | Ghost:
-    """What is at a MIG handle's index now; a ghost where the driver goes on listing what is gone."""
+    """Return what is at a MIG handle's index now; a ghost if the driver still lists a deleted device there."""
     index, mig_index = decode(handle, Kind.MIG)
     gpu = machine["gpus"][index]
     for instance in gpu["instances"]:
@@ -90,7 +90,7 @@ def mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, 
 
 
 def by_uuid(machine: Machine) -> dict[str, int]:
-    """The handles of all that has a UUID; a MIG device also has the name that its ids make, as before R470."""
+    """Return the handles by UUID; of MIG devices also by their names from before R470, made of ids."""
     found = {}
     for index, gpu in enumerate(machine["gpus"]):
         found[gpu["uuid"]] = encode(Kind.GPU, index)
@@ -103,7 +103,7 @@ def by_uuid(machine: Machine) -> dict[str, int]:
 
 
 def live_mig_device(machine: Machine, handle: int | None) -> tuple[Gpu, GpuInstance, ComputeInstance]:
-    """The MIG device of a handle; of a ghost nothing is known but its name."""
+    """Return the MIG device of a handle. Raises Failure for a ghost, of which only the name is known."""
     found = mig_device(machine, handle)
     if isinstance(found, tuple):
         return found

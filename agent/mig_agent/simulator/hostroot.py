@@ -1,4 +1,4 @@
-"""What the driver and the kernel show of a machine in /proc and /dev, as plain files under a folder of their own."""
+"""The files that driver and kernel show in /proc and /dev, as plain files under a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FIRST_FD = 3
 
 
 def gpu_instance_minor(gpu_minor: int, gpu_instance: int) -> int:
-    """The minor number of a GPU instance's capability; its compute instances follow it."""
+    """Return the minor number of a GPU instance's capability; those of its compute instances follow it."""
     return 3 + 135 * gpu_minor + 9 * gpu_instance
 
 
@@ -33,14 +33,14 @@ class Summary(NamedTuple):
 
 
 def summarise(machine: Machine) -> Summary:
-    """What the files are to show."""
+    """Return what the files must show."""
     return Summary(machine["boot_id"], [gpu["changes"] for gpu in machine["gpus"]], list(_open_devices(machine)))
 
 
 class HostRoot:
-    """Keeps the files in line with the machine's state. Called with the state's lock held.
+    """Updates the files from the machine's state. Called with the state's lock held.
 
-    Not made here: the nodes in dev/nvidia-caps, which the driver does not make either.
+    It does not make the nodes in dev/nvidia-caps, which the driver does not make either.
     """
 
     def __init__(self, root: Path) -> None:
@@ -49,7 +49,7 @@ class HostRoot:
         self._capabilities = root / "proc/driver/nvidia/capabilities"
 
     def create(self, machine: Machine) -> None:
-        """Writes what is there from boot on."""
+        """Write the files that exist from boot on."""
         for folder in (
             "proc/sys/kernel/random",
             "proc/driver/nvidia-caps",
@@ -73,7 +73,7 @@ class HostRoot:
         self.sync(machine)
 
     def sync(self, machine: Machine, since: Summary | None = None) -> None:
-        """Brings capabilities, processes and the boot id up to date; with `since` only what changed since then."""
+        """Update capabilities, processes and the boot id; with `since` only what changed after it."""
         now = summarise(machine)
         if since is None or since.boot_id != now.boot_id:
             self._sync_boot(now.boot_id)

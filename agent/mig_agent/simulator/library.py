@@ -29,7 +29,7 @@ class Symbol:
     name: str
     prototype: Callable[..., object]
     function: Callable[..., int | None]
-    """Gets the library and the C arguments; answers None for success."""
+    """Takes the library and the C arguments; returns None for success."""
     before_init: bool
 
 
@@ -39,7 +39,7 @@ SYMBOLS: dict[str, Symbol] = {}
 def symbol(
     name: str, *argument_types: type, answer: type = c_int, before_init: bool = False
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Registers a function under its C name."""
+    """Register a function under its C name."""
 
     def register(function: Callable[..., int | None]) -> Callable[..., int | None]:
         prototype = CFUNCTYPE(answer, *argument_types)
@@ -51,13 +51,13 @@ def symbol(
 
 @dataclass
 class EventSet:
-    """What a set of events has seen: the change counter of each GPU registered in it."""
+    """The change counter of each GPU registered in the event set, as last reported."""
 
     seen: dict[int, int] = field(default_factory=dict)
 
 
 class Library:
-    """The simulated library of one process. Its attributes are the C functions; a missing one is an old driver's."""
+    """The simulated library of one process. Its attributes are the C functions; `without` plays an old driver."""
 
     def __init__(self, store: Store, without: Collection[str]) -> None:
         self._store = store
@@ -68,7 +68,7 @@ class Library:
         self.event_sets: dict[int, EventSet] = {}
         self._event_sets_made = 0
         self.hanging = 0
-        """Calls that do not come back now."""
+        """How many calls hang now."""
         self._named: tuple[Machine | None, dict[str, int]] = None, {}
         for each in SYMBOLS.values():
             if each.name not in without:
@@ -78,13 +78,13 @@ class Library:
         raise AttributeError(f"undefined symbol: {name}")
 
     def read(self) -> Machine:
-        """The machine as it is; never changed by its readers."""
+        """Return the machine's state; readers never change it."""
         return self._store.read()
 
     def handles_by_uuid(self) -> dict[str, int]:
-        """The handles of all GPUs and MIG devices by every name that the driver knows them by.
+        """Return the handles of all GPUs and MIG devices by every name that the driver accepts.
 
-        Kept as long as the machine stays the same: an agent asks before every reuse.
+        Cached while the machine is unchanged: an agent asks before every reuse.
         """
         machine = self.read()
         known, found = self._named
@@ -95,7 +95,7 @@ class Library:
 
     @contextmanager
     def change(self, function: str, *, seconds: float = 0.0) -> Iterator[Machine]:
-        """The machine to be changed by a call that takes so long; half before and half after, outside all locks."""
+        """Yield the machine for a change by a call that takes `seconds`: half before, half after, outside all locks."""
         time.sleep(seconds / 2)
         with self._store.edit() as machine:
             machine["calls"][function] = machine["calls"].get(function, 0) + 1
@@ -104,7 +104,7 @@ class Library:
         time.sleep(seconds / 2)
 
     def forget_ended_processes(self) -> Machine:
-        """The machine without the real processes that have ended."""
+        """Remove the real processes that have ended; return the machine."""
         machine = self.read()
         if faults.has_ended_processes(machine):
             with self._store.edit() as changed:
@@ -113,25 +113,25 @@ class Library:
         return machine
 
     def add_event_set(self) -> int:
-        """A new event set's number."""
+        """Add an event set; return its number."""
         with self._mutex:
             self._event_sets_made += 1
             self.event_sets[self._event_sets_made] = EventSet()
             return self._event_sets_made
 
     def remove_event_set(self, number: int) -> None:
-        """Frees an event set."""
+        """Free an event set."""
         with self._mutex:
             self.event_sets.pop(number, None)
 
     def init(self) -> None:
-        """One more user."""
+        """Add a user."""
         with self._mutex:
             self._users += 1
             self.initialised_at = self.read()["revision"]
 
     def shutdown(self) -> None:
-        """One user less."""
+        """Remove a user."""
         with self._mutex:
             self._users -= 1
 
@@ -168,7 +168,7 @@ class Library:
 
 
 def function_names() -> Collection[str]:
-    """The functions that there are, all of them registered."""
+    """Return the names of all functions, after all have been registered."""
     from mig_agent.simulator import (  # noqa: PLC0415 -- they import this module
         device_calls,  # noqa: F401 -- the functions register themselves on import
         event_calls,  # noqa: F401 -- the same
@@ -179,9 +179,9 @@ def function_names() -> Collection[str]:
 
 
 def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
-    """The library of the machine in this file, to be put into `pynvml.nvmlLib`.
+    """Return the library of the machine in this file, to be put into `pynvml.nvmlLib`.
 
-    `without` names symbols to leave out, as an old driver does. Raises SimulatorError where there is no machine.
+    `without` names symbols to leave out, as in an old driver. Raises SimulatorError if there is no machine.
     """
     unknown = set(without) - set(function_names())
     if unknown:

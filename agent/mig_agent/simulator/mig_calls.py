@@ -93,7 +93,7 @@ def profile_info_by_id(library: Library, device: Address, profile_id: int, out: 
 
 
 def _fill_windows(windows: tuple[Window, ...], out: Address, number: Address) -> None:
-    # As the driver does: no room is asked for, so a short buffer is overrun.
+    # As in the driver: the size of the buffer is not asked, so a short buffer is overrun.
     write_uint(number, len(windows))
     if out:
         for place, window in zip((structs.PlacementStruct * len(windows)).from_address(out), windows, strict=True):

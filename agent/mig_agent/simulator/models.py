@@ -41,7 +41,7 @@ class GpuProfile:
     id: int
     slices: int
     instance_count: int
-    """As NVML tells it, which is wrong on some models."""
+    """What NVML reports, which is wrong on some models."""
     multiprocessors: int
     memory_mib: int
     copy_engines: int
@@ -53,12 +53,12 @@ class GpuProfile:
 
     @property
     def engines(self) -> tuple[int, ...]:
-        """What an instance takes of the GPU's engines; the sums over all instances stay within the GPU's totals."""
+        """The engines that an instance takes; the sums over all instances stay within the GPU's totals."""
         return (self.multiprocessors, self.copy_engines, self.decoders, self.encoders, self.jpeg, self.ofa)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the name has no attribute."""
+        """True if the name has no attribute."""
         return "+" not in self.name and "-" not in self.name
 
     @property
@@ -69,10 +69,10 @@ class GpuProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuModel:
-    """A GPU model: what the driver tells of it at any time."""
+    """A GPU model: what the driver reports of it at any time."""
 
     key: str
-    """As `--simulate` names it."""
+    """Its name in `--simulate`."""
     name: str
     pci_device_id: int
     memory_mib: int
@@ -84,12 +84,15 @@ class GpuModel:
 
     @property
     def can_mig(self) -> bool:
-        """Whether the GPU has a MIG mode at all."""
+        """True if the GPU has a MIG mode."""
         return bool(self.profiles)
 
     @property
     def mode_needs_reset(self) -> bool:
-        """Ampere takes a new MIG mode at a reset and keeps it over a reboot; later GPUs take it at once and lose it."""
+        """True for Ampere, which takes a new MIG mode at a reset and keeps it over a reboot.
+
+        Later GPUs take it at once and lose it at a reboot.
+        """
         return self.compute_capability[0] == 8  # noqa: PLR2004 -- CUDA's number of the Ampere generation
 
     @cached_property
@@ -263,4 +266,4 @@ MODELS = MappingProxyType(
         )
     }
 )
-"""Every model by its key; `t4` stands for the GPUs without MIG."""
+"""Every model by its key; `t4` represents the GPUs without MIG."""

@@ -25,13 +25,13 @@ REV1_COMPUTE_PROFILE = 7
 
 
 def require_mig(gpu: Gpu) -> None:
-    """Fails unless MIG mode is on."""
+    """Raise Failure (NOT_SUPPORTED) unless MIG mode is on."""
     if not gpu["mig_current"]:
         raise Failure(Code.NOT_SUPPORTED)
 
 
 def gpu_profile(gpu: Gpu, profile_id: int) -> GpuProfile:
-    """The profile with this id (not enum)."""
+    """Return the profile with this id (not enum). Raises Failure (INVALID_ARGUMENT) if there is none."""
     profile = model_of(gpu).by_id.get(profile_id)
     if profile is None:
         raise Failure(Code.INVALID_ARGUMENT)
@@ -39,7 +39,7 @@ def gpu_profile(gpu: Gpu, profile_id: int) -> GpuProfile:
 
 
 def compute_profile(gpu: Gpu, instance: GpuInstance, profile_id: int) -> ComputeProfile:
-    """The compute-instance profile with this id (which is its enum) inside an instance."""
+    """Return the compute-instance profile with this id (which is its enum) inside an instance. Raises Failure."""
     for profile in profile_of(gpu, instance).compute_profiles:
         if profile.id == profile_id:
             return profile
@@ -48,14 +48,14 @@ def compute_profile(gpu: Gpu, instance: GpuInstance, profile_id: int) -> Compute
 
 
 def free_windows(gpu: Gpu, profile: GpuProfile) -> tuple[Window, ...]:
-    """Where an instance of this profile could be made now."""
+    """Return where an instance of this profile could be created now."""
     held = [profile_of(gpu, each) for each in gpu["instances"]]
     mask = placing.occupied(map(window_of, gpu["instances"]))
     return placing.free_windows(profile, mask, placing.engines_left(model_of(gpu), held))
 
 
 def remaining_capacity(gpu: Gpu, profile: GpuProfile) -> int:
-    """How many more instances of this profile fit, taking the driver's own choice again and again."""
+    """Return how many more instances of this profile fit, by the driver's own choice one after the other."""
     model = model_of(gpu)
     held = [profile_of(gpu, each) for each in gpu["instances"]]
     mask = placing.occupied(map(window_of, gpu["instances"]))
@@ -68,7 +68,7 @@ def remaining_capacity(gpu: Gpu, profile: GpuProfile) -> int:
 
 
 def create_gpu_instance(machine: Machine, gpu: Gpu, profile_id: int, window: Window | None) -> GpuInstance:
-    """Makes a GPU instance at the window, or where the driver chooses."""
+    """Create a GPU instance at the window, or where the driver chooses. Raises Failure."""
     require_mig(gpu)
     profile = gpu_profile(gpu, profile_id)
     model = model_of(gpu)
@@ -96,7 +96,7 @@ def create_gpu_instance(machine: Machine, gpu: Gpu, profile_id: int, window: Win
 
 
 def destroy_gpu_instance(machine: Machine, gpu: Gpu, instance: GpuInstance) -> None:
-    """Removes a GPU instance; refused while compute instances or holders remain."""
+    """Remove a GPU instance. Raises Failure (IN_USE) while compute instances or holders remain."""
     if instance["compute"] or instance["holders"]:
         raise Failure(Code.IN_USE)
     if _strikes(machine, gpu, "remnant"):
@@ -108,7 +108,7 @@ def destroy_gpu_instance(machine: Machine, gpu: Gpu, instance: GpuInstance) -> N
 def create_compute_instance(
     machine: Machine, gpu: Gpu, instance: GpuInstance, profile_id: int, window: Window | None
 ) -> ComputeInstance:
-    """Makes a compute instance inside a GPU instance."""
+    """Create a compute instance inside a GPU instance. Raises Failure."""
     profile = compute_profile(gpu, instance, profile_id)
     if profile_id == REV1_COMPUTE_PROFILE:
         raise Failure(Code.NOT_SUPPORTED)
@@ -138,7 +138,7 @@ def create_compute_instance(
 
 
 def destroy_compute_instance(machine: Machine, gpu: Gpu, instance: GpuInstance, compute: ComputeInstance) -> None:
-    """Removes a compute instance; refused while a process or a holder has it open."""
+    """Remove a compute instance. Raises Failure (IN_USE) while a process or a holder has it open."""
     if compute["processes"] or compute["holders"]:
         raise Failure(Code.IN_USE)
     if _strikes(machine, gpu, "stale"):
@@ -156,7 +156,7 @@ def destroy_compute_instance(machine: Machine, gpu: Gpu, instance: GpuInstance, 
 
 
 def remaining_compute_capacity(gpu: Gpu, instance: GpuInstance, profile_id: int) -> int:
-    """How many more compute instances of this profile fit."""
+    """Return how many more compute instances of this profile fit."""
     profile = compute_profile(gpu, instance, profile_id)
     mask = placing.occupied(map(window_of, instance["compute"]))
     count = 0
@@ -167,7 +167,7 @@ def remaining_compute_capacity(gpu: Gpu, instance: GpuInstance, profile_id: int)
 
 
 def set_mig_mode(gpu: Gpu, *, on: bool) -> Code:
-    """Asks for MIG mode; the answer is the activation status, which is not an error of the call."""
+    """Request MIG mode on or off; return the activation status, which is not an error of the call."""
     model = model_of(gpu)
     if not model.can_mig:
         raise Failure(Code.NOT_SUPPORTED)
@@ -186,7 +186,7 @@ def set_mig_mode(gpu: Gpu, *, on: bool) -> Code:
 
 
 def reset_gpu(gpu: Gpu) -> None:
-    """Takes the pending mode; instances and processes are gone, a lost GPU is back."""
+    """Apply the pending mode; remove instances and processes; bring back a lost GPU."""
     gpu["mig_current"] = gpu["mig_pending"]
     gpu["instances"], gpu["processes"], gpu["ghosts"] = [], [], []
     gpu["lost"] = False
@@ -194,9 +194,9 @@ def reset_gpu(gpu: Gpu) -> None:
 
 
 def reboot(machine: Machine, boot_id: str, *, keep_mig_mode: bool = False) -> None:
-    """Starts the machine anew: Ampere comes up in its pending mode, later GPUs without MIG mode.
+    """Reboot the machine: Ampere comes up in its pending mode, later GPUs without MIG mode.
 
-    `keep_mig_mode` turns it on again where it was, as a service at boot does.
+    `keep_mig_mode` turns it on again where it was on, as a service at boot does.
     """
     machine["boot_id"] = boot_id
     machine["faults"] = []

@@ -1,4 +1,4 @@
-"""Where the driver puts an instance, and which id it gets. Pure."""
+"""Where the driver puts an instance, and which id it gives it. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST_ID = {1: 0, 2: 1, 4: 3, 8: 7}
 
 
 def occupied(windows: Iterable[Window]) -> int:
-    """The bit mask of all windows."""
+    """Return the bit mask of all windows."""
     mask = 0
     for window in windows:
         mask |= window.mask
@@ -20,7 +20,7 @@ def occupied(windows: Iterable[Window]) -> int:
 
 
 def engines_left(model: GpuModel, held: Sequence[GpuProfile]) -> tuple[int, ...]:
-    """The GPU's engine totals less what the held profiles take."""
+    """Return the GPU's engine totals less what the held profiles take."""
     left = list(model.engine_totals)
     for profile in held:
         left = [have - take for have, take in zip(left, profile.engines, strict=True)]
@@ -28,22 +28,22 @@ def engines_left(model: GpuModel, held: Sequence[GpuProfile]) -> tuple[int, ...]
 
 
 def has_engines(profile: GpuProfile, left: Sequence[int]) -> bool:
-    """Whether what is left of the engines is enough for one more of this profile."""
+    """Return True if the remaining engines suffice for one more instance of this profile."""
     return all(take <= have for take, have in zip(profile.engines, left, strict=True))
 
 
 def free_windows(profile: GpuProfile, mask: int, left: Sequence[int]) -> tuple[Window, ...]:
-    """The placements of a profile that could be made now."""
+    """Return the placements at which an instance of this profile could be created now."""
     if not has_engines(profile, left):
         return ()
     return tuple(window for window in profile.windows if not window.mask & mask)
 
 
 def choose(model: GpuModel, profile: GpuProfile, mask: int, held: Sequence[GpuProfile]) -> Window | None:
-    """The driver's own choice: what leaves the most placements of all profiles; the lowest start on a tie.
+    """Return the driver's own choice: what leaves the most placements of all profiles; the lowest start on a tie.
 
-    This one rule gives every layout of the MIG User Guide and every capture, also those where it paints itself into a
-    corner (1g, 1g, 2g and then no room for a 3g).
+    This one rule gives every layout of the MIG User Guide and every capture, also those where it leads into a dead end
+    (1g, 1g, 2g and then no space for a 3g).
     """
     left = engines_left(model, held)
     after_left = engines_left(model, (*held, profile))
@@ -56,7 +56,7 @@ def choose(model: GpuModel, profile: GpuProfile, mask: int, held: Sequence[GpuPr
 
 
 def choose_compute(profiles: Sequence[ComputeProfile], profile: ComputeProfile, mask: int) -> Window | None:
-    """The same rule inside a GPU instance."""
+    """Return the driver's choice inside a GPU instance, by the same rule as `choose`."""
 
     def remaining(window: Window) -> int:
         after = mask | window.mask
@@ -67,10 +67,10 @@ def choose_compute(profiles: Sequence[ComputeProfile], profile: ComputeProfile, 
 
 
 def gpu_instance_id(model: GpuModel, window: Window, *, halves_swapped: bool = False) -> int:
-    """The id that the driver gives an instance there.
+    """Return the id that the driver gives an instance at this window.
 
-    Captures show two maps: ids rising with the start, and ids rising from the middle of the GPU. Nobody may derive one
-    from the other, so a simulated GPU can be told to use either.
+    Captures show two maps: ids rising with the start, and ids rising from the middle of the GPU. Code must not derive
+    one from the other, so a simulated GPU can be told to use either.
     """
     start = window.start
     if halves_swapped and window.size < model.memory_slices:

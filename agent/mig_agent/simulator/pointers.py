@@ -1,4 +1,4 @@
-"""Writing through the pointers that C callers pass."""
+"""Writes through the pointers that C callers pass. NULL raises Failure (INVALID_ARGUMENT)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _Struct = TypeVar("_Struct", bound=ctypes.Structure)
 
 
 def write_uint(address: Address, value: int) -> None:
-    """Fills an `unsigned int *`."""
+    """Write to an `unsigned int *`."""
     if not address:
         raise Failure(Code.INVALID_ARGUMENT)
     c_uint.from_address(address).value = value
 
 
 def write_handle(address: Address, handle: int) -> None:
-    """Fills a pointer to a handle."""
+    """Write to a pointer to a handle."""
     if not address:
         raise Failure(Code.INVALID_ARGUMENT)
     c_void_p.from_address(address).value = handle
 
 
 def write_text(address: Address, length: int, text: str) -> None:
-    """Fills a `char *` of so many bytes."""
+    """Write to a `char *` of `length` bytes. Raises Failure (INSUFFICIENT_SIZE) if the text is longer."""
     data = text.encode() + b"\0"
     if not address:
         raise Failure(Code.INVALID_ARGUMENT)
@@ -39,7 +39,7 @@ def write_text(address: Address, length: int, text: str) -> None:
 
 
 def at(struct: type[_Struct], address: Address) -> _Struct:
-    """The structure that a pointer points to."""
+    """Return the structure that a pointer points to."""
     if not address:
         raise Failure(Code.INVALID_ARGUMENT)
     return struct.from_address(address)

@@ -1,4 +1,4 @@
-"""What each GPU model answers about itself: recorded tables, written as `nvidia-smi mig -lgip` prints them.
+"""Recorded tables of what each GPU model reports, written as `nvidia-smi mig -lgip` prints them.
 
 These rows are the simulator's own and come from captured driver output; they are deliberately not read from
 `profiles/`, which feeds the planner, so that a mistake in one shows against the other. Rows under a `not captured`

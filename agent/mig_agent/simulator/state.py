@@ -1,4 +1,4 @@
-"""The state of a simulated machine, as its JSON file holds it, and how a new one is made."""
+"""The state of a simulated machine, as in its JSON file, and how a new one is made."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from mig_agent.simulator.codes import SimulatorError
 from mig_agent.simulator.models import MODELS, GpuModel, GpuProfile, Window
 
 FORMAT = 1
-"""Of the state file; another number is refused."""
+"""The format of the state file; any other number is refused."""
 
 DRIVER_VERSION = "580.95.05"
 
 
 class Process(TypedDict):
-    """A simulated workload, or the part that a real process plays in the simulation."""
+    """A simulated workload, or a real process that is tied to a simulated one."""
 
     pid: int
     name: str
-    """Its command line."""
+    """The command line."""
     used_mib: int | None
-    """None: the driver does not tell."""
+    """None if the driver does not report it."""
     container: str
     """Id of the container that it runs in, or empty."""
     started: int | None
-    """For a real process its start time (ticks since boot): when that process ends, it is gone from here too."""
+    """For a real process its start time (ticks since boot): when that process ends, this entry is removed."""
 
 
 class ComputeInstance(TypedDict):
     """A compute instance, which makes its GPU instance a MIG device."""
 
     serial: int
-    """Never used twice: what a handle stands for."""
+    """Never used twice; handles refer to it."""
     id: int
     profile: int
     start: int
@@ -42,7 +42,7 @@ class ComputeInstance(TypedDict):
     mig_index: int
     processes: list[Process]
     holders: list[Process]
-    """Keep it in use without being listed as processes."""
+    """Processes that keep it in use without being listed."""
 
 
 class GpuInstance(TypedDict):
@@ -58,7 +58,7 @@ class GpuInstance(TypedDict):
 
 
 class Ghost(TypedDict):
-    """A deleted MIG device that the driver goes on listing to whoever was there before."""
+    """A deleted MIG device that the driver still lists to libraries that were initialised before the deletion."""
 
     mig_index: int
     uuid: str
@@ -78,12 +78,12 @@ class Gpu(TypedDict):
     mig_pending: bool
     lost: bool
     halves_swapped: bool
-    """Ids of GPU instances rise from the middle of the GPU, as on some boards."""
+    """True if ids of GPU instances rise from the middle of the GPU, as on some boards."""
     changes: int
     """Counts changes of the MIG configuration."""
     instances: list[GpuInstance]
     processes: list[Process]
-    """Without MIG mode."""
+    """Workloads while MIG mode is off."""
     ghosts: list[Ghost]
 
 
@@ -91,7 +91,7 @@ FaultKind = Literal["fail", "hang", "remnant", "stale"]
 
 
 class Fault(TypedDict):
-    """Something that goes wrong on purpose."""
+    """An injected fault."""
 
     id: int
     kind: FaultKind
@@ -100,9 +100,9 @@ class Fault(TypedDict):
     """None: on any GPU."""
     code: int
     skip: int
-    """So many calls go well before it strikes."""
+    """How many calls succeed before it occurs."""
     times: int | None
-    """How often it strikes; None: until it is cleared."""
+    """How often it occurs; None: until it is cleared."""
 
 
 class Machine(TypedDict):
@@ -131,7 +131,7 @@ class GpuSpec:
 
 
 def parse_gpus(text: str) -> tuple[GpuSpec, ...]:
-    """The GPUs that `a100-40gb:1,h100-80gb:2,a30:1:off,t4` stands for, one entry each.
+    """Return the GPUs that `a100-40gb:1,h100-80gb:2,a30:1:off,t4` describes, one entry each.
 
     `off` after the count leaves MIG mode off. Raises SimulatorError.
     """
@@ -157,7 +157,7 @@ def parse_gpus(text: str) -> tuple[GpuSpec, ...]:
 def new_machine(
     gpus: Sequence[GpuSpec], *, create_seconds: float, destroy_seconds: float, driver_version: str
 ) -> Machine:
-    """A machine just booted, with these GPUs and no instances."""
+    """Return a machine that has just booted, with these GPUs and no instances."""
     return Machine(
         format=FORMAT,
         revision=0,
@@ -191,17 +191,17 @@ def _new_gpu(spec: GpuSpec, minor: int) -> Gpu:
 
 
 def model_of(gpu: Gpu) -> GpuModel:
-    """The recorded table of a GPU."""
+    """Return the recorded table of a GPU."""
     return MODELS[gpu["model"]]
 
 
 def profile_of(gpu: Gpu, instance: GpuInstance) -> GpuProfile:
-    """The profile of an instance."""
+    """Return the profile of an instance."""
     return model_of(gpu).by_id[instance["profile"]]
 
 
 def window_of(instance: GpuInstance | ComputeInstance) -> Window:
-    """Where an instance is."""
+    """Return where an instance is."""
     return Window(instance["start"], instance["size"])
 
 
@@ -209,6 +209,6 @@ _MIG_UUIDS = uuid.UUID("6d69672d-6167-656e-742d-73696d756c61")
 
 
 def mig_uuid(gpu: Gpu, gpu_instance: int, compute_instance: int) -> str:
-    """The UUID of a MIG device: version 5, so that the same ids on the same GPU give the same UUID again and again."""
+    """Return the UUID of a MIG device: version 5, so that the same ids on the same GPU always give the same UUID."""
     name = f"{gpu['uuid']}/{gpu_instance}/{compute_instance}"
     return f"MIG-{uuid.uuid5(_MIG_UUIDS, name)}"

@@ -1,4 +1,4 @@
-"""The state file: many readers, one writer at a time, over threads and processes."""
+"""The state file: many readers, one writer at a time, across threads and processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mig_agent.simulator.state import FORMAT, Machine
 
 
 class _Reading(NamedTuple):
-    """A file that was parsed, and is kept open."""
+    """A parsed file, which is kept open."""
 
     fd: int
     inode: int
@@ -27,10 +27,10 @@ class _Reading(NamedTuple):
 class Store:
     """Reads and replaces the state file.
 
-    A change is written beside the file and renamed over it, so a reader sees the state before or after and needs no
-    lock. A reader parses only when the file is another one than before. It keeps the file that it parsed open: an inode
-    in use cannot be given to a new file, so the inode's number alone tells old from new, whatever the resolution of the
-    file system's clock.
+    A change is written to a second file and renamed over it, so a reader sees the state before or after and needs no
+    lock. A reader parses only when the file has been replaced. It keeps the file that it parsed open: an inode in use
+    cannot be given to a new file, so the inode's number alone tells old from new, whatever the resolution of the file
+    system's clock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,7 @@ class Store:
         self._last: _Reading | None = None
 
     def read(self) -> Machine:
-        """The state now. Shared between all readers: never change it. Raises SimulatorError where there is none."""
+        """Return the state, shared between all readers: never change it. Raises SimulatorError if there is none."""
         try:
             now = os.stat(self._path_text)  # noqa: PTH116 -- every simulated call does this; a Path's stat is slower
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class Store:
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[Machine]:
-        """A copy of the state to be changed; it is written at the end, also when the call answers with a Failure."""
+        """Yield a copy of the state for changes, and write it at the end, even if the call raises Failure."""
         with self._exclusive(), self._mutex:
             machine = _parse(self.path.read_bytes(), self.path)
             before = summarise(machine)
@@ -67,7 +67,7 @@ class Store:
             self._write(machine, before)
 
     def create(self, machine: Machine) -> None:
-        """Writes the first state. Raises SimulatorError where there is one already."""
+        """Write the first state. Raises SimulatorError if there is one already."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._exclusive(), self._mutex:
             if self.path.exists():
@@ -76,7 +76,7 @@ class Store:
             self._write(machine)
 
     def mend(self) -> None:
-        """Brings the host's files in line, should a process have died between the state and them."""
+        """Rewrite the host's files, in case a process died after writing the state and before writing them."""
         with self._exclusive(), self._mutex:
             self.host.sync(_parse(self.path.read_bytes(), self.path))
 
@@ -117,7 +117,7 @@ class Store:
             os.close(last.fd)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file."""
         with self._mutex:
             self._replace(None)
 

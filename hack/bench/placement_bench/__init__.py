@@ -1,1 +1,1 @@
-"""The placement benchmark: the agent's own planner beside the exact optimum and what others do."""
+"""The placement benchmark: compares the agent's planner with the exact optimum and with other policies."""

@@ -1,4 +1,4 @@
-"""GPUs under the agent's own planner: the view it is shown, and what its plans do to it."""
+"""GPUs under the agent's own planner: the view that it plans on, and the changes that its plans make."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _MODE = MigMode(capable=True, current=True, pending=True)
 
 @cache
 def request_for(kind: int) -> Request:
-    """A request for one instance of a kind."""
+    """Return a request for one instance of a kind."""
     return Request(wants=(Want(profile=NAMES[kind]),), request_id=RequestId(NAMES[kind]))
 
 
 def node(gpus: int, of: Layout | None = None) -> NodeView:
-    """A node with so many empty GPUs."""
+    """Return a node with this many empty GPUs."""
     return node_of([of or layout()] * gpus)
 
 
 def node_of(models: Sequence[Layout]) -> NodeView:
-    """A node with an empty GPU of each of these models."""
+    """Return a node with an empty GPU of each of these models."""
     return NodeView(
         node="bench",
         revision=0,
@@ -65,10 +65,13 @@ def node_of(models: Sequence[Layout]) -> NodeView:
 
 
 class AgentCluster:
-    """GPUs under `mig_agent.core.planning.planner.plan`, which is asked as the agent asks it."""
+    """GPUs under `mig_agent.core.planning.planner.plan`, which is called as the agent calls it."""
 
     def __init__(self, gpus: int | Sequence[Layout] | NodeView, policy: Policy) -> None:
-        """So many GPUs of the benchmark's model, or one of each of these, or those of a view as they stand."""
+        """Create this many GPUs of the benchmark's model, or one of each of these, or those of a view.
+
+        The GPUs of a view keep their instances; all others are empty.
+        """
         self.made = Made()
         self.policy = policy
         if isinstance(gpus, NodeView):
@@ -79,20 +82,20 @@ class AgentCluster:
         self._generation = max((each.generation for gpu in self.view.gpus for each in gpu.instances), default=0)
 
     def place(self, kind: int, now: float) -> Handle | None:
-        """What `plan` says."""
+        """Place one instance of a kind by `plan`; None if it is refused."""
         return self.serve(request_for(kind), now)
 
     def serve(self, request: Request, now: float) -> Handle | None:
-        """The same, for any request."""
+        """Place any request by `plan`; None if it is refused."""
         outcome = plan(self.view, request, self.policy, now)
         return self.carry_out(outcome, now) if isinstance(outcome, Plan) else None
 
     def carry_out(self, outcome: Plan, now: float) -> Handle:
-        """Does what a plan says, at once."""
+        """Carry out a plan at once."""
         return tuple(self._serve(outcome, number, now) for number in range(len(outcome.devices)))
 
     def end(self, handle: Handle, now: float) -> None:
-        """The instances stay, idle."""
+        """End the lease; the instances stay, idle."""
         for leased in handle:
             idle = Instance(
                 slot=leased.slot,
@@ -148,7 +151,7 @@ class AgentCluster:
 
 @cache
 def planner_rule() -> Rule:
-    """What the planner would do on one GPU with nothing idle, asked once for each kind and set of busy slices."""
+    """Return what the planner would do on one GPU with nothing idle, for each kind and set of busy slices."""
     scores = np.full((len(NAMES), MASKS), np.inf)
     places: list[list[Placement | None]] = [[None] * MASKS for _ in NAMES]
     for mask, instances in _busy_instances().items():
@@ -164,7 +167,7 @@ def planner_rule() -> Rule:
 
 
 def _busy_instances() -> dict[int, tuple[Instance, ...]]:
-    """Each set of slices that can be busy, with some instances that make it so."""
+    """Return each set of slices that can be busy, with some instances that make it so."""
     found: dict[int, tuple[Instance, ...]] = {0: ()}
     ahead = [0]
     uuid = node(1).gpus[0].uuid

@@ -1,4 +1,4 @@
-"""Requests as they come: moments, kinds, and how long each lease lasts. Every policy is given the same ones."""
+"""Arriving requests: moments, kinds, and how long each lease lasts. Every policy gets the same ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Arrivals:
 
 
 def plain_poisson(setting: Setting, gpus: int, count: int, seed: int) -> Arrivals:
-    """A Poisson process of requests, with leases that last an exponential time of mean 1."""
+    """Return a Poisson process of requests, with leases that last an exponential time of mean 1."""
     generator = np.random.default_rng((seed, gpus, round(1000 * setting.load)))
     gaps = generator.exponential(1.0 / setting.mix.arrival_rate(setting.load, gpus), count)
     kind = generator.choice(len(setting.mix.shares), size=count, p=setting.mix.shares)
@@ -35,10 +35,10 @@ def plain_poisson(setting: Setting, gpus: int, count: int, seed: int) -> Arrival
 
 
 def poisson(setting: Setting, gpus: int, count: int, seed: int) -> Arrivals:
-    """The same, but as even as it can be made: for shares of requests that are served.
+    """Return a Poisson process made as even as possible: for shares of requests that are served.
 
-    The kinds come as often as the mix says and the leases are scaled, by a percent or so, so that the work asked for is
-    exactly the load: otherwise what is measured is mostly how much each seed happens to ask for.
+    The kinds come as often as the mix says and the leases are scaled, by a percent or so, so that the requested work is
+    exactly the load: otherwise what is measured is mostly how much each seed happens to request.
     """
     generator = np.random.default_rng((seed, gpus, round(1000 * setting.load)))
     gaps = generator.exponential(1.0 / setting.mix.arrival_rate(setting.load, gpus), count)
@@ -50,7 +50,7 @@ def poisson(setting: Setting, gpus: int, count: int, seed: int) -> Arrivals:
 
 
 def _stratified(generator: np.random.Generator, shares: Sequence[float], count: int) -> Ints:
-    """Kinds in random order, each as often as its share says, to within one."""
+    """Return kinds in random order, each as often as its share says, to within one."""
     edges = np.round(np.cumsum(shares) * count).astype(np.int64)
     kind = np.searchsorted(edges, np.arange(count), side="right").clip(max=len(shares) - 1)
     generator.shuffle(kind)
@@ -58,5 +58,5 @@ def _stratified(generator: np.random.Generator, shares: Sequence[float], count: 
 
 
 def made(at: Floats, kind: Ints, lasts: Floats) -> Arrivals:
-    """Arrivals from arrays of one length."""
+    """Return arrivals from arrays of one length."""
     return Arrivals(at=tuple(at.tolist()), kind=tuple(kind.tolist()), lasts=tuple(lasts.tolist()))

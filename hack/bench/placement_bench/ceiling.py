@@ -1,9 +1,9 @@
-"""What nobody can surpass on a trace of rounds, not even who knows all of it beforehand and may move instances at will.
+"""An upper bound for a trace of rounds, even for a policy that knows all of it and may move instances freely.
 
 A bound by prices: a slice of memory or of compute has a price in each round, for each GPU model. A pod is then worth
 what it counts for, less the prices of the slices that it would take where they are cheapest, or nothing. Together with
-the prices of all slices that there are, that is never less than what any choice of pods can reach, whatever the prices:
-Lagrange's dual of the whole problem, in which windows are left aside. A descent looks for prices that make it small.
+the prices of all existing slices, that is never less than what any choice of pods can reach, whatever the prices:
+Lagrange's dual of the whole problem, in which windows are ignored. A descent searches for prices that make it small.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_STEP = 0.2
 
 
 def ceiling(rounds: Rounds, models: Sequence[Layout], worth: Sequence[float]) -> float:
-    """The most that pods can count for which are served; `worth` is of each pod of the trace, in its order."""
+    """Return the bound of what served pods can count for; `worth` is of each pod of the trace, in its order."""
     pods = [asked for row in rounds for asked in row]
     if not pods:
         return 0.0
@@ -47,7 +47,7 @@ def ceiling(rounds: Rounds, models: Sequence[Layout], worth: Sequence[float]) ->
 
 
 class _Problem:
-    """What is asked for and what there is, as arrays. Last axis: slices of memory, slices of compute."""
+    """The requests and the GPUs as arrays. Last axis: slices of memory, slices of compute."""
 
     def __init__(
         self, pods: Sequence[Asked], wants: Sequence[Want], models: Counter[Layout], last: int, values: Floats
@@ -61,9 +61,9 @@ class _Problem:
         self._takes = np.array([[each or (0, 0) for each in row] for row in least], dtype=float)
 
     def dual(self, prices: Floats) -> tuple[float, Floats]:
-        """The bound at these prices (by round and model), and how it changes with each of them.
+        """Return the bound at these prices (by round and model), and how it changes with each of them.
 
-        A pod may be somewhere else in every round.
+        A pod may be on another GPU in every round.
         """
         costs = (prices * self._takes[:, None]).sum(axis=3)  # by want, round and model
         costs[np.broadcast_to(~self._fits[:, None], costs.shape)] = np.inf
@@ -80,12 +80,12 @@ class _Problem:
 
 
 def _sizes(model: Layout) -> tuple[int, int]:
-    """Slices of memory and of compute of one GPU."""
+    """Return the slices of memory and of compute of one GPU."""
     return model.memory_slices, max(profile.compute_slices for profile in plain(model))
 
 
 def _least(want: Want, model: Layout) -> tuple[int, int] | None:
-    """The fewest slices of each kind that serve it on a model; None where nothing there does."""
+    """Return the fewest slices of each kind that serve a want on a model; None if no profile there does."""
     fitting = candidates(want, model)
     if not fitting:
         return None

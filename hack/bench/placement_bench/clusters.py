@@ -1,4 +1,4 @@
-"""What the simulation places requests on: GPUs under one policy or another, all with the same face."""
+"""The GPUs that the simulation places requests on, under one policy or another, all with the same interface."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from placement_bench.mixes import LARGEST, NAMES
 from placement_bench.rules import Rule
 
 HandleT = TypeVar("HandleT")
-"""What a cluster calls an instance that it gave."""
+"""What a cluster uses to identify an instance that it gave."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What a cluster had to do to its GPUs."""
+    """Counts of what a cluster had to do to its GPUs."""
 
     created: int = 0
     reused: int = 0
@@ -31,10 +31,10 @@ class Cluster(Protocol[HandleT]):
     made: Made
 
     def place(self, kind: int, now: float) -> HandleT | None:
-        """Gives an instance; None when the policy finds no place."""
+        """Place an instance; None when the policy finds no slot."""
 
     def end(self, handle: HandleT, now: float) -> None:
-        """Ends the lease of an instance."""
+        """End the lease of an instance."""
 
 
 class RuleCluster:
@@ -46,7 +46,7 @@ class RuleCluster:
         self._masks = np.zeros(gpus, dtype=np.int64)
 
     def place(self, kind: int, _now: float) -> tuple[int, int] | None:
-        """Where the rule's score is least."""
+        """Place where the rule's score is least."""
         scores = self._rule.scores[kind][self._masks]
         gpu = int(scores.argmin())
         place = self._rule.places[kind][int(self._masks[gpu])]
@@ -57,14 +57,14 @@ class RuleCluster:
         return gpu, place.mask
 
     def end(self, handle: tuple[int, int], _now: float) -> None:
-        """Destroys the instance."""
+        """Destroy the instance."""
         gpu, mask = handle
         self._masks[gpu] ^= mask
         self.made.destroyed += 1
 
 
 class RepackedCluster:
-    """All instances may be moved at will, as if migration cost nothing: what no policy without it can reach for long.
+    """GPUs whose instances may be moved freely, as if migration cost nothing: a bound for policies that cannot migrate.
 
     Whether the instances fit in some arrangement follows from counting the halves of the GPUs. Slices 0-3 hold a 4g, a
     3g or two pairs; slices 4-7 a 3g or one pair and the two last slices; a pair holds a 2g, a 1g.20gb or two 1g, the
@@ -78,7 +78,7 @@ class RepackedCluster:
         self._counts = [0] * len(NAMES)
 
     def place(self, kind: int, _now: float) -> int | None:
-        """Anywhere, as long as all fits."""
+        """Place anywhere, as long as all instances fit."""
         self._counts[kind] += 1
         if fits(self._counts, self._gpus):
             self.made.created += 1
@@ -87,13 +87,13 @@ class RepackedCluster:
         return None
 
     def end(self, handle: int, _now: float) -> None:
-        """Forgets the instance."""
+        """Remove the instance."""
         self._counts[handle] -= 1
         self.made.destroyed += 1
 
 
 def fits(counts: list[int], gpus: int) -> bool:
-    """Whether so many instances of each kind fit on empty GPUs; see RepackedCluster."""
+    """Return True if these instances, counted by kind, fit on empty GPUs; see RepackedCluster."""
     ones, doubles, twos, threes, fours, sevens = counts
     left = right = gpus - sevens
     left -= fours
@@ -108,7 +108,7 @@ def fits(counts: list[int], gpus: int) -> bool:
 
 
 def fewest_gpus(counts: list[int]) -> int:
-    """The fewest GPUs that so many instances of each kind fit on."""
+    """Return the fewest GPUs that these instances, counted by kind, fit on."""
     gpus = counts[LARGEST]
     while not fits(counts, gpus):
         gpus += 1
@@ -126,9 +126,9 @@ class _Held:
 
 
 class IdleCluster:
-    """GPUs that keep instances for reuse: reuse comes first whatever it costs, then a place is sought.
+    """GPUs that keep instances for reuse: reuse comes first whatever it costs, then a slot is searched.
 
-    `seek(cluster, kind)` finds the GPU and the place of a new instance. Idle instances that it overlaps are destroyed.
+    `seek(cluster, kind)` finds the GPU and the slot of a new instance. Idle instances that it overlaps are destroyed.
     """
 
     def __init__(self, gpus: int, seek: Callable[[IdleCluster, int], tuple[int, Placement] | None]) -> None:
@@ -139,7 +139,7 @@ class IdleCluster:
         self._seek = seek
 
     def place(self, kind: int, _now: float) -> _Held | None:
-        """An idle instance of the kind, the one idle for the shortest time; else a new one."""
+        """Reuse an idle instance of the kind, the one idle for the shortest time; otherwise create one."""
         for held in reversed(self.idle):
             if held.kind == kind:
                 self.idle.remove(held)
@@ -156,19 +156,19 @@ class IdleCluster:
         return held
 
     def end(self, handle: _Held, now: float) -> None:
-        """The instance stays, idle."""
+        """End the lease; the instance stays, idle."""
         handle.since = now
         self.busy[handle.gpu] ^= handle.place.mask
         self.idle.append(handle)
 
     def drop(self, victims: list[_Held]) -> None:
-        """Destroys idle instances."""
+        """Destroy idle instances."""
         for victim in victims:
             self.idle.remove(victim)
         self.made.destroyed += len(victims)
 
     def occupied(self) -> list[int]:
-        """For each GPU the slices with any instance on them."""
+        """Return for each GPU the slices with any instance on them."""
         masks = list(self.busy)
         for held in self.idle:
             masks[held.gpu] |= held.place.mask
@@ -176,12 +176,12 @@ class IdleCluster:
 
 
 def by_rule(rule: Rule) -> Callable[[IdleCluster, int], tuple[int, Placement] | None]:
-    """Places by the rule as if nothing were idle; what it hits is destroyed."""
+    """Place by the rule as if nothing were idle; overlapped idle instances are destroyed."""
     return lambda cluster, kind: _choose(rule, kind, cluster.busy)
 
 
 def oldest_victims(rule: Rule) -> Callable[[IdleCluster, int], tuple[int, Placement] | None]:
-    """Idle instances are destroyed, the one idle for longest first and wherever it is, until the rule finds a place."""
+    """Destroy idle instances, the one idle for longest first on any GPU, until the rule finds a slot."""
 
     def seek(cluster: IdleCluster, kind: int) -> tuple[int, Placement] | None:
         if _choose(rule, kind, cluster.busy) is None:

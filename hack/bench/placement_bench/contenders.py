@@ -13,11 +13,11 @@ from placement_bench.geometry import GeometryCluster
 from placement_bench.simulation import Served, simulate
 
 Runner = Callable[[int, Arrivals, int], Served]
-"""(GPUs, arrivals, warm-up) -> who was served."""
+"""Maps (GPUs, arrivals, warm-up) to what was served."""
 
 AGENT = "this agent"
 AGENT_8 = "this agent, c = 8"
-"""Where creating an instance is slow."""
+"""For nodes where creating an instance is slow."""
 BLIND = "this agent, c = 0 (blind RC)"
 FIRST_FIT = "first fit, lowest start"
 NOS = "nos-like"

@@ -21,18 +21,18 @@ class Estimate:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """True if there is an interval."""
         return math.isfinite(self.half_width)
 
     def text(self, digits: int) -> str:
-        """`80.4 ±0.2`."""
+        """Return `80.4 ±0.2`."""
         if not self.known:
             return f"{self.mean:.{digits}f}"
         return f"{self.mean:.{digits}f} ±{self.half_width:.{digits}f}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Of independent repetitions."""
+    """Return the estimate from independent repetitions."""
     mean = statistics.fmean(values)
     freedom = len(values) - 1
     if not freedom:
@@ -42,6 +42,6 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that this share of the values does not exceed."""
+    """Return the value that this share of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, math.ceil(share * len(ordered)) - 1))]

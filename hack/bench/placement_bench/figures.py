@@ -29,7 +29,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From values to pixels."""
+    """Converts values to pixels."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ class _Scale:
 
 
 def line_chart(title: str, x_label: str, y_label: str, series: Sequence[Series]) -> str:
-    """The lines with their names beside their ends."""
+    """Return a chart of the lines with their names beside their ends."""
     xs = sorted({x for each in series for x, _ in each.points})
     ys = [y for each in series for _, y in each.points]
     step = next((step for step in _STEPS if (max(ys) - min(ys)) / step < _MOST_LINES), _STEPS[-1])
@@ -95,7 +95,7 @@ def _line(series: Series, colour: str, x: _Scale, y: _Scale) -> list[str]:
 
 
 def _spread(labels: list[tuple[float, str, str]]) -> list[tuple[float, str, str]]:
-    """The labels from top to bottom, moved apart where they would overlap, and kept inside the chart."""
+    """Return the labels from top to bottom, moved apart where they would overlap, and kept inside the chart."""
     placed: list[tuple[float, str, str]] = []
     for height, name, colour in sorted(labels):
         above = placed[-1][0] + _LABEL_GAP if placed else -math.inf

@@ -1,7 +1,7 @@
-"""nos-like: GPUs are cut into one of the known geometries, and cut anew only when no ready instance serves.
+"""nos-like: GPUs have one of the known geometries, and get another only when no ready instance serves.
 
-A geometry is a maximal layout. A request takes a free instance of its profile from the first GPU that has one; else the
-first GPU is cut anew for which some geometry keeps all that is busy and has the profile free.
+A geometry is a maximal layout. A request takes a free instance of its profile from the first GPU that has one;
+otherwise the first GPU gets a new geometry for which some geometry keeps all busy instances and has the profile free.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from placement_bench.mixes import kinds
 from placement_bench.optimum import states_by_profile
 
 Piece = tuple[int, Placement]
-"""A kind and where it stands."""
+"""A kind and its placement."""
 
 
 @cache
 def geometries() -> tuple[frozenset[Piece], ...]:
-    """All maximal layouts, the one cut into most pieces first."""
+    """Return all maximal layouts, the one cut into most pieces first."""
     windows = [(kind, place) for kind, profile in enumerate(kinds()) for place in profile.placements]
     maximal = []
     for state in states_by_profile():
@@ -32,7 +32,7 @@ def geometries() -> tuple[frozenset[Piece], ...]:
 
 @cache
 def _geometry_with(busy: frozenset[Piece], kind: int) -> tuple[frozenset[Piece], Piece] | None:
-    """The first geometry that keeps the busy pieces and has one of the kind free, with that piece."""
+    """Return the first geometry that keeps the busy pieces and has one of the kind free, with that piece."""
     for geometry in geometries():
         if busy <= geometry:
             free = sorted(piece for piece in geometry - busy if piece[0] == kind)
@@ -58,7 +58,7 @@ class GeometryCluster:
         self._gpus = [_Cut() for _ in range(gpus)]
 
     def place(self, kind: int, _now: float) -> tuple[int, Piece] | None:
-        """A piece that is ready, else one of a GPU that is cut anew."""
+        """Lease a ready piece, or one of a GPU that gets a new geometry."""
         for number, gpu in enumerate(self._gpus):
             ready = [piece for piece in gpu.free if piece[0] == kind]
             if ready:
@@ -76,7 +76,7 @@ class GeometryCluster:
         return None
 
     def end(self, handle: tuple[int, Piece], _now: float) -> None:
-        """The piece stays, ready."""
+        """End the lease; the piece stays, ready."""
         number, piece = handle
         gpu = self._gpus[number]
         gpu.busy -= {piece}

@@ -15,12 +15,12 @@ from placement_bench.options import run_all
 from placement_bench.results import Json
 
 WARM_UP = 0.1
-"""The share of the requests that only fill the GPUs."""
+"""The share of the requests that only fill the GPUs and are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run."""
+    """The parameters of one run."""
 
     policy: str
     gpus: int
@@ -32,7 +32,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run gave: shares in percent, but `reused` between 0 and 1."""
+    """The result of one run: shares in percent, but `reused` between 0 and 1."""
 
     requests: float
     slices: float
@@ -53,7 +53,7 @@ class Line:
     reused: Estimate
 
     def as_json(self) -> dict[str, Json]:
-        """For programs."""
+        """Return the line as JSON."""
         found: dict[str, Json] = {"policy": self.policy, "gpus": self.gpus, "load": self.load}
         for name, value in (
             ("request_acceptance_percent", self.requests),
@@ -75,7 +75,7 @@ def lines(
     seeds: Sequence[int],
     jobs: int,
 ) -> list[Line]:
-    """Every policy at every (GPUs, load); each sees the same requests."""
+    """Return every policy at every (GPUs, load); each sees the same requests."""
     cells = [
         Cell(policy, gpus, load, mix, requests, seed)
         for gpus, load in points
@@ -101,7 +101,7 @@ def lines(
 
 
 def run(cell: Cell) -> Outcome:
-    """One run, the same whenever it is repeated."""
+    """Run one cell; the result is the same whenever it is repeated."""
     arrivals = _arrivals(cell.mix, cell.load, cell.gpus, cell.requests, cell.seed)
     served = RUNNERS[cell.policy](cell.gpus, arrivals, round(WARM_UP * cell.requests))
     return Outcome(100 * served.requests, 100 * served.slices, 100 * served.largest, served.reused)

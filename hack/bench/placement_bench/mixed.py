@@ -1,6 +1,6 @@
-"""GPUs of several models that are asked for memory: under the planner, under a rule, and with instances moved at will.
+"""GPUs of several models and requests for memory: under the planner, under a rule, and with instances moved freely.
 
-Which node has which GPU plays no part.
+Which node has which GPU is ignored.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Places(Protocol[HandleT]):
     """GPUs that are asked for memory."""
 
     def take(self, want: Want) -> HandleT | None:
-        """Gives an instance; None when the policy finds no place."""
+        """Lease an instance; None when the policy finds no slot."""
 
     def give_back(self, handle: HandleT) -> None:
-        """Ends the lease of an instance."""
+        """End the lease of an instance."""
 
 
 @cache
 def model(name: str) -> Layout:
-    """A GPU model by the name of its file in `profiles/`. Raises ValueError."""
+    """Return a GPU model by the name of its file in `profiles/`. Raises ValueError."""
     if not (_PROFILES / f"{name}.yaml").is_file():
         known = ", ".join(sorted(path.stem for path in _PROFILES.glob("*.yaml")))
         message = f"cannot take {name} for a GPU model; there are {known}"
@@ -46,31 +46,31 @@ def model(name: str) -> Layout:
 
 
 class MixedAgent:
-    """Under the agent's own planner."""
+    """GPUs of several models under the agent's own planner."""
 
     def __init__(self, gpus: Sequence[Layout] | NodeView, policy: Policy) -> None:
-        """Empty ones, one of each model; or those of a view, as they stand."""
+        """Create empty GPUs, one of each model; or those of a view with their instances."""
         self._gpus = AgentCluster(gpus, policy)
         self._numbers = itertools.count(1)
 
     def take(self, want: Want) -> Handle | None:
-        """What `plan` says."""
+        """Lease an instance by `plan`; None if it is refused."""
         return self._gpus.serve(Request(wants=(want,), request_id=RequestId(str(next(self._numbers)))), 0.0)
 
     def give_back(self, handle: Handle) -> None:
-        """The instance stays, idle."""
+        """End the lease; the instance stays, idle."""
         self._gpus.end(handle, 0.0)
 
 
 class MixedRules:
-    """Under a rule for each model, which is given the smallest profile of the model that has the memory."""
+    """GPUs under a rule for each model, which gets the smallest profile of the model that has the memory."""
 
     def __init__(self, models: Sequence[Layout], rule: Callable[[Layout], Rule]) -> None:
         self._gpus = [(each, rule(each)) for each in models]
         self._masks = [0] * len(models)
 
     def take(self, want: Want) -> tuple[int, int] | None:
-        """Where the rule's score is least, the first of equals."""
+        """Lease where the rule's score is least, the first of equals."""
         found: list[tuple[float, int, int]] = []
         for number, ((layout, rule), mask) in enumerate(zip(self._gpus, self._masks, strict=True)):
             profile = smallest_profile(want, layout)
@@ -86,32 +86,32 @@ class MixedRules:
         return gpu, taken
 
     def give_back(self, handle: tuple[int, int]) -> None:
-        """The instance is destroyed."""
+        """Destroy the instance."""
         gpu, taken = handle
         self._masks[gpu] ^= taken
 
 
 class MixedRepacked:
-    """All instances may be moved at will, to a GPU of another model too: whatever fits in some way is served."""
+    """GPUs whose instances may be moved freely, to another model too: whatever fits in some way is served."""
 
     def __init__(self, models: Sequence[Layout], policy: Policy) -> None:
         self._boards = [Occupancy.of(gpu, policy) for gpu in node_of(models).gpus]
         self._held: list[Want] = []
 
     def take(self, want: Want) -> Want | None:
-        """Searches all ways there are."""
+        """Lease if an exact search finds a way to fit all."""
         if pack(self._boards, [*self._held, want]) is None:
             return None
         self._held.append(want)
         return want
 
     def give_back(self, handle: Want) -> None:
-        """Forgets the instance."""
+        """Remove the instance."""
         self._held.remove(handle)
 
 
 def replay(places: Places[HandleT], rounds: Rounds) -> frozenset[str]:
-    """The names of the pods that are served; the others are lost."""
+    """Return the names of the pods that are served; the others are lost."""
     held: dict[str, tuple[int, HandleT]] = {}
     served = set()
     for number, arrivals in enumerate(rounds):

@@ -1,4 +1,4 @@
-"""What people ask for: the profiles of the benchmark's GPU model, and how often each is wanted."""
+"""What users request: the profiles of the benchmark's GPU model, and how often each is wanted."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _RANDOM_LOADS = (0.3, 1.2)
 
 @cache
 def layout() -> Layout:
-    """The GPU model that everything here is computed on; A100 and H100 with 80 GB can be cut alike."""
+    """Return the GPU model of all computations; A100 and H100 with 80 GB can be cut alike."""
     return profiles.load_model(_MODEL).layout
 
 
 @cache
 def kinds() -> tuple[Profile, ...]:
-    """The profiles of the kinds, smallest first."""
+    """Return the profiles of the kinds, smallest first."""
     return tuple(layout().by_name[name] for name in NAMES)
 
 
 @cache
 def sizes() -> tuple[int, ...]:
-    """Memory slices of each kind."""
+    """Return the memory slices of each kind."""
     return tuple(kind.memory_slices for kind in kinds())
 
 
@@ -51,7 +51,7 @@ class Mix:
         return sum(share * size for share, size in zip(self.shares, sizes(), strict=True))
 
     def arrival_rate(self, load: float, gpus: int) -> float:
-        """Requests in one mean service time, so that the slices asked for are `load` times those that exist."""
+        """Return requests per mean service time such that the requested slices are `load` times the existing ones."""
         return load * SLICES * gpus / self.mean_slices
 
 
@@ -71,7 +71,7 @@ class Setting:
 
 
 def random_settings(count: int, seed: int) -> tuple[Setting, ...]:
-    """Mixes drawn evenly from all there are (Dirichlet), loads evenly between 0.3 and 1.2."""
+    """Return mixes drawn evenly from all possible (Dirichlet), with loads evenly between 0.3 and 1.2."""
     generator = np.random.default_rng(seed)
     drawn = []
     for number in range(count):

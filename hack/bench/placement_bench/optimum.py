@@ -1,9 +1,9 @@
 """The exact optimum for one GPU, and the exact value of any policy there.
 
-Requests come as a Poisson process, leases last an exponential time, and a request that fits must be served: only where
-it is placed is free to choose. That is a Markov decision process with one state for each set of instances that can
-stand side by side. Howard's policy iteration gives its optimum: solve the linear equations of a policy, improve it,
-until nothing changes. The worth of a policy is the share of the requested slices that it serves.
+Requests come as a Poisson process, leases last an exponential time, and a request that fits must be served: a policy
+only chooses the placement. That is a Markov decision process with one state for each set of instances that fit side by
+side. Howard's policy iteration gives its optimum: solve the linear equations of a policy, improve it, until nothing
+changes. The worth of a policy is the share of the requested slices that it serves.
 
 Two instances on the same slices behave alike whatever their profiles, so states are kept by windows, which loses
 nothing: the 723 states by profile become 417 by window.
@@ -23,14 +23,14 @@ from placement_bench.mixes import Setting, kinds, sizes
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Choice = Callable[[int, int], Placement | None]
-"""(kind, busy mask) -> the place a policy takes; None where none is free."""
+"""Maps (kind, busy mask) to the placement that a policy takes; None where none is free."""
 REFUSED = -1
 _ROUNDING = 1e-9
 """Differences below this are noise of the linear equations, not improvements."""
 
 
 def states_by_profile() -> frozenset[frozenset[tuple[int, Placement]]]:
-    """Every set of instances, as (kind, place), that can stand side by side on one GPU."""
+    """Return every set of instances, as (kind, placement), that fit side by side on one GPU."""
     windows = [(kind, place) for kind, profile in enumerate(kinds()) for place in profile.placements]
     found: set[frozenset[tuple[int, Placement]]] = {frozenset()}
     ahead: list[tuple[frozenset[tuple[int, Placement]], int]] = [(frozenset(), 0)]
@@ -57,7 +57,7 @@ class OneGpu:
 
     @cached_property
     def actions(self) -> list[list[list[tuple[Placement, int]]]]:
-        """By kind and state: the places that are free, with the state that taking each leads to."""
+        """By kind and state: the free placements, each with the state that taking it leads to."""
         return [
             [
                 [
@@ -72,7 +72,7 @@ class OneGpu:
 
     @cached_property
     def departures(self) -> Floats:
-        """Rates from state to state as leases end, one in a mean service time each; the diagonal balances."""
+        """Rates from state to state as leases end, one per mean service time each; the diagonal balances."""
         rates = np.zeros((len(self.states), len(self.states)))
         for number, state in enumerate(self.states):
             for place in state:
@@ -82,7 +82,7 @@ class OneGpu:
 
     @cached_property
     def _padded(self) -> Ints:
-        """(kind, state, choice) -> next state, the last choice repeated; REFUSED where none is free."""
+        """Maps (kind, state, choice) to the next state, the last choice repeated; REFUSED where none is free."""
         most = max(len(choices) for row in self.actions for choices in row)
         table = np.full((len(self.actions), len(self.states), most), REFUSED, dtype=np.int64)
         for kind, row in enumerate(self.actions):
@@ -92,7 +92,7 @@ class OneGpu:
         return table
 
     def table_of(self, choice: Choice) -> Ints:
-        """A policy as (kind, state) -> next state."""
+        """Return a policy as a table from (kind, state) to the next state."""
         table = np.full((len(self.actions), len(self.states)), REFUSED, dtype=np.int64)
         for kind, row in enumerate(self.actions):
             for number, choices in enumerate(row):
@@ -105,7 +105,7 @@ class OneGpu:
         return table
 
     def evaluate(self, policy: Ints, setting: Setting) -> tuple[float, Floats]:
-        """The share of the requested slices that a policy serves, and the relative worth of each state."""
+        """Return the share of the requested slices that a policy serves, and the relative worth of each state."""
         count = len(self.states)
         rates = _rates(setting)
         rows = np.arange(count)
@@ -125,7 +125,7 @@ class OneGpu:
         return gain / float(np.dot(rates, sizes())), solved
 
     def optimum(self, setting: Setting, start: Ints | None = None) -> tuple[float, Ints]:
-        """The best share that any policy can serve, and a policy that does."""
+        """Return the best share that any policy can serve, and a policy that reaches it."""
         policy = self.table_of(self._first_place) if start is None else start
         while True:
             share, worth = self.evaluate(policy, setting)

@@ -1,4 +1,4 @@
-"""How a part is to be run, and the work spread over processes."""
+"""How a part is run, and how its work is spread over processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FoundT = TypeVar("FoundT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Where None stands, the part takes what its figures in the documentation were made with."""
+    """Options of a run. None: the part uses the value that its figures in the documentation were made with."""
 
     seed: int = 1
     requests: int | None = None
@@ -30,15 +30,15 @@ class Options:
     jobs: int = 1
 
     def seeds(self, repeats: int) -> range:
-        """The seeds of the repetitions."""
+        """Return the seeds of the repetitions."""
         return range(self.seed, self.seed + (self.repeats or repeats))
 
 
 def run_all(function: Callable[[CellT], FoundT], cells: Sequence[CellT], jobs: int) -> list[FoundT]:
-    """The function of every cell, in the order of the cells, whatever the number of processes."""
+    """Return the function's result for every cell, in the order of the cells, with any number of processes."""
     if jobs <= 1:
         return [function(cell) for cell in cells]
-    # Else each process has the linear algebra use all cores, and they wait for one another.
+    # Otherwise the linear algebra of each process uses all cores, and they wait for one another.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Fresh processes: one that is forked from a process with threads may hang.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:

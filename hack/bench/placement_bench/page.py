@@ -12,7 +12,7 @@ CHECKS = "checks"
 
 
 def put_into(page: str, reports: Sequence[Report]) -> str:
-    """The page with what lies between `<!-- part: NAME -->` and `<!-- end -->` made anew for every report.
+    """Return the page with the text between `<!-- part: NAME -->` and `<!-- end -->` replaced for every report.
 
     Raises ValueError when the page has no such marks for a part.
     """
@@ -25,14 +25,14 @@ def put_into(page: str, reports: Sequence[Report]) -> str:
 
 
 def write(docs: Path, reports: Sequence[Report]) -> None:
-    """Writes the page and its figures."""
+    """Write the page and its figures."""
     path = docs / "placement.md"
     path.write_text(put_into(path.read_text(encoding="utf-8"), reports), encoding="utf-8")
     write_figures(docs / "figures", reports)
 
 
 def write_figures(folder: Path, reports: Sequence[Report]) -> None:
-    """Writes the figures alone."""
+    """Write only the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     for report in reports:
         for name, svg in report.figures.items():

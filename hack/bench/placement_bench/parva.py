@@ -1,4 +1,4 @@
-"""Six deployments of ParvaGPU (its scenarios S1 to S6): on how many GPUs one plan of all their devices finds room."""
+"""Six deployments of ParvaGPU (its scenarios S1 to S6): how many GPUs one plan of all their devices needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEPLOYMENTS: tuple[tuple[tuple[int, ...], int], ...] = (
 
 
 def run(options: Options) -> Report:
-    """Each deployment as one request, on more and more GPUs until it fits."""
+    """Plan each deployment as one request, on more and more GPUs until it fits."""
     rows = []
     data: list[Mapping[str, Json]] = []
     checks = []
@@ -73,7 +73,7 @@ def run(options: Options) -> Report:
 
 
 def _together(counts: tuple[int, ...]) -> tuple[int, float]:
-    """The fewest GPUs with which `plan` answers a plan, and how long that one took in milliseconds."""
+    """Return the fewest GPUs with which `plan` answers a plan, and how long that one took in milliseconds."""
     wants = tuple(Want(profile=name) for name, count in zip(_KINDS, counts, strict=True) for _ in range(count))
     gpus = 1
     while True:
@@ -85,7 +85,7 @@ def _together(counts: tuple[int, ...]) -> tuple[int, float]:
 
 
 def _one_by_one(counts: tuple[int, ...]) -> int:
-    """The fewest GPUs on which each device finds room when it is asked for by itself, the largest first."""
+    """Return the fewest GPUs on which the devices fit when requested one by one, the largest first."""
     gpus = 1
     while True:
         cluster = AgentCluster(gpus, DEFAULT_POLICY)

@@ -1,4 +1,4 @@
-"""Waiting instead of losing: the agent's own queue beside strict first-come and plain backfill."""
+"""Waiting instead of losing: compares the agent's queue with strict first-come and plain backfill."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _SATURATED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run."""
+    """The parameters of one run."""
 
     discipline: Discipline
     mix: Mix
@@ -57,7 +57,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Of one run, in mean service times: of all requests, then by kind."""
+    """Waits of one run, in mean service times: of all requests, then by kind."""
 
     mean: float
     median: float
@@ -68,7 +68,7 @@ class Waits:
 
 
 def run(options: Options) -> Report:
-    """All disciplines, mixes and loads."""
+    """Run all disciplines, mixes and loads."""
     loads = options.loads or _LOADS
     gpus = options.gpus[0] if options.gpus else _GPUS
     requests = options.requests or _REQUESTS
@@ -97,8 +97,8 @@ def run(options: Options) -> Report:
 
 
 def run_cell(cell: Cell) -> Waits:
-    """One run, the same whenever it is repeated."""
-    # Not evened out: waits come from the very swings that this would take away.
+    """Run one cell; the result is the same whenever it is repeated."""
+    # Not evened out: waits come from the very fluctuations that this would remove.
     arrivals = plain_poisson(Setting(cell.mix, cell.load), cell.gpus, cell.requests, cell.seed)
     found = waits(cell.discipline, arrivals, cell.gpus)
     by_kind = []

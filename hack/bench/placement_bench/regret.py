@@ -1,4 +1,4 @@
-"""How far each policy stays behind the exact optimum on one GPU, over many random mixes and loads."""
+"""How far each policy falls short of the exact optimum on one GPU, over many random mixes and loads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SETTINGS = 2000
 """So many that the mean does not depend on which are drawn; 250 of them give 0.20 to 0.26 % for this agent."""
 _LOAD = 0.85
 _DIGITS = 6
-"""What is behind them differs with the build of the linear algebra."""
+"""Further digits differ with the build of the linear algebra."""
 _MOST_REGRET = 0.25
 """Percent of the optimum, on average."""
 
@@ -31,7 +31,7 @@ def _gpu() -> OneGpu:
 
 @cache
 def _policies() -> Mapping[str, Ints]:
-    """What each policy does on one GPU, as tables; how it chooses among GPUs plays no part."""
+    """Return what each policy does on one GPU, as tables; how it chooses among GPUs does not matter."""
     found = {
         "lowest start": rules.first_fit(),
         "HAMi-like": rules.hami_binpack(),
@@ -43,7 +43,7 @@ def _policies() -> Mapping[str, Ints]:
 
 
 def run(options: Options) -> Report:
-    """The four mixes at one load, and random ones."""
+    """Run the four mixes at one load, and random ones."""
     mixes = run_all(shares, [Setting(mix, _LOAD) for mix in MIXES], options.jobs)
     drawn = random_settings(options.repeats or _SETTINGS, options.seed)
     regrets = [_regrets(found) for found in run_all(shares, drawn, options.jobs)]
@@ -90,7 +90,7 @@ def run(options: Options) -> Report:
 
 
 def shares(setting: Setting) -> dict[str, float]:
-    """The percentage of slices that each policy serves, and the optimum."""
+    """Return the percentage of slices that each policy serves, and the optimum."""
     found = {name: 100 * _gpu().evaluate(policy, setting)[0] for name, policy in _policies().items()}
     best, _ = _gpu().optimum(setting, _policies()[AGENT])
     return {**found, OPTIMUM: 100 * best}

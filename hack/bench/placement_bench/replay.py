@@ -1,6 +1,6 @@
-"""Pods that ask for memory, in rounds, on GPUs of several models: a trace that a real cluster can be given as well.
+"""Pods that request memory, in rounds, on GPUs of several models: a trace that a real cluster can run as well.
 
-`tests/e2e/test_scheduler.py` gives it to the reference scheduler on two nodes and sets what comes of it beside this.
+`tests/e2e/test_scheduler.py` runs it with the reference scheduler on two nodes and compares the result with this.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from placement_bench.results import Json, Report, Table
 from placement_bench.rounds import Asked, Rounds, made_up, read, write
 
 MODELS = ("a100-40gb", "a100-40gb", "h100-80gb", "h100-80gb")
-"""Of the GPUs of the two nodes, by index."""
+"""Models of the GPUs of the two nodes, by index."""
 PODS = 320
 A_ROUND = 16
 SEED = 1
 BACKWARDS = "first fit, from the last GPU"
-"""Which GPU has which index is chance; this is what comes of the opposite chance."""
-NOBODY = "nobody can surpass"
+"""Which GPU has which index is chance; this is the result with the opposite order."""
+UPPER_BOUND = "nobody can surpass"
 _ORDERS = 100
 _REPEATS = 20
 _GIGABYTE = 1_000_000_000
@@ -58,13 +58,13 @@ class Reached:
 
     pods: float
     gigabytes: float
-    """That were asked for by those pods, in units of 10^9 bytes."""
+    """Requested by the served pods, in units of 10^9 bytes."""
     lost: tuple[str, ...] = ()
-    """The names of the others."""
+    """The names of the other pods."""
 
 
 def run(options: Options) -> Report:
-    """One trace, pod by pod; and, where it is made up, the mean over many."""
+    """Replay one trace, pod by pod; if it is made up, also the mean over many."""
     names = options.gpu_models or MODELS
     models = [model(name) for name in names]
     pods = options.requests or PODS
@@ -76,7 +76,7 @@ def run(options: Options) -> Report:
         raise ValueError("cannot replay a trace that has no pod")
     found = {name: reached(asked, runner(models, rounds)) for name, runner in RUNNERS.items()}
     orders = other_orders(rounds, models)
-    found[NOBODY] = _surpassed_by_nobody(rounds, models)
+    found[UPPER_BOUND] = _upper_bound(rounds, models)
     there = reached(asked, frozenset(each.name for each in asked))
     tables = [_one_trace(names, rounds, found, orders, there)]
     data: list[Mapping[str, Json]] = [_row(name, each, there) for name, each in found.items()]
@@ -96,12 +96,12 @@ def run(options: Options) -> Report:
 
 
 def all_of(rounds: Rounds) -> list[Asked]:
-    """The pods, in the order in which they ask."""
+    """Return the pods in the order in which they request."""
     return [asked for row in rounds for asked in row]
 
 
 def reached(asked: Sequence[Asked], served: frozenset[str]) -> Reached:
-    """What it comes to when these are served."""
+    """Return the counts for these served pods."""
     return Reached(
         pods=sum(each.name in served for each in asked),
         gigabytes=sum(each.memory_bytes for each in asked if each.name in served) / _GIGABYTE,
@@ -110,7 +110,7 @@ def reached(asked: Sequence[Asked], served: frozenset[str]) -> Reached:
 
 
 def other_orders(rounds: Rounds, models: Sequence[Layout]) -> list[Reached]:
-    """What the agent's planner serves when the pods of a round ask in another order, as they may on a real cluster."""
+    """Return what the planner serves if pods of a round request in other orders, as they may on a real cluster."""
     found = []
     for number in range(_ORDERS):
         chance = random.Random(number)  # noqa: S311 -- the same ones every time
@@ -119,8 +119,8 @@ def other_orders(rounds: Rounds, models: Sequence[Layout]) -> list[Reached]:
     return found
 
 
-def _surpassed_by_nobody(rounds: Rounds, models: Sequence[Layout]) -> Reached:
-    """Two bounds, each by itself: who serves the most pods need not serve the most memory."""
+def _upper_bound(rounds: Rounds, models: Sequence[Layout]) -> Reached:
+    """Return two separate bounds: serving the most pods need not serve the most memory."""
     asked = all_of(rounds)
     pods = ceiling(rounds, models, [1.0] * len(asked))
     gigabytes = ceiling(rounds, models, [each.memory_bytes / _GIGABYTE for each in asked])
@@ -148,7 +148,7 @@ def _one_trace(
 
 
 def _many_traces(names: Sequence[str], pods: int, options: Options) -> tuple[Table, list[Mapping[str, Json]]]:
-    """The same, over traces with seeds of their own."""
+    """Return the results over traces with other seeds."""
     seeds = options.seeds(_REPEATS)
     by_seed = run_all(partial(_shares, tuple(names), pods), list(seeds), options.jobs)
     rows: list[Mapping[str, Json]] = []
@@ -171,7 +171,7 @@ def _many_traces(names: Sequence[str], pods: int, options: Options) -> tuple[Tab
 
 
 def _shares(names: tuple[str, ...], pods: int, seed: int) -> dict[str, tuple[float, float]]:
-    """What each policy serves of one trace, in percent of the pods and of their memory."""
+    """Return what each policy serves of one trace, in percent of the pods and of their memory."""
     models = [model(name) for name in names]
     rounds = made_up(pods, A_ROUND, seed)
     asked = all_of(rounds)

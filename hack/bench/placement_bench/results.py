@@ -1,4 +1,4 @@
-"""What a part of the benchmark hands back: tables, figures, the numbers for programs, and what they must reach."""
+"""What a part of the benchmark returns: tables, figures, the numbers for programs, and what they must reach."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in Markdown, which reads well on a terminal too. The first column is text, the others stand right."""
+    """A table in Markdown, which reads well on a terminal too. The first column is text, the others right-aligned."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        """The title and the rows."""
+        """Return the title and the rows."""
         lines = [self.head, *self.rows]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.head))]
         text = [_line(line, widths) for line in lines]
@@ -46,17 +46,17 @@ class Check:
     measured: float
     bound: float
     at_least: bool = False
-    """Whether more is better; otherwise less is."""
+    """True if more is better; otherwise less is."""
 
     @property
     def met(self) -> bool:
-        """Whether it is reached, to the precision of the bound."""
+        """True if the bound is reached, to its precision."""
         return self.measured >= self.bound if self.at_least else self.measured <= self.bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that a part found."""
+    """All results of a part."""
 
     part: str
     seed: int
@@ -68,7 +68,7 @@ class Report:
     """SVG by file name."""
 
     def as_json(self) -> Mapping[str, Json]:
-        """For programs."""
+        """Return the report as JSON."""
         return {
             "part": self.part,
             "seed": self.seed,
@@ -87,7 +87,7 @@ class Report:
 
 
 def checks_table(checks: Sequence[Check]) -> Table:
-    """What is held to what, and whether it is reached."""
+    """Return a table of the checks and whether each is met."""
     return Table(
         "Held to",
         ("what", "measured", "held to", "reached"),

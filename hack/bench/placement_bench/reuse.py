@@ -17,11 +17,11 @@ _REQUESTS = 20_000
 _REPEATS = 5
 _LEAST_REUSED = 0.6
 _MOST_LOST = 0.15
-"""Points of slice acceptance against RC that does not look at idle instances."""
+"""Points of slice acceptance lost against RC that ignores idle instances."""
 
 
 def run(options: Options) -> Report:
-    """The mean of three mixes on eight GPUs."""
+    """Run the mean of three mixes on eight GPUs."""
     loads = options.loads or _LOADS
     gpus = options.gpus[0] if options.gpus else _GPUS
     found = lines(

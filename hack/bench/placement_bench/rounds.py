@@ -1,10 +1,10 @@
-"""A trace of pods in rounds: in each, some end, and then others come.
+"""A trace of pods in rounds: in each, some end, and then others arrive.
 
-A round has no length: who replays it, on a real cluster say, waits until all of it has happened. So the outcome does
-not hang on how quick a machine is.
+A round has no length: a replay, on a real cluster for example, waits until all of it has happened. So the outcome does
+not depend on how quick a machine is.
 
-As a file it is CSV with the columns `round` (in which the pod comes, from 0), `pod` (its name), `memory` (what it asks
-for: `5G`, `9.5Gi`) and `lasts` (the rounds that it stays). Of one round, who is named first asks first.
+As a file it is CSV with the columns `round` (in which the pod comes, from 0), `pod` (its name), `memory` (what it
+requests: `5G`, `9.5Gi`) and `lasts` (how many rounds it runs). Pods of one round request in the order of the file.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from mig_agent.core.model import Want
 from mig_agent.core.requests import memory_want
 
 SHARES = {"5G": 0.5, "10G": 0.25, "20G": 0.15, "40G": 0.07, "80G": 0.03}
-"""Of the pods that are made up: what each asks for."""
+"""For made-up traces: the share of pods that request each amount."""
 _LASTS = (1, 1, 1, 1, 1, 3)
-"""Rounds that a pod stays, each as likely."""
+"""Rounds that a pod runs, each as likely."""
 _COLUMNS = ("round", "pod", "memory", "lasts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A pod that comes in a round, and ends at the beginning of another."""
+    """A pod that arrives in a round, and ends at the beginning of another."""
 
     name: str
     memory: str
-    """As people write it: `5G`."""
+    """The amount as people write it: `5G`."""
     comes: int
     ends: int
 
     @property
     def want(self) -> Want:
-        """As the planner is asked."""
+        """The pod's request as a want."""
         return memory_want(self.memory)
 
     @property
     def memory_bytes(self) -> int:
-        """How much it asks for."""
+        """The bytes that the pod requests."""
         return self.want.memory_bytes or 0
 
 
 Rounds = Sequence[Sequence[Asked]]
-"""By round, in the order in which they ask."""
+"""The pods by round, in the order in which they request."""
 
 
 def made_up(pods: int, a_round: int, seed: int) -> Rounds:
-    """So many pods, in rounds of so many."""
+    """Return a made-up trace of `pods` pods, `a_round` in each round."""
     chance = random.Random(seed)  # noqa: S311 -- the same one every time
     names, weights = list(SHARES), list(SHARES.values())
     asked = [
@@ -68,13 +68,13 @@ def made_up(pods: int, a_round: int, seed: int) -> Rounds:
 
 
 def in_rounds(asked: Sequence[Asked]) -> Rounds:
-    """By the round in which they come; a round may be empty."""
+    """Return the pods by the round in which they come; a round may be empty."""
     last = max((each.comes for each in asked), default=-1)
     return [[each for each in asked if each.comes == number] for number in range(last + 1)]
 
 
 def write(path: Path, rounds: Rounds) -> None:
-    """As a file that `read` reads."""
+    """Write the trace as a file that `read` reads."""
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(_COLUMNS)
@@ -82,7 +82,7 @@ def write(path: Path, rounds: Rounds) -> None:
 
 
 def read(path: Path) -> Rounds:
-    """From a file. Raises ValueError naming the line for what cannot be meant."""
+    """Read a trace from a file. Raises ValueError naming the line that cannot be understood."""
     found: dict[str, Asked] = {}
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file), 2):

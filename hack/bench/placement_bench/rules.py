@@ -1,8 +1,8 @@
-"""The other policies, as small as they can be said: a score for each profile and mask, and the place taken there.
+"""The other policies, in minimal form: a score for each profile and mask, and the slot taken there.
 
-A rule looks only at which slices of a GPU are busy. Of all GPUs the one with the lowest score is taken, the first of
-equals. These are models of the policies' idea, not of the programs that carry them. Each is made for one GPU model, the
-benchmark's unless another is named.
+A rule sees only which slices of a GPU are busy. Of all GPUs the one with the lowest score is taken, the first of
+equals. These are models of the policies' idea, not of the programs that implement them. Each is made for one GPU model,
+by default the benchmark's.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from placement_bench.mixes import SLICES, layout
 MASKS = 1 << SLICES
 Score = float | tuple[float, float]
 Scorer = Callable[[Layout, int, int, Placement], Score]
-"""(model, kind, busy mask, place) -> score; lower is better. A kind is an index into the model's `plain` profiles."""
+"""Maps (model, kind, busy mask, placement) to a score; lower is better. A kind is an index into `plain(model)`."""
 Among = Callable[[Layout, int, int], float]
-"""(model, busy mask before, busy mask after) -> score of a GPU; lower is better."""
+"""Maps (model, busy mask before, busy mask after) to the score of a GPU; lower is better."""
 
 
 @cache
 def plain(model: Layout) -> tuple[Profile, ...]:
-    """The profiles of a model that need no media engine of their own, smallest first: the kinds of request there."""
+    """Return the profiles of a model that need no media engine of their own, smallest first: its kinds of request."""
     return tuple(sorted((each for each in model.profiles if not each.attributes), key=order_of_size))
 
 
@@ -38,20 +38,21 @@ class Rule:
 
     name: str
     scores: npt.NDArray[np.float64]
-    """What the best place costs there; infinite where none is free."""
+    """The score of the best placement; infinite where none is free."""
     places: tuple[tuple[Placement | None, ...], ...]
-    """The best place."""
+    """The best placement."""
 
     def choose(self, kind: int, mask: int) -> Placement | None:
-        """The place on one GPU; None where none is free."""
+        """Return the placement on one GPU; None where none is free."""
         return self.places[kind][mask]
 
 
 def make_rule(name: str, within: Scorer, among: Among, of: Layout | None) -> Rule:
-    """A rule that takes the place with the least `within` on a GPU, and of the GPUs that with the least `among`.
+    """Make a rule that takes the placement with the least `within` on a GPU.
 
-    `within` is asked with the mask before; `among` with the masks before and after the place is taken. Of equal places
-    the one with the lowest start is taken. None for `of` is the benchmark's model.
+    Of the GPUs it takes the one whose placement has the least `among`. `within` is called with the mask before; `among`
+    with the masks before and after the placement is taken. Of equal placements the one with the lowest start is taken.
+    None for `of` is the benchmark's model.
     """
     model = of or layout()
     masks = 1 << model.memory_slices
@@ -70,49 +71,49 @@ def make_rule(name: str, within: Scorer, among: Among, of: Layout | None) -> Rul
 
 
 def lowest_start(_model: Layout, _kind: int, _mask: int, place: Placement) -> Score:
-    """The lowest start."""
+    """Prefer the lowest start."""
     return place.start
 
 
 def most_kinds_left(model: Layout, _kind: int, mask: int, place: Placement) -> Score:
-    """Leave room for as many different profiles as can be."""
+    """Prefer what leaves windows for as many different profiles as possible."""
     after = mask | place.mask
     return -sum(any(not other.mask & after for other in profile.placements) for profile in plain(model))
 
 
 def driver_order(model: Layout, kind: int, _mask: int, place: Placement) -> Score:
-    """The order in which the driver fills an empty GPU with one profile."""
+    """Prefer the order in which the driver fills an empty GPU with one profile."""
     return _driver_orders(model)[kind].index(place)
 
 
 def fragmentation_increase(model: Layout, _kind: int, mask: int, place: Placement) -> Score:
-    """MFI: how much the GPU's fragmentation rises."""
+    """Prefer the least increase of the GPU's fragmentation (MFI)."""
     return more_fragmented(model, mask, mask | place.mask)
 
 
 def first_gpu(_model: Layout, _before: int, _after: int) -> float:
-    """The first GPU that has room."""
+    """Prefer the first GPU on which the request fits."""
     return 0
 
 
 def emptiest_gpu(_model: Layout, before: int, _after: int) -> float:
-    """The GPU with the fewest busy slices: spread."""
+    """Prefer the GPU with the fewest busy slices: spread."""
     return before.bit_count()
 
 
 def fullest_gpu(_model: Layout, before: int, _after: int) -> float:
-    """The GPU with the most busy slices: binpack, best fit."""
+    """Prefer the GPU with the most busy slices: binpack, best fit."""
     return -before.bit_count()
 
 
 def more_fragmented(model: Layout, before: int, after: int) -> float:
-    """The GPU whose fragmentation rises least."""
+    """Prefer the GPU whose fragmentation rises least."""
     return _fragmentation(model, after) - _fragmentation(model, before)
 
 
 @cache
 def _driver_orders(model: Layout) -> tuple[tuple[Placement, ...], ...]:
-    """By kind: the places one after the other, each leaving the most windows of all profiles, the lowest of equals.
+    """Return by kind the placements in order, each leaving the most windows of all profiles, the lowest of equals.
 
     That gives what captures show: 6, 4, 5, 0, 1, 2, 3 for the 1g.
     """
@@ -137,7 +138,7 @@ def _driver_orders(model: Layout) -> tuple[tuple[Placement, ...], ...]:
 
 @cache
 def _fragmentation(model: Layout, mask: int) -> int:
-    """The sizes of all windows that are blocked although their profile is no larger than what is free, summed."""
+    """Return the summed sizes of all windows that are blocked although as many slices as they need are free."""
     free = model.memory_slices - mask.bit_count()
     return sum(
         place.size
@@ -149,29 +150,29 @@ def _fragmentation(model: Layout, mask: int) -> int:
 
 @cache
 def first_fit(of: Layout | None = None) -> Rule:
-    """The first GPU, the lowest start: InstaSlice-like."""
+    """Return InstaSlice's idea: the first GPU, the lowest start."""
     return make_rule("first fit, lowest start", lowest_start, first_gpu, of)
 
 
 @cache
 def hami_spread(of: Layout | None = None) -> Rule:
-    """HAMi's node policy `spread`."""
+    """Return HAMi's node policy `spread`."""
     return make_rule("HAMi-like spread", most_kinds_left, emptiest_gpu, of)
 
 
 @cache
 def hami_binpack(of: Layout | None = None) -> Rule:
-    """HAMi's node policy `binpack`."""
+    """Return HAMi's node policy `binpack`."""
     return make_rule("HAMi-like binpack", most_kinds_left, fullest_gpu, of)
 
 
 @cache
 def driver(of: Layout | None = None) -> Rule:
-    """The fullest GPU, and there what the driver would choose."""
+    """Return the rule of the fullest GPU, and there the driver's choice."""
     return make_rule("best fit, driver order", driver_order, fullest_gpu, of)
 
 
 @cache
 def mfi(of: Layout | None = None) -> Rule:
-    """The least increase of fragmentation, on a GPU and among GPUs."""
+    """Return the rule of the least increase of fragmentation, on a GPU and among GPUs."""
     return make_rule("MFI-like", fragmentation_increase, more_fragmented, of)

@@ -1,4 +1,4 @@
-"""Requests that are served at once or lost: who was served, and what it cost."""
+"""Requests that are served at once or lost: which were served, and the creations that it took."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from placement_bench.mixes import LARGEST, NAMES, sizes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What became of the requests after the warm-up. Shares lie between 0 and 1."""
+    """Counts of the requests after the warm-up. Shares are between 0 and 1."""
 
     offered: tuple[int, ...]
-    """By kind."""
+    """Requests by kind."""
     accepted: tuple[int, ...]
     made: Made
 
@@ -26,7 +26,10 @@ class Served:
 
     @property
     def slices(self) -> float:
-        """The share of the requested memory slices that were served; requests alone reward refusing the large ones."""
+        """The share of the requested memory slices that were served.
+
+        Counting requests alone rewards refusing large ones.
+        """
         accepted = sum(count * size for count, size in zip(self.accepted, sizes(), strict=True))
         return accepted / max(1, sum(count * size for count, size in zip(self.offered, sizes(), strict=True)))
 
@@ -37,12 +40,12 @@ class Served:
 
     @property
     def reused(self) -> float:
-        """Of what was served, the share that needed no creation."""
+        """The share of the served requests that needed no creation."""
         return self.made.reused / max(1, sum(self.accepted))
 
 
 def simulate(cluster: Cluster[HandleT], arrivals: Arrivals, *, warm_up: int) -> Served:
-    """Runs the arrivals; the first `warm_up` of them are served but not counted."""
+    """Run the arrivals; the first `warm_up` of them are served but not counted."""
     offered = [0] * len(NAMES)
     accepted = [0] * len(NAMES)
     before = Made()

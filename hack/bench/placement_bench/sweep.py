@@ -1,4 +1,4 @@
-"""Acceptance by policy, number of GPUs and load: requests that find no place are lost."""
+"""Acceptance by policy, number of GPUs and load: requests that do not fit at once are lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from placement_bench.results import Check, Report, Table
 
 POLICIES = (FIRST_FIT, NOS, SPREAD, BINPACK, DRIVER, MFI, AGENT, BLIND, REPACKED)
 _POINTS: Mapping[int, tuple[float, ...]] = {8: (0.7, 0.85, 1.0, 1.2), 100: (0.85, 1.0, 1.2)}
-"""GPUs -> loads. So many GPUs serve nearly all at lower loads."""
+"""Loads by number of GPUs. At lower loads this many GPUs serve nearly all requests."""
 _LOADS = (0.7, 0.85, 1.0, 1.2)
 _REQUESTS = 20_000
 _REPEATS = 5
@@ -22,7 +22,7 @@ _HELD_TO: Mapping[tuple[int, float], tuple[float, float]] = {(8, 0.85): (88.4, 8
 
 
 def run(options: Options) -> Report:
-    """The mean of the four mixes."""
+    """Run the mean of the four mixes."""
     points = [(gpus, load) for gpus in options.gpus or _POINTS for load in options.loads or _POINTS.get(gpus, _LOADS)]
     found = lines(
         POLICIES,

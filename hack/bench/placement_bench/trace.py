@@ -1,6 +1,6 @@
 """A long trace on many GPUs: days and nights, mixes that change with them, leases of very unlike lengths.
 
-A trace of one's own is a CSV file with the columns `at` and `lasts`, in any one unit of time, and `profile`.
+A user's own trace is a CSV file with the columns `at` and `lasts`, in any one unit of time, and `profile`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _GPUS = 64
 _REQUESTS = 100_000
 _LOAD = 0.9
 _DAY = 24.0
-"""In mean service times."""
+"""Length of a day in mean service times."""
 _SWING = 0.5
-"""By day this share more requests than on average, by night as many fewer."""
+"""By day this share more requests than on average, by night this share fewer."""
 _SPREAD = 1.3
-"""Of the logarithm of a lease's length: most are short, a few are very long."""
+"""Standard deviation of the logarithm of a lease's length: most are short, a few are very long."""
 _WARM_UP = 0.02
 AGENT = "this agent"
 
 
 def day_and_night(requests: int, gpus: int, load: float, seed: int) -> Arrivals:
-    """A made-up trace: by day more and smaller requests, by night fewer and larger ones."""
+    """Return a made-up trace: by day more and smaller requests, by night fewer and larger ones."""
     generator = np.random.default_rng((seed, gpus, requests))
     mean_slices = (SKEW_SMALL.mean_slices + SKEW_BIG.mean_slices) / 2
     rate = load * SLICES * gpus / mean_slices
@@ -55,7 +55,7 @@ def day_and_night(requests: int, gpus: int, load: float, seed: int) -> Arrivals:
 
 
 def read_trace(path: Path) -> Arrivals:
-    """A trace from a file. Raises ValueError naming the line for what cannot be meant."""
+    """Read a trace from a file. Raises ValueError naming the line that cannot be understood."""
     rows: list[tuple[float, int, float]] = []
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
@@ -73,14 +73,13 @@ def read_trace(path: Path) -> Arrivals:
 
 
 class TimedCluster(AgentCluster):
-    """The agent's GPUs with a stopwatch: `took` is the processor time of each placing, in microseconds."""
+    """The agent's GPUs with a stopwatch: `took` is the processor time of each placement, in microseconds."""
 
     def __init__(self, gpus: int) -> None:
         super().__init__(gpus, DEFAULT_POLICY)
         self.took: list[float] = []
 
     def place(self, kind: int, now: float) -> Handle | None:
-        """As the agent's."""
         began = time.thread_time()
         found = super().place(kind, now)
         self.took.append(1e6 * (time.thread_time() - began))
@@ -88,7 +87,7 @@ class TimedCluster(AgentCluster):
 
 
 def run(options: Options) -> Report:
-    """The agent beside three others on the same trace."""
+    """Run the agent and three others on the same trace."""
     gpus = options.gpus[0] if options.gpus else _GPUS
     if options.trace is None:
         load = options.loads[0] if options.loads else _LOAD

@@ -17,26 +17,26 @@ from placement_bench.arrivals import Arrivals
 
 @dataclass(frozen=True, slots=True)
 class Discipline:
-    """How the queue is run; limits are in mean service times, which stand for seconds here."""
+    """How the queue is run; limits are in mean service times, which count as seconds here."""
 
     name: str
     strict_fifo: bool = False
     plain: bool = False
     """First come, and whatever fits: a baseline in place of the agent's queue."""
     limit: float | None = None
-    """After how long a wait GPUs are kept; None: what the agent takes by default, the running mean of leases."""
+    """The reservation delay; None: the agent's default, the running mean of leases."""
 
 
 def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
-    """How long each request waits, in order of arrival. All are served in the end."""
+    """Return how long each request waits, in order of arrival. All are served in the end."""
     cluster = AgentCluster(gpus, DEFAULT_POLICY)
     queue = Queue()
     ending: list[tuple[float, int, Handle]] = []
     found = [0.0] * len(arrivals)
-    patience = MeanLeaseTime(1.0)
+    mean_lease = MeanLeaseTime(1.0)
 
     def start_what_fits(now: float) -> None:
-        limit = patience.limit_seconds if discipline.limit is None else discipline.limit
+        limit = mean_lease.limit_seconds if discipline.limit is None else discipline.limit
         while len(queue):
             started = (
                 _plain_backfill(cluster.view, queue.waiting)
@@ -62,7 +62,7 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
         while ending and ending[0][0] <= moment:
             now, number, handle = heapq.heappop(ending)
             cluster.end(handle, now)
-            patience.lease_ended(arrivals.lasts[number])
+            mean_lease.lease_ended(arrivals.lasts[number])
             start_what_fits(now)
 
     for number, (now, kind) in enumerate(zip(arrivals.at, arrivals.kind, strict=True)):

@@ -1,4 +1,4 @@
-"""Two ways to choose among many nodes: to ask all of them each time, or to know already, by watching them."""
+"""Two methods to choose among many nodes: to ask all of them each time, or to keep their plans by watching them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from mig_agent.client import AsyncClient, AsyncLease, ClientError, Plan, Refused
 from mig_agent.client.request_args import RequestArgs
 
 MEMORY = ("5G", "10G", "20G", "40G")
-"""What pods ask for, each as often."""
+"""What pods request, each as often."""
 
 
 class Chooser(Protocol):
-    """A scheduler's choice."""
+    """A scheduler's method."""
 
     async def place(self, memory: str) -> AsyncLease:
-        """On the best of all nodes."""
+        """Acquire on the best of all nodes."""
 
 
 def asking(memory: str, revision: int | None = None) -> RequestArgs:
-    """A lease that ends by itself, as a scheduler's does."""
+    """Return a request for a lease that ends by itself, as a scheduler's does."""
     return RequestArgs(gpu_memory=memory, ttl=60.0, if_revision=revision)
 
 
@@ -35,7 +35,7 @@ class Everywhere:
         self._agents = agents
 
     async def place(self, memory: str) -> AsyncLease:
-        """One plan of each node, and Acquire."""
+        """Plan on each node, and acquire on the best."""
         while True:
             outcomes = await asyncio.gather(*(agent.plan(gpu_memory=memory) for agent in self._agents))
             plans = {number: each for number, each in enumerate(outcomes) if isinstance(each, Plan)}
@@ -45,7 +45,7 @@ class Everywhere:
 
 
 class Watching:
-    """Keeps for each node how it would serve each kind of request; asks again only when something happened there."""
+    """Keeps for each node how it would serve each kind of request; asks again only after an event there."""
 
     def __init__(self, agents: Sequence[AsyncClient]) -> None:
         self._agents = agents
@@ -55,10 +55,10 @@ class Watching:
         self._tasks: list[asyncio.Task[None]] = []
         self._complete = asyncio.Event()
         self.delays: list[float] = []
-        """Of each event that was heard, from its making to here, in seconds."""
+        """Seconds from the emission of each event to its receipt here."""
 
     async def start(self, *, planning: bool = True) -> None:
-        """Returns when all nodes are watched and, with `planning`, known."""
+        """Wait until all nodes are watched and, with `planning`, their plans are known."""
         for number in range(len(self._agents)):
             self._tasks.append(asyncio.create_task(self._follow(number)))
             if planning:
@@ -68,17 +68,17 @@ class Watching:
             await self._complete.wait()
 
     async def close(self) -> None:
-        """Watches no more."""
+        """Stop watching."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def forget(self) -> None:
-        """What was heard."""
+        """Clear the delays."""
         self.delays.clear()
 
     async def place(self, memory: str) -> AsyncLease:
-        """Acquire, and mostly nothing else."""
+        """Acquire, mostly without asking anything before."""
         while True:
             known = self._known[memory]
             if not known:
@@ -86,7 +86,7 @@ class Watching:
                 continue
             best = min(known, key=known.__getitem__)
             revision = known[best][1]
-            # Whatever comes of it, what is known of that node is of yesterday.
+            # Whatever the result, what is known of that node is outdated.
             for each in self._known.values():
                 each.pop(best, None)
             try:
@@ -115,7 +115,7 @@ class Watching:
 
 
 class Pods:
-    """Pods that come as fast as they are placed; the oldest goes when there are many."""
+    """Pods that arrive as fast as they are placed; the oldest ends when there are many."""
 
     def __init__(self, chooser: Chooser, most: int, seed: int = 1) -> None:
         self._chooser = chooser
@@ -126,7 +126,7 @@ class Pods:
         """Seconds of each decision."""
 
     async def place(self, count: int, at_once: int) -> float:
-        """So many decisions; the seconds of all."""
+        """Make this many decisions; return the seconds of all together."""
         todo = iter(range(count))
 
         async def work() -> None:
@@ -142,7 +142,7 @@ class Pods:
         return time.perf_counter() - began
 
     async def end(self) -> None:
-        """All of them."""
+        """End all pods."""
         for first in range(0, len(self._leases), 100):
             await asyncio.gather(*(lease.release() for lease in self._leases[first : first + 100]))
         self._leases.clear()

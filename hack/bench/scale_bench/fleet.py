@@ -1,7 +1,7 @@
-"""Many agents in one process, each with a socket of its own: planner, messages and API, and no hardware below.
+"""Many agents in one process, each with a socket of its own: planner, messages and API, without hardware.
 
-`python -m scale_bench.fleet FOLDER AGENTS GPUS` says `ready` when all of them listen on FOLDER/N.sock. A number on its
-standard input is how many events a second they make from then on, all together; its end ends the process.
+`python -m scale_bench.fleet FOLDER AGENTS GPUS` prints `ready` when all of them listen on FOLDER/N.sock. A number on
+its standard input is how many events a second they emit from then on, all together; its end ends the process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 class Node(rpc.PartitionManagerServicer):
-    """An agent without hardware; what it does is done at once."""
+    """An agent without hardware: creating and destroying take no time."""
 
     def __init__(self, gpus: int) -> None:
         self._cluster = AgentCluster(gpus, DEFAULT_POLICY)
@@ -48,7 +48,7 @@ class Node(rpc.PartitionManagerServicer):
         self._watchers: set[asyncio.Queue[Event]] = set()
 
     async def Plan(self, message: pb.PlanRequest, _context: Context) -> pb.PlanResponse:  # noqa: N802 -- gRPC's names
-        """As the agent."""
+        """Plan as the agent does."""
         view = self._cluster.view
         outcomes = (plan(view, request_from(each, _SCHEDULER), DEFAULT_POLICY) for each in message.requests)
         return pb.PlanResponse(
@@ -56,7 +56,7 @@ class Node(rpc.PartitionManagerServicer):
         )
 
     async def Acquire(self, _messages: object, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's
-        """As the agent, without the ledger and the driver."""
+        """Acquire as the agent does, without the ledger and the driver."""
         message: pb.AcquireRequest = await context.read()
         request, view = request_from(message.request, _SCHEDULER), self._cluster.view
         if request.if_revision not in {None, view.revision}:
@@ -76,13 +76,13 @@ class Node(rpc.PartitionManagerServicer):
         await context.read()  # that it was received
 
     async def Release(self, message: pb.ReleaseRequest, _context: Context) -> pb.ReleaseResponse:  # noqa: N802 -- gRPC's
-        """The instance is idle again."""
+        """Release: the instance is idle again."""
         self._cluster.end(self._leases.pop(message.lease), time.time())
         self.tell(EventKind.LEASE_ENDED, message.lease)
         return pb.ReleaseResponse()
 
     async def Watch(self, _message: pb.WatchRequest, _context: Context) -> AsyncIterator[pb.WatchResponse]:  # noqa: N802 -- gRPC's
-        """From now on."""
+        """Stream events from now on."""
         events: asyncio.Queue[Event] = asyncio.Queue()
         self._watchers.add(events)
         try:
@@ -94,7 +94,7 @@ class Node(rpc.PartitionManagerServicer):
             self._watchers.discard(events)
 
     def tell(self, kind: EventKind, lease: str) -> None:
-        """To all who watch."""
+        """Send an event to all watchers."""
         event = Event(
             kind=kind,
             at=time.time(),
@@ -111,14 +111,14 @@ class Node(rpc.PartitionManagerServicer):
 
 
 class Stir:
-    """Events that nobody's call made, at a rate."""
+    """Emits events without calls, at a rate."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self._nodes = nodes
         self.rate = 0.0
 
     async def run(self) -> None:
-        """For ever."""
+        """Run forever."""
         chance, owed, last = random.Random(1), 0.0, time.perf_counter()  # noqa: S311 -- no secret
         while True:
             await asyncio.sleep(_TICK_SECONDS)
@@ -130,13 +130,13 @@ class Stir:
 
 
 def open_many_files() -> None:
-    """As many as this process may: each connection is one."""
+    """Raise the limit of open files as far as allowed: each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def serve(folder: Path, agents: int, gpus: int) -> None:
-    """Until the standard input ends."""
+    """Serve until the standard input ends."""
     nodes = [Node(gpus) for _ in range(agents)]  # type: ignore[abstract] # gRPC answers the other methods
     servers = []
     for number, node in enumerate(nodes):

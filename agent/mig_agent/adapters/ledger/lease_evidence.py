@@ -35,6 +35,7 @@ from mig_agent.core.model import (
 )
 
 SUFFIX = "-leases"
+_HEAD_BYTES = 103
 _HEAD = re.compile(rb"mig-agent-leases 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8})\n")
 _LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]+) ([+?~-]) (.*))")
 LIVE, FORMER, VOID, ENDED = "+", "?", "~", "-"
@@ -232,7 +233,7 @@ def read_evidence(path: Path) -> Evidence | None:
 def read_count(path: Path) -> Count | None:
     """Read which commit of which ledger a file was last written after; None where it does not tell. Raises OSError."""
     try:
-        return _count_in(read_regular(path, HEAD_BYTES))
+        return _count_in(read_regular(path, _HEAD_BYTES))
     except FileNotFoundError:
         return None
 

@@ -1,4 +1,4 @@
-"""What is in the way of a request on a GPU, who holds it, and how messages name wants, GPUs and instances."""
+"""Finds what blocks a request on a GPU and who holds it; names wants, GPUs and instances in messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mig_agent.core.quantities import format_duration, format_memory, shown
 
 
 def describe_want(want: Want) -> str:
-    """`4G`, `2g.10gb`, `the fraction 0.25 of a GPU`, `a whole GPU`, with what else it must have."""
+    """Return a want as messages name it: `4G`, `2g.10gb`, `the fraction 0.25 of a GPU`, `4G with +me`."""
     words = "a device"
     if want.whole_gpu:
         words = "a whole GPU"
@@ -29,7 +29,7 @@ def describe_want(want: Want) -> str:
 
 
 def describe_wants(wants: Sequence[Want]) -> str:
-    """`4G`, `3 devices of 4G`, `2 whole GPUs`, `2 devices (2g.10gb, 4G)`."""
+    """Return wants as messages name them: `3 devices of 4G`, `2 whole GPUs`, `2 devices (2g.10gb, 4G)`."""
     words = [describe_want(want) for want in wants]
     if len(words) == 1:
         return words[0]
@@ -41,28 +41,28 @@ def describe_wants(wants: Sequence[Want]) -> str:
 
 
 def describe_gpus(gpus: Iterable[Gpu]) -> str:
-    """`GPU 0`, `GPUs 0, 2`."""
+    """Return GPUs as messages name them: `GPU 0`, `GPUs 0, 2`."""
     numbers = [str(gpu.index) for gpu in gpus]
     return f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers)}"
 
 
 def describe_scope(request: Request, gpus: Sequence[Gpu]) -> str:
-    """Where a request may be served: `on this node`, or `on GPU 1` when it named GPUs."""
+    """Return where a request may be served: `on this node`, or `on GPU 1` if it named GPUs."""
     return f"on {describe_gpus(gpus)}" if request.gpus and gpus else "on this node"
 
 
 MOST_BLOCKERS = 64
-"""In one refusal: enough for people, and bounded on the wire."""
+"""The most blockers in one refusal: enough for people, and bounded on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """What would have to end on one GPU before a profile fits there: the least of all its places."""
+    """What would have to end on one GPU before a profile fits there, at the placement where that is least."""
 
     gpu: Gpu
     profile: Profile
     instances: tuple[Instance, ...]
-    """On the slices of the place."""
+    """On the slices of the placement."""
     engine_holders: tuple[Instance, ...] = ()
     """Elsewhere on the GPU, with engines that the profile needs: the other `+me` instance."""
 
@@ -73,29 +73,29 @@ class Obstacle:
 
     @property
     def weight(self) -> tuple[int, int, int, int]:
-        """Less stands for nearer: nothing that may never end, few leases, few slices."""
+        """A sort key, the nearest first: nothing foreign, which may never end, then few leases, then few slices."""
         foreign = sum(each.state is InstanceState.FOREIGN for each in self.everything)
         slices = sum(each.slot.placement.size for each in self.everything)
         return (foreign, len(self.everything), slices, self.gpu.index)
 
 
 def obstacle(gpu: Gpu, profile: Profile) -> Obstacle:
-    """The obstacle with least in it. Remembered with the frozen GPU: refusals come often when a node is full."""
+    """Return the smallest obstacle. Cached on the frozen GPU, since refusals are frequent when a node is full."""
     key = f"obstacle {profile.id}"
     known = gpu.scratch.get(key)
     if isinstance(known, Obstacle):
         return known
-    board = Occupancy.of(gpu)
-    places = [_obstacle_at(board, profile, window.mask) for window in board.tables.windows[profile.id]]
+    occupancy = Occupancy.of(gpu)
+    places = [_obstacle_at(occupancy, profile, window.mask) for window in occupancy.tables.windows[profile.id]]
     found = gpu.scratch[key] = min(places, key=lambda each: each.weight)
     return found
 
 
-def _obstacle_at(board: Occupancy, profile: Profile, mask: int) -> Obstacle:
-    held = [each for each in board.gpu.instances if each.state is not InstanceState.IDLE]
+def _obstacle_at(occupancy: Occupancy, profile: Profile, mask: int) -> Obstacle:
+    held = [each for each in occupancy.gpu.instances if each.state is not InstanceState.IDLE]
     found = [each for each in held if each.slot.placement.mask & mask]
-    tables = board.tables
-    taken = board.engines + tables.engines_of(profile) - sum(tables.engines_of(each.slot.profile) for each in found)
+    tables = occupancy.tables
+    taken = occupancy.engines + tables.engines_of(profile) - sum(tables.engines_of(each.slot.profile) for each in found)
     holders = []
     for each in held:
         if tables.engines_fit(taken):
@@ -105,11 +105,11 @@ def _obstacle_at(board: Occupancy, profile: Profile, mask: int) -> Obstacle:
         if each not in found and any(engine and lacking for engine, lacking in gives):
             holders.append(each)
             taken -= tables.engines_of(each.slot.profile)
-    return Obstacle(gpu=board.gpu, profile=profile, instances=tuple(found), engine_holders=tuple(holders))
+    return Obstacle(gpu=occupancy.gpu, profile=profile, instances=tuple(found), engine_holders=tuple(holders))
 
 
 def blockers_of(view: NodeView, gpu: Gpu, instances: Iterable[Instance]) -> tuple[Blocker, ...]:
-    """Instances as a refusal lists them."""
+    """Return instances as a refusal lists them."""
     return tuple(
         Blocker(
             gpu_index=gpu.index,
@@ -123,7 +123,7 @@ def blockers_of(view: NodeView, gpu: Gpu, instances: Iterable[Instance]) -> tupl
 
 
 def unavailable(gpus: Iterable[Gpu], state: str | None = None) -> tuple[Blocker, ...]:
-    """Whole GPUs that are out of reach, as a refusal lists them."""
+    """Return unavailable GPUs as a refusal lists them: cordoned and lost ones, or all of them under `state`."""
     return tuple(
         Blocker(gpu_index=gpu.index, what="the GPU", state=state or gpu.state.value)
         for gpu in gpus
@@ -132,13 +132,13 @@ def unavailable(gpus: Iterable[Gpu], state: str | None = None) -> tuple[Blocker,
 
 
 def holder_of(view: NodeView, instance: Instance) -> str:
-    """Who holds an instance, for messages; empty where nobody does or it is not known."""
+    """Return who holds an instance, for messages; empty if there is no lease or it is unknown."""
     lease = view.leases.get(instance.lease) if instance.lease is not None else None
     return "" if lease is None else str(lease.holder)
 
 
 def describe_obstacle(view: NodeView, found: Obstacle) -> str:
-    """`slices 0-3 are leased to alice and slice 4 is leased to bob`."""
+    """Return the obstacle as text: `slices 0-3 are leased to alice and slice 4 is leased to bob`."""
     words = [_describe_instance(view, each) for each in found.instances]
     words += [
         f"the engines that it needs are taken, as {_describe_instance(view, each)}" for each in found.engine_holders
@@ -169,7 +169,7 @@ def _describe_instance(view: NodeView, instance: Instance) -> str:
 
 
 def free_again(view: NodeView, found: Obstacle, now: float) -> str:
-    """When the obstacle ends by itself, as a hint; empty when some of it has no deadline."""
+    """Return a hint when the obstacle ends by itself; empty if some of it has no deadline."""
     latest = 0.0
     for each in found.everything:
         lease = view.leases.get(each.lease) if each.lease is not None else None

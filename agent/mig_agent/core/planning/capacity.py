@@ -1,8 +1,8 @@
-"""How many more devices of one kind a node can give, exactly: what is advertised where only counts can be told.
+"""How many more devices of one kind a node can give, exactly: for advertising where only counts can be given.
 
-Busy instances are in the way (leased, foreign, blocked, on their way in or out); idle ones are room, since a plan
-reuses or destroys them. GPUs share nothing, so the counts of the GPUs add up; on one GPU the windows of one profile are
-intervals on the slice axis, of which the most that do not overlap are found by taking the one that ends first.
+Instances that are leased, foreign, blocked, or being created or destroyed occupy capacity; idle ones do not, since a
+plan reuses or destroys them. GPUs share nothing, so their counts add up. On one GPU the windows of one profile are
+intervals on the slice axis; the most that do not overlap are found by taking the one that ends first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
 
 _ANYTHING = Request(wants=())
 _STEPS = 200
-"""Of the search for a way to place all that is on its way, where one after the other they do not fit."""
+"""Steps of the search for a way to place all pending wants, where one after the other they do not fit."""
 
 
 def creatable(
@@ -32,21 +32,21 @@ def creatable(
     *,
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
 ) -> int:
-    """How many devices for this want could still be leased now, one after the other.
+    """Return how many devices for this want could be leased now, one after the other.
 
-    `before` are wants on their way: they take their places first, by the rules of `plan`; one that does not fit waits,
-    and takes nothing. `reserved` are GPUs kept for somebody else. Cordoned and lost GPUs give nothing.
+    `before` are pending wants: they are placed first, by the rules of `plan`; one that does not fit waits, and takes
+    nothing. `reserved` are GPUs reserved for other requests. Cordoned and lost GPUs give nothing.
     """
     return RemainingCapacity(view, policy, before, reserved=reserved).creatable(want)
 
 
 def servable(view: NodeView, want: Want) -> int:
-    """The most devices for this want that the node could ever give: all of its GPUs in use, and nothing on them."""
+    """Return the most devices for this want that the node could ever give: all of its GPUs usable and empty."""
     return _count((empty_occupancy(gpu, keep_foreign=False) for gpu in view.gpus), want)
 
 
 class RemainingCapacity:
-    """What a node has left after the wants on their way, for questions about several kinds of devices."""
+    """What a node has left after the pending wants, for questions about several kinds of devices."""
 
     def __init__(
         self,
@@ -56,30 +56,30 @@ class RemainingCapacity:
         *,
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     ) -> None:
-        boards = [Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
+        occupancies = [Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)]
         self.placed = 0
-        """How many of the wants on their way have a place."""
-        self._boards = boards
+        """How many of the pending wants fit."""
+        self._occupancies = occupancies
         if before:
-            self._boards, self.placed = _after(boards, before, policy)
+            self._occupancies, self.placed = _after(occupancies, before, policy)
 
     def creatable(self, want: Want) -> int:
-        """As the function of this name."""
-        return _count(self._boards, want)
+        """Return how many more devices for this want could be leased now, one after the other."""
+        return _count(self._occupancies, want)
 
 
-def _count(boards: Iterable[Occupancy], want: Want) -> int:
+def _count(occupancies: Iterable[Occupancy], want: Want) -> int:
     total = 0
-    for board in boards:
-        profile = smallest_profile(want, board.gpu.layout)
+    for occupancy in occupancies:
+        profile = smallest_profile(want, occupancy.gpu.layout)
         if profile is not None:
-            total += _most(board.gpu.layout, profile, board.held, board.engines)
+            total += _most(occupancy.gpu.layout, profile, occupancy.held, occupancy.engines)
     return total
 
 
 @lru_cache(maxsize=16384)
 def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
-    """The most instances of one profile beside what is held (a mask of slices; engines packed)."""
+    """Return the most instances of one profile beside those held (`held` is a mask of slices, `engines` is packed)."""
     tables = tables_for(layout)
     free = (ranked.window.mask for ranked in tables.ranked(profile.id, held))
     each = tables.engines_of(profile)
@@ -93,21 +93,18 @@ def _most(layout: Layout, profile: Profile, held: int, engines: int) -> int:
     return count
 
 
-def _after(boards: list[Occupancy], before: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
-    """The boards with the wants on their way placed: as they would be planned one by one, as far as they fit.
-
-    And how many of the wants that are.
-    """
+def _after(occupancies: list[Occupancy], before: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
+    """Return the GPUs with the pending wants placed as they would be planned one by one, and how many fit."""
     # What does not fit even alone waits, whatever the others do.
-    fitting = [want for want in before if _cheapest(boards, want, policy)[1] is not None]
-    one_by_one, placed = _placed(boards, fitting, policy)
+    fitting = [want for want in before if _cheapest(occupancies, want, policy)[1] is not None]
+    one_by_one, placed = _placed(occupancies, fitting, policy)
     if placed == len(fitting):
         return one_by_one, placed
     # In another order or other places all of them may fit, and a request for several is planned that way.
-    packed = pack(boards, fitting, most_steps=_STEPS)
+    packed = pack(occupancies, fitting, most_steps=_STEPS)
     if packed is None:
         return one_by_one, placed
-    together = boards.copy()
+    together = occupancies.copy()
     for number, window in packed:
         candidate = together[number].candidate_at(window, policy.creation_cost)
         if candidate is None:
@@ -116,9 +113,9 @@ def _after(boards: list[Occupancy], before: Sequence[Want], policy: Policy) -> t
     return together, len(fitting)
 
 
-def _placed(boards: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
-    """The boards after each want that fits; how many did."""
-    after, placed = list(boards), 0
+def _placed(occupancies: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) -> tuple[list[Occupancy], int]:
+    """Return the GPUs after each want that fits, and how many did."""
+    after, placed = list(occupancies), 0
     for want in wants:
         number, candidate = _cheapest(after, want, policy)
         if candidate is not None:
@@ -127,16 +124,16 @@ def _placed(boards: Sequence[Occupancy], wants: Sequence[Want], policy: Policy) 
     return after, placed
 
 
-def _cheapest(boards: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
-    """The board, by its place in `boards`, on which the planner would put it, and where; the first of equals."""
+def _cheapest(occupancies: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
+    """Return the GPU, by its place in the list, and the slot that the planner would choose; the first of equals."""
     best: tuple[float, float, float] | None = None
     chosen, found = 0, None
-    for number, board in enumerate(boards):
-        profile = smallest_profile(want, board.gpu.layout)
-        candidate = None if profile is None else board.best(profile, policy.creation_cost)
+    for number, occupancy in enumerate(occupancies):
+        profile = smallest_profile(want, occupancy.gpu.layout)
+        candidate = None if profile is None else occupancy.best(profile, policy.creation_cost)
         if profile is None or candidate is None:
             continue
-        key = (wasted_mib(profile, want, board.gpu.layout), candidate.cost, candidate.age)
+        key = (wasted_mib(profile, want, occupancy.gpu.layout), candidate.cost, candidate.age)
         if best is None or key < best:
             best, chosen, found = key, number, candidate
     return chosen, found

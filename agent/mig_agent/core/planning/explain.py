@@ -1,4 +1,4 @@
-"""How a plan came about, for people: every place that was weighed, what it costs, and what blocks the other GPUs."""
+"""Explains a plan to people: every slot that was considered, what it costs, and what blocks the other GPUs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 
 MOST_LINES = 64
-"""In the explanation of one request."""
+"""The most lines in the explanation of one request."""
 LONGEST_LINE = 300
-"""In characters."""
+"""The longest line, in characters."""
 _FEWEST_OF_A_KIND = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One place for one device, as the policy weighs it."""
+    """One slot for one device, as the policy weighs it."""
 
     gpu_index: int
     slot: Slot
     reuse: bool
-    """Whether an idle instance stands exactly there."""
+    """True if an idle instance occupies exactly that slot."""
     victims: tuple[Instance, ...]
     waste_mib: float
     """Memory beyond what was wanted, in MiB; compared first."""
     cost: float
-    """Capacity lost, and what creating and destroying costs; decides between equal wastes."""
+    """Capacity lost, plus the cost of creating and destroying; decides between equal wastes."""
     chosen: bool
-    """Whether the plan takes it."""
+    """True if the plan uses it."""
 
     @property
     def score(self) -> float:
-        """As `Plan.score` sums it; lower is better."""
+        """Waste and cost in one number, as in `Plan.score`; lower is better."""
         return self.waste_mib + COST_IN_SCORE * self.cost
 
     def describe(self) -> str:
-        """One line: `GPU 0: reuse 1g.10gb on slice 6: wastes 6169 MiB, costs 17.007, score 6169.017 (chosen)`."""
+        """Return one line, such as `GPU 0: reuse 1g.10gb on slice 6: wastes 6169 MiB, costs 17.007, score 6169.017`.
+
+        The chosen one ends with ` (chosen)`.
+        """
         verb = "reuse" if self.reuse else "create"
         destroys = ", ".join(str(victim.slot) for victim in self.victims)
         after = f" after destroying idle {destroys}" if destroys else ""
@@ -53,7 +56,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that was weighed for one device, or several that are alike, each place as if the device were alone."""
+    """All slots that were considered for one device or for several that are alike, each as if the device were alone."""
 
     want: Want
     count: int
@@ -61,10 +64,10 @@ class Explanation:
     options: tuple[Option, ...]
     """The best first."""
     blocked: tuple[tuple[int, str], ...]
-    """GPUs without a place, by index, with the reason in words."""
+    """GPUs without a slot, by index, each with the reason."""
 
     def lines(self, most: int = MOST_LINES) -> tuple[str, ...]:
-        """For people: what is wanted, then a line for each place and each blocked GPU, at most so many of either."""
+        """Return the want, then a line for each slot and each blocked GPU, at most `most` of either."""
         places = [f"  {option.describe()}" for option in self.options[:most]]
         blocked = [f"  GPU {index}: no place, {why}" for index, why in self.blocked[:most]]
         return (
@@ -83,7 +86,7 @@ def explanation(
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
     most: int = MOST_LINES,
 ) -> tuple[str, ...]:
-    """The lines of `explanations`, about `most` of them however many GPUs and devices there are, none too long."""
+    """Return the lines of `explanations`, about `most` of them for any number of GPUs and devices, none too long."""
     found = explanations(view, request, policy, reserved=reserved, exclude=exclude)
     share = max((most // max(len(found), 1) - 3) // 2, _FEWEST_OF_A_KIND)  # a heading, and what is left out of either
     lines = [line for each in found for line in each.lines(share)]
@@ -108,10 +111,10 @@ def explanations(
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> tuple[Explanation, ...]:
-    """For each kind of want of the request, in order, what `planner.plan` weighs with the same arguments.
+    """Return what `planner.plan` weighs with the same arguments, for each kind of want of the request, in order.
 
-    Several devices are planned together, so the chosen place of one need not be its best. GPUs that the request does
-    not name are left out.
+    Several devices are planned together, so the chosen slot of one need not be its best. GPUs that the request does not
+    name are left out.
     """
     found = find(view, request, policy, reserved=reserved, exclude=exclude)
     taken = [device.slot for device in found.devices] if found is not None else []

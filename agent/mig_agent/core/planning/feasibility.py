@@ -1,4 +1,4 @@
-"""What would fit if leases ended: whether a request can ever be served, and which GPUs to keep for one that waits."""
+"""What would fit if leases ended: whether a request can ever be served, and which GPUs to reserve for one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.profiles import share_of_gpus, smallest_profile
 
 _TOLERANCE = 1e-9
-"""For sums of fractions."""
+"""Rounding error allowed in sums of fractions."""
 _MOST_COMBINATIONS = 200
-"""So many sets of GPUs of one size are tried; beyond that GPUs are only left out one by one."""
+"""The most sets of GPUs of one size that are tried; beyond that GPUs are only left out one by one."""
 _MOST_SETS = 8
-"""So many unlike sets are tried; the same beyond that."""
+"""The most unlike sets that are tried; beyond that, too, GPUs are only left out one by one."""
 _STEPS = 200
-"""Of the search whether some of the GPUs would do; where that is not clear by then, they would not."""
+"""Steps of the search whether some of the GPUs suffice; if it is undecided by then, they count as not sufficient."""
 
 
 def empty_occupancy(gpu: Gpu, *, keep_foreign: bool) -> Occupancy:
-    """The GPU without its instances; with those that others made, where they are not counted on to go."""
+    """Return the GPU without its instances; with its foreign ones if they cannot be counted on to go."""
     kept = [each for each in gpu.instances if keep_foreign and each.state is InstanceState.FOREIGN]
     tables = tables_for(gpu.layout)
     held = engines = 0
@@ -34,76 +34,79 @@ def empty_occupancy(gpu: Gpu, *, keep_foreign: bool) -> Occupancy:
 
 
 def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign: bool = False) -> bool:
-    """Whether the wants would fit together on these GPUs with nothing on them."""
-    boards = (empty_occupancy(gpu, keep_foreign=keep_foreign) for gpu in gpus)
+    """Return True if the wants would fit together on these GPUs with nothing on them."""
+    occupancies = (empty_occupancy(gpu, keep_foreign=keep_foreign) for gpu in gpus)
     if len(wants) == 1:
-        return any(_windows(board, wants[0]) for board in boards)
-    return pack(list(boards), wants) is not None
+        return any(_windows(occupancy, wants[0]) for occupancy in occupancies)
+    return pack(list(occupancies), wants) is not None
 
 
 def fewest_gpus(
-    gpus: Sequence[Gpu], wants: Sequence[Want], rooms: FeasibilityCache | None = None
+    gpus: Sequence[Gpu], wants: Sequence[Want], cache: FeasibilityCache | None = None
 ) -> frozenset[GpuUuid]:
-    """The fewest GPUs that could serve the wants once their leases ended, those with least to end first.
+    """Return the fewest GPUs that could serve the wants once their leases ended, those with the least to end first.
 
-    What others made is not counted on to go. Empty when even all GPUs could not serve them. `rooms` are of these wants,
-    and remember what was found out an earlier time.
+    Foreign instances are not counted on to go. Empty when even all GPUs could not serve the wants. `cache` must be for
+    these wants; it keeps results between calls.
     """
     if len(wants) == 1:
         nearest = _nearest(gpus, wants[0])
         return frozenset() if nearest is None else frozenset({nearest.uuid})
     ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
-    rooms = FeasibilityCache(wants) if rooms is None else rooms
-    if not rooms.suffice(ordered):
+    cache = FeasibilityCache(wants) if cache is None else cache
+    if not cache.suffice(ordered):
         return frozenset()
     unlike: set[tuple[object, ...]] = set()
     least = max(math.ceil(share_of_gpus(gpus, wants) - _TOLERANCE), 1)
     for size in range(least, len(ordered)):
         for chosen in islice(combinations(ordered, size), _MOST_COMBINATIONS):
-            if rooms.suffice(chosen, most_steps=_STEPS):
-                return _without_needless(chosen, rooms)
-            unlike.add(rooms.look_of(chosen))
+            if cache.suffice(chosen, most_steps=_STEPS):
+                return _without_unneeded(chosen, cache)
+            unlike.add(cache.key_of(chosen))
         if len(unlike) > _MOST_SETS:
             break
-    return _without_needless(ordered, rooms)
+    return _without_unneeded(ordered, cache)
 
 
-def _without_needless(gpus: Sequence[Gpu], rooms: FeasibilityCache) -> frozenset[GpuUuid]:
+def _without_unneeded(gpus: Sequence[Gpu], cache: FeasibilityCache) -> frozenset[GpuUuid]:
     kept = list(gpus)
     for gpu in reversed(gpus):
         others = [each for each in kept if each is not gpu]
-        if rooms.suffice(others, most_steps=_STEPS):
+        if cache.suffice(others, most_steps=_STEPS):
             kept = others
     return frozenset(gpu.uuid for gpu in kept)
 
 
 class FeasibilityCache:
-    """Which sets of emptied GPUs some wants would fit on: of sets that look alike it is found out once."""
+    """Caches which sets of emptied GPUs some wants would fit on; sets with equal GPUs share one result."""
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self.wants = wants
         self._layouts: dict[int, Layout] = {}
-        """By identity, which is quicker than by what is in them; kept, so that it stays theirs."""
+        """By identity, which is quicker than by content; kept here so that no other layout gets the same id."""
         self._known: dict[tuple[bool, tuple[object, ...]], bool] = {}
-        """By whether it was searched to the end, and the look of the set."""
+        """By whether the search was unlimited, and by the state of the set."""
 
     def suffice(self, gpus: Sequence[Gpu], *, most_steps: int | None = None) -> bool:
-        """Whether the wants fit; what others made is not counted on to go. With `most_steps` as `pack`."""
-        key = (most_steps is None, self.look_of(gpus))
+        """Return True if the wants fit once leases end; `most_steps` is that of `pack`.
+
+        Foreign instances are not counted on to go.
+        """
+        key = (most_steps is None, self.key_of(gpus))
         if key not in self._known:
-            boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-            self._known[key] = pack(boards, self.wants, most_steps=most_steps) is not None
+            occupancies = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
+            self._known[key] = pack(occupancies, self.wants, most_steps=most_steps) is not None
         return self._known[key]
 
-    def look_of(self, gpus: Sequence[Gpu]) -> tuple[object, ...]:
-        """What is the same for sets that look alike, emptied."""
+    def key_of(self, gpus: Sequence[Gpu]) -> tuple[object, ...]:
+        """Return a key that is equal for sets whose GPUs, emptied, are alike."""
         self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
-        boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-        return tuple(sorted((id(board.gpu.layout), board.held, board.engines) for board in boards))
+        occupancies = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
+        return tuple(sorted((id(occupancy.gpu.layout), occupancy.held, occupancy.engines) for occupancy in occupancies))
 
 
 def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
-    """The GPU on which least has to end before the want fits; of equals the first."""
+    """Return the GPU on which least has to end before the want fits; the first of equals."""
     best: tuple[tuple[int, int, int], int] | None = None
     nearest: Gpu | None = None
     for gpu in gpus:
@@ -116,11 +119,11 @@ def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
 
 
 def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
-    """What has to end on one GPU before the want fits; less is nearer, None: what others made is in the way.
+    """Return what has to end on one GPU before the want fits, less first; None if foreign instances prevent it.
 
     The wait is for the last of the leases to end, so few leases count before few slices. Of as many leases (unless it
-    is one) a GPU with a large one among them is better to keep: less of it stands idle meanwhile. `docs/placement.md`
-    has what that is worth. Remembered with the frozen GPU.
+    is one) a GPU with a large one among them is better to reserve: less of it is idle meanwhile. `docs/placement.md`
+    has what that is worth. Cached on the frozen GPU.
     """
     profile = smallest_profile(want, gpu.layout)
     if profile is None:
@@ -138,9 +141,9 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     return known if isinstance(known, tuple) else None
 
 
-def _windows(board: Occupancy, want: Want) -> list[int]:
-    """The masks of the windows that would serve the want."""
-    profile = smallest_profile(want, board.gpu.layout)
-    if profile is None or not board.tables.engines_fit(board.engines + board.tables.engines_of(profile)):
+def _windows(occupancy: Occupancy, want: Want) -> list[int]:
+    """Return the masks of the windows that would serve the want."""
+    profile = smallest_profile(want, occupancy.gpu.layout)
+    if profile is None or not occupancy.tables.engines_fit(occupancy.engines + occupancy.tables.engines_of(profile)):
         return []
-    return [ranked.window.mask for ranked in board.tables.ranked(profile.id, board.held)]
+    return [ranked.window.mask for ranked in occupancy.tables.ranked(profile.id, occupancy.held)]

@@ -1,4 +1,4 @@
-"""One GPU as the planner works on it: what is held, what is idle, and the cheapest place for one more device."""
+"""One GPU during planning: what is held, what is idle, and the cheapest slot for one more device."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy, Reuse
 
 NO_INSTANCES: frozenset[Generation] = frozenset()
 VICTIM_COST_SHARE = 0.1
-"""What destroying an idle instance costs, as a share of what creating one costs."""
+"""The cost of destroying an idle instance, as a share of the cost of creating one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place for one device on one GPU."""
+    """A slot for one device on one GPU."""
 
     cost: float
-    """Of the policy; lower is better."""
+    """The policy's cost; lower is better."""
     age: float
-    """Breaks ties between equal costs; lower is better: victims idle for longest, a reuse of what was idle least."""
+    """Breaks ties between equal costs; lower is better: victims idle for longest, reuse of the latest idle one."""
     window: Window
     reuse: Instance | None
-    """The idle instance that stands exactly there; None: one is created."""
+    """The idle instance in exactly that slot; None: one is created."""
     victims: tuple[Instance, ...] = ()
-    """The idle instances that have to go first."""
+    """The idle instances that must be destroyed first."""
 
 
 class Occupancy:
-    """A GPU with some devices already given away in thought. Never changes; `place` makes the next one."""
+    """A GPU with some devices tentatively placed. Immutable; `place` returns the next one."""
 
     __slots__ = (
         "_best",
@@ -56,13 +56,13 @@ class Occupancy:
         self.gpu = gpu
         self.tables = tables
         self.held = held
-        """The slices that nothing may be placed on."""
+        """The slices on which nothing may be placed."""
         self.engines = engines
-        """What is taken of the engines on those slices, packed."""
+        """The engines taken on those slices, packed."""
         self.idle = idle
         self.idle_mask = 0
         self.idle_slots: dict[tuple[int, int], Instance] = {}
-        """The idle instances that may be given as they are, by profile id and start."""
+        """The idle instances that may be reused, by profile id and start."""
         self._not_reused = not_reused
         """Idle instances that may only be destroyed."""
         self.engines_with_idle = engines
@@ -70,7 +70,7 @@ class Occupancy:
             slot = instance.slot
             placement = slot.placement
             self.idle_mask |= placement.mask
-            # One whose compute instance could not be made, nor it removed: only good to be destroyed.
+            # Its compute instance could not be created, nor could it be removed: it can only be destroyed.
             half_made = instance.gpu_instance_id is not None and instance.compute_instance_id is None
             if not half_made and instance.generation not in not_reused:
                 self.idle_slots[slot.profile.id, placement.start] = instance
@@ -79,16 +79,16 @@ class Occupancy:
 
     @classmethod
     def of(cls, gpu: Gpu, policy: Policy = DEFAULT_POLICY) -> Occupancy:
-        """The board of a GPU as it is; made once for each frozen Gpu and what may be reused on it."""
+        """Return the occupancy of a GPU as it is; cached for each frozen Gpu and set of reusable instances."""
         not_reused = NO_INSTANCES
-        key = "board"
+        key = "occupancy"
         if policy.reuse is not Reuse.ANY:
             not_reused = frozenset(each.generation for each in gpu.idle if not policy.may_reuse(each))
             if not_reused:
-                key = f"board without {sorted(not_reused)}"
-        board = gpu.scratch.get(key)
-        if isinstance(board, cls):
-            return board
+                key = f"occupancy without {sorted(not_reused)}"
+        occupancy = gpu.scratch.get(key)
+        if isinstance(occupancy, cls):
+            return occupancy
         tables = tables_for(gpu.layout)
         held = engines = 0
         idle = []
@@ -101,12 +101,12 @@ class Occupancy:
                 engines += tables.engines_of(slot.profile)
         if WHOLE_GPU_PROFILE_ID in tables.windows and not idle:
             held = 1  # nothing can be created on such a GPU
-        board = cls(gpu, tables, held, engines, tuple(idle), not_reused)
-        gpu.scratch[key] = board
-        return board
+        occupancy = cls(gpu, tables, held, engines, tuple(idle), not_reused)
+        gpu.scratch[key] = occupancy
+        return occupancy
 
     def best(self, profile: Profile, creation_cost: float) -> Candidate | None:
-        """The cheapest place for the profile; None when it does not fit. Remembered."""
+        """Return the cheapest slot for the profile; None if it does not fit. Cached."""
         key = (profile.id, creation_cost)
         try:
             return self._best[key]
@@ -117,7 +117,7 @@ class Occupancy:
     def candidates(
         self, profile: Profile, creation_cost: float, exclude: frozenset[Slot] = frozenset()
     ) -> list[Candidate]:
-        """Every place for the profile outside the excluded slots, cheapest first."""
+        """Return every slot for the profile outside the excluded slots, cheapest first."""
         found = [
             self._candidate(ranked.window, ranked.cost, creation_cost)
             for ranked in self.tables.ranked(profile.id, self.held)
@@ -126,22 +126,22 @@ class Occupancy:
         return sorted((each for each in found if each), key=lambda each: (each.cost, each.age))
 
     def candidate_at(self, window: Window, creation_cost: float) -> Candidate | None:
-        """One window as a candidate; None when it does not fit."""
+        """Return one window as a candidate; None if it does not fit."""
         for ranked in self.tables.ranked(window.profile.id, self.held):
             if ranked.window is window:
                 return self._candidate(window, ranked.cost, creation_cost)
         return None
 
     def place(self, candidate: Candidate) -> Occupancy:
-        """The board after a device was placed."""
+        """Return the occupancy after a device is placed."""
         window = candidate.window
-        gone = (candidate.reuse, *candidate.victims)
+        used = (candidate.reuse, *candidate.victims)
         return Occupancy(
             self.gpu,
             self.tables,
             self.held | window.mask,
             self.engines + self.tables.engines_of(window.profile),
-            tuple(each for each in self.idle if all(each is not other for other in gone)),
+            tuple(each for each in self.idle if all(each is not other for other in used)),
             self._not_reused,
         )
 
@@ -159,13 +159,13 @@ class Occupancy:
         return best
 
     def _candidate(self, window: Window, cost: float, creation_cost: float) -> Candidate | None:
-        """The window as a candidate; None where the engines do not suffice, whatever idle instance goes."""
+        """Return the window as a candidate; None if the engines do not suffice, whatever idle instance is destroyed."""
         profile = window.profile
         reuse = self.idle_slots.get((profile.id, window.placement.start))
         if reuse is not None and reuse.slot.placement == window.placement:
             return Candidate(cost, -reuse.since, window, reuse)
         taken = self.engines + self.tables.engines_of(profile)
-        # A whole GPU cannot be created, only be there.
+        # A whole GPU cannot be created, only reused.
         if profile.is_whole_gpu or not self.tables.engines_fit(taken):
             return None
         victims: tuple[Instance, ...] = ()
@@ -179,24 +179,26 @@ class Occupancy:
         return Candidate(cost, max(each.since for each in victims), window, None, victims)
 
     def _engine_victims(self, taken: int, victims: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Idle instances elsewhere on the GPU that hold an engine which the new one needs, such as the one of `+me`.
+        """Return idle instances elsewhere on the GPU with an engine that the new one needs, such as the one of `+me`.
 
         Without this an idle instance could keep a request from being served, which it must never do.
         """
         tables = self.tables
-        staying = [each for each in self.idle if each not in victims]
-        taken += sum(tables.engines_of(each.slot.profile) for each in staying)
+        remaining = [each for each in self.idle if each not in victims]
+        taken += sum(tables.engines_of(each.slot.profile) for each in remaining)
         chosen: list[Instance] = []
         while not tables.engines_fit(taken):
             missing = tables.missing_engines(taken)
-            # The one that gives back most of what is missing; of equals the one idle for longest.
-            best = min(staying, key=lambda each: (-_gives(each, missing), each.since, each.slot.placement.start))
-            staying.remove(best)
+            # The one that frees most of what is missing; of equals the one idle for longest.
+            best = min(
+                remaining, key=lambda each: (-_freed_engines(each, missing), each.since, each.slot.placement.start)
+            )
+            remaining.remove(best)
             chosen.append(best)
             taken -= tables.engines_of(best.slot.profile)
         return tuple(chosen)
 
 
-def _gives(instance: Instance, missing: tuple[int, ...]) -> int:
+def _freed_engines(instance: Instance, missing: tuple[int, ...]) -> int:
     engines = instance.slot.profile.engines.as_tuple()
     return sum(min(engine, lacking) for engine, lacking in zip(engines, missing, strict=True))

@@ -1,9 +1,8 @@
 """Bin packing: whether several devices fit together at all, by an exact search over any mix of GPU models and devices.
 
-For each GPU (bin) the sets of windows that can stand side by side are enumerated once and reduced to those that no
-other set surpasses; the search then hands every GPU one such set. Wants that every model serves with the same profiles
-are interchangeable, so it counts classes of wants (items) instead of telling them apart. An answer of None means that
-there is no way.
+For each GPU (bin) the sets of windows that can be used side by side are enumerated once and reduced to the maximal
+ones; the search then gives every GPU one such set. Wants that every model serves with the same profiles are
+interchangeable, so the search counts classes of wants (items). None means that there is no way.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.profiles import smallest_profile
 
 Counts = tuple[int, ...]
-"""So many devices of each kind."""
+"""A count of devices for each class."""
 
 
 class ItemClasses:
     """The wants grouped by which profile each layout would serve them with."""
 
-    def __init__(self, boards: Sequence[Occupancy], wants: Sequence[Want]) -> None:
+    def __init__(self, occupancies: Sequence[Occupancy], wants: Sequence[Want]) -> None:
         layouts: dict[Layout, int] = {}
-        for board in boards:
-            layouts.setdefault(board.gpu.layout, len(layouts))
+        for occupancy in occupancies:
+            layouts.setdefault(occupancy.gpu.layout, len(layouts))
         self.layouts = layouts
         groups: dict[tuple[Profile | None, ...], list[int]] = {}
         known: dict[Want, tuple[Profile | None, ...]] = {}
@@ -39,18 +38,18 @@ class ItemClasses:
         # The hardest first: those that take most of a GPU.
         ordered = sorted(groups.items(), key=lambda item: self._hardness(item[0]), reverse=True)
         self.profiles = [served for served, _ in ordered]
-        """For each kind, the profile by layout."""
+        """For each class, the profile by layout."""
         self.members = [tuple(members) for _, members in ordered]
-        """For each kind, the wants of it."""
+        """For each class, the wants in it."""
         self.shares = [self._share(served) for served in self.profiles]
-        """For each kind, the least part of a GPU that it takes anywhere."""
+        """For each class, the least part of a GPU that a device takes on any layout."""
         count = range(len(self.profiles))
-        self.harder = [[other for other in range(kind) if self._at_least_as_hard(other, kind)] for kind in count]
-        """For each kind, those before it that are at least as hard: whatever place serves them would serve it, too."""
+        self.harder = [[other for other in range(item) if self._at_least_as_hard(other, item)] for item in count]
+        """For each class, those before it that are at least as hard: whatever slot serves them would serve it, too."""
 
     @property
     def demand(self) -> Counts:
-        """How many devices of each kind are wanted."""
+        """How many devices of each class are wanted."""
         return tuple(len(members) for members in self.members)
 
     def _at_least_as_hard(self, hard: int, easy: int) -> bool:
@@ -60,7 +59,7 @@ class ItemClasses:
         )
 
     def _hardness(self, served: tuple[Profile | None, ...]) -> tuple[float, int, int]:
-        """Sorts the kinds so that whatever is harder in every respect comes before."""
+        """Return a sort key that puts what is harder in every respect after what is easier."""
         profiles = [profile for profile in served if profile is not None]
         return (self._share(served), -len(profiles), sum(profile.memory_slices for profile in profiles))
 
@@ -74,30 +73,32 @@ class ItemClasses:
 
 
 class Bin:
-    """One GPU in the search: what it can take, in kinds."""
+    """One GPU in the search: what it can take, in classes."""
 
-    def __init__(self, board: Occupancy, kinds: ItemClasses, exclude: frozenset[Slot]) -> None:
-        column = kinds.layouts[board.gpu.layout]
-        self._kinds_of: dict[int, list[int]] = {}
+    def __init__(self, occupancy: Occupancy, classes: ItemClasses, exclude: frozenset[Slot]) -> None:
+        column = classes.layouts[occupancy.gpu.layout]
+        self._classes_of: dict[int, list[int]] = {}
         demand: dict[int, int] = {}
-        for kind, served in enumerate(kinds.profiles):
+        for item, served in enumerate(classes.profiles):
             profile = served[column]
             if profile is not None:
-                self._kinds_of.setdefault(profile.id, []).append(kind)
-                demand[profile.id] = demand.get(profile.id, 0) + len(kinds.members[kind])
-        self.sets = _best_sets(board, demand, exclude)
-        """For each set of profiles (counts by id) that no other surpasses: windows for it."""
-        self._number_of_kinds = len(kinds.profiles)
+                self._classes_of.setdefault(profile.id, []).append(item)
+                demand[profile.id] = demand.get(profile.id, 0) + len(classes.members[item])
+        self.sets = _maximal_sets(occupancy, demand, exclude)
+        """For each maximal set of profiles (counts by id), windows for it."""
+        self._class_count = len(classes.profiles)
         # An excluded slot could lie inside a window of something harder, so then nothing is known to be easier.
-        self._harder = [set() if exclude else set(harder) for harder in kinds.harder]
+        self._harder = [set() if exclude else set(harder) for harder in classes.harder]
 
     def most(self, weights: Sequence[float]) -> float:
-        """The most weight of kinds that it can take at once."""
+        """Return the greatest weight of classes that it can take at once."""
         return self.fullest(weights)[0]
 
     def fullest(self, weights: Sequence[float]) -> tuple[float, Mapping[int, int]]:
-        """The most weight of kinds that it can take at once, and how many of each kind that is."""
-        heaviest = {profile: max((weights[kind], kind) for kind in kinds) for profile, kinds in self._kinds_of.items()}
+        """Return the greatest weight of classes that it can take at once, and how many of each class that is."""
+        heaviest = {
+            profile: max((weights[item], item) for item in classes) for profile, classes in self._classes_of.items()
+        }
         weight = 0.0
         chosen: tuple[tuple[int, int], ...] = ()
         for each in self.sets:
@@ -106,70 +107,70 @@ class Bin:
                 weight, chosen = found, each
         counts: dict[int, int] = {}
         for profile, count in chosen:
-            kind = heaviest[profile][1]
-            counts[kind] = counts.get(kind, 0) + count
+            item = heaviest[profile][1]
+            counts[item] = counts.get(item, 0) + count
         return weight, counts
 
-    def takes(self, left: Counts) -> list[Counts]:
-        """What it can take of what is left, only such that leave nothing possible out; the most first."""
+    def fill_options(self, left: Counts) -> list[Counts]:
+        """Return what it can take of what is left, only maximal choices; those with the most devices first."""
         found: set[Counts] = set()
         for each in self.sets:
-            per_profile = [self._shared_out(profile, count, left) for profile, count in each]
+            per_profile = [self._profile_options(profile, count, left) for profile, count in each]
             for parts in product(*per_profile):
-                counts = [0] * self._number_of_kinds
+                counts = [0] * self._class_count
                 for part in parts:
-                    for kind, count in part.items():
-                        counts[kind] += count
+                    for item, count in part.items():
+                        counts[item] += count
                 found.add(tuple(counts))
-        return sorted(_unsurpassed(found), key=lambda counts: (-sum(counts), counts))
+        return sorted(_maximal(found), key=lambda counts: (-sum(counts), counts))
 
-    def _shared_out(self, profile: int, slots: int, left: Counts) -> list[dict[int, int]]:
-        """The ways to fill so many instances of a profile with the kinds that it serves, as full as can be."""
-        kinds = [kind for kind in self._kinds_of[profile] if left[kind]]
-        total = min(slots, sum(left[kind] for kind in kinds))
-        return list(self._compositions(kinds, total, left))
+    def _profile_options(self, profile: int, slots: int, left: Counts) -> list[dict[int, int]]:
+        """Return the fullest ways to fill `slots` instances of a profile with the classes that it serves."""
+        classes = [item for item in self._classes_of[profile] if left[item]]
+        total = min(slots, sum(left[item] for item in classes))
+        return list(self._compositions(classes, total, left))
 
-    def _compositions(self, kinds: Sequence[int], total: int, left: Counts) -> Iterator[dict[int, int]]:
-        """All ways to take `total` devices from the kinds, of each at most what is left, as far as they matter.
+    def _compositions(self, classes: Sequence[int], total: int, left: Counts) -> Iterator[dict[int, int]]:
+        """Yield the ways to take `total` devices from the classes, at most what is left of each, as far as they matter.
 
         What is harder goes before what is easier: to leave the easier one for another GPU is never worse.
         """
         if total == 0:
             yield {}
             return
-        if not kinds:
+        if not classes:
             return
-        first, rest = kinds[0], kinds[1:]
+        first, rest = classes[0], classes[1:]
         for count in range(min(total, left[first]), -1, -1):
-            others = rest if count == left[first] else [kind for kind in rest if first not in self._harder[kind]]
+            others = rest if count == left[first] else [item for item in rest if first not in self._harder[item]]
             for more in self._compositions(others, total - count, left):
                 yield {first: count, **more}
 
     def windows_for(self, counts: Counts) -> Iterator[tuple[int, Window]]:
-        """A window for each device in `counts`, which came from `takes`, with its kind."""
+        """Yield a window for each device in `counts`, which came from `fill_options`, with its class."""
         wanted: dict[int, list[int]] = {}
-        for profile, kinds in self._kinds_of.items():
-            wanted[profile] = [kind for kind in kinds for _ in range(counts[kind])]
+        for profile, classes in self._classes_of.items():
+            wanted[profile] = [item for item in classes for _ in range(counts[item])]
         for each, windows in self.sets.items():
             offered = dict(each)
-            if all(len(kinds) <= offered.get(profile, 0) for profile, kinds in wanted.items()):
+            if all(len(classes) <= offered.get(profile, 0) for profile, classes in wanted.items()):
                 for window in windows:
                     if wanted[window.profile.id]:
                         yield wanted[window.profile.id].pop(), window
                 return
 
 
-def _best_sets(
-    board: Occupancy, demand: Mapping[int, int], exclude: frozenset[Slot]
+def _maximal_sets(
+    occupancy: Occupancy, demand: Mapping[int, int], exclude: frozenset[Slot]
 ) -> dict[tuple[tuple[int, int], ...], tuple[Window, ...]]:
-    """The sets of profiles that can stand on the board together and that no other set surpasses, each with windows."""
-    tables = board.tables
+    """Return the maximal sets of profiles that fit on the GPU together, each with windows."""
+    tables = occupancy.tables
     windows = sorted(
         (
             ranked.window
             for profile in demand
-            for ranked in tables.ranked(profile, board.held)
-            if Slot(board.gpu.uuid, ranked.window.profile, ranked.window.placement) not in exclude
+            for ranked in tables.ranked(profile, occupancy.held)
+            if Slot(occupancy.gpu.uuid, ranked.window.profile, ranked.window.placement) not in exclude
         ),
         key=lambda window: (window.placement.start, window.placement.size, window.profile.id),
     )
@@ -179,7 +180,7 @@ def _best_sets(
     def extend(first: int, mask: int, engines: int, chosen: tuple[Window, ...], counts: Counts) -> None:
         # Of the sets with the same counts the one that leaves most capacity is kept.
         known = found.get(counts)
-        if known is None or tables.capacity(mask) > tables.capacity(board.held | _mask(known)):
+        if known is None or tables.capacity(mask) > tables.capacity(occupancy.held | _mask(known)):
             found[counts] = chosen
         for number in range(first, len(windows)):
             window = windows[number]
@@ -190,10 +191,10 @@ def _best_sets(
             more = (*counts[:place], counts[place] + 1, *counts[place + 1 :])
             extend(number + 1, mask | window.mask, taken, (*chosen, window), more)
 
-    extend(0, board.held, board.engines, (), (0,) * len(ids))
+    extend(0, occupancy.held, occupancy.engines, (), (0,) * len(ids))
     return {
         tuple((profile, count) for profile, count in zip(ids, counts, strict=True) if count): found[counts]
-        for counts in sorted(_unsurpassed(found), reverse=True)
+        for counts in sorted(_maximal(found), reverse=True)
     }
 
 
@@ -204,8 +205,8 @@ def _mask(windows: Sequence[Window]) -> int:
     return mask
 
 
-def _unsurpassed(found: Mapping[Counts, object] | set[Counts]) -> list[Counts]:
-    """Those that no other has at least as much as in every place."""
+def _maximal(found: Mapping[Counts, object] | set[Counts]) -> list[Counts]:
+    """Return the maximal counts: those for which no other has at least as much of every class."""
     kept: list[Counts] = []
     for counts in sorted(found, key=sum, reverse=True):
         if not any(all(more >= less for more, less in zip(other, counts, strict=True)) for other in kept):
@@ -214,7 +215,7 @@ def _unsurpassed(found: Mapping[Counts, object] | set[Counts]) -> list[Counts]:
 
 
 def _contains(hard: Profile, easy: Profile) -> bool:
-    """Whether an instance of `easy` could stand wherever one of `hard` can."""
+    """Return True if an instance of `easy` fits wherever one of `hard` does."""
     if hard.id == easy.id:
         return True
     engines = zip(hard.engines.as_tuple(), easy.engines.as_tuple(), strict=True)
@@ -225,72 +226,72 @@ def _contains(hard: Profile, easy: Profile) -> bool:
 
 
 _ROUNDS = 150
-"""Of looking for prices; most searches need a few."""
+"""Iterations of the search for prices; most searches need a few."""
 _TOLERANCE = 1e-7
 
 
 def pack(
-    boards: Sequence[Occupancy],
+    occupancies: Sequence[Occupancy],
     wants: Sequence[Want],
     exclude: frozenset[Slot] = frozenset(),
     *,
     most_steps: int | None = None,
 ) -> tuple[tuple[int, Window], ...] | None:
-    """A board (by its place in `boards`) and a free window for each want, none overlapping; None when there is no way.
+    """Return a free window for each want, with the place of its GPU in the list; None if there is no way.
 
-    Idle instances are no obstacle. Costs are not looked at. With `most_steps`, None also when so many steps of the
-    search found nothing: only for those who can do without an answer.
+    No two windows overlap. Idle instances are no obstacle. Costs are ignored. With `most_steps`, None also if the
+    search found nothing in this many steps: only for callers that can do without an answer.
     """
-    kinds = ItemClasses(boards, wants)
-    if not all(any(served) for served in kinds.profiles):
+    classes = ItemClasses(occupancies, wants)
+    if not all(any(served) for served in classes.profiles):
         return None
-    shelves = _bins(boards, kinds, exclude)
-    chosen = _Search(shelves, kinds, most_steps).run()
+    bins = _bins(occupancies, classes, exclude)
+    chosen = _Search(bins, classes, most_steps).run()
     if chosen is None:
         return None
-    queues = [list(members) for members in kinds.members]
+    queues = [list(members) for members in classes.members]
     placed: dict[int, tuple[int, Window]] = {}
-    for number, (shelf, counts) in enumerate(zip(shelves, chosen, strict=True)):
-        for kind, window in shelf.windows_for(counts):
-            placed[queues[kind].pop()] = (number, window)
+    for number, (each, counts) in enumerate(zip(bins, chosen, strict=True)):
+        for item, window in each.windows_for(counts):
+            placed[queues[item].pop()] = (number, window)
     return tuple(placed[number] for number in range(len(wants)))
 
 
-def _bins(boards: Sequence[Occupancy], kinds: ItemClasses, exclude: frozenset[Slot]) -> list[Bin]:
-    """One for each board; boards that look alike share it, unless slots of single GPUs are excluded."""
+def _bins(occupancies: Sequence[Occupancy], classes: ItemClasses, exclude: frozenset[Slot]) -> list[Bin]:
+    """Return one bin for each GPU; equal GPUs share one, unless slots of single GPUs are excluded."""
     made: dict[tuple[object, ...], Bin] = {}
-    shelves = []
-    for board in boards:
-        look = (board.gpu.uuid if exclude else None, id(board.gpu.layout), board.held, board.engines)
-        if look not in made:
-            made[look] = Bin(board, kinds, exclude)
-        shelves.append(made[look])
-    return shelves
+    bins = []
+    for occupancy in occupancies:
+        key = (occupancy.gpu.uuid if exclude else None, id(occupancy.gpu.layout), occupancy.held, occupancy.engines)
+        if key not in made:
+            made[key] = Bin(occupancy, classes, exclude)
+        bins.append(made[key])
+    return bins
 
 
 class _Search:
-    """Hands out sets shelf by shelf; what failed once with as much left is not tried again."""
+    """Fills bin by bin; what failed once with as much left is not tried again."""
 
-    def __init__(self, shelves: Sequence[Bin], kinds: ItemClasses, most_steps: int | None) -> None:
-        self._shelves = shelves
+    def __init__(self, bins: Sequence[Bin], classes: ItemClasses, most_steps: int | None) -> None:
+        self._bins_by_place = bins
         self._steps_left = most_steps
-        self._demand = kinds.demand
+        self._demand = classes.demand
         self._failed: set[tuple[int, Counts]] = set()
-        prices = _prices(shelves, kinds)
+        prices = _prices(bins, classes)
         self._prices = prices
-        # The tightest shelves first: they leave the fewest ways.
-        most = {shelf: shelf.most(kinds.shares) for shelf in set(shelves)}
-        self._order = sorted(range(len(shelves)), key=lambda number: (most[shelves[number]], number))
-        self._weights = [*_weightings(kinds), prices]
-        self._room = [self._suffix_room(weights) for weights in self._weights]
+        # The tightest bins first: they leave the fewest ways.
+        most = {each: each.most(classes.shares) for each in set(bins)}
+        self._order = sorted(range(len(bins)), key=lambda number: (most[bins[number]], number))
+        self._weights = [*_weightings(classes), prices]
+        self._remaining = [self._remaining_weights(weights) for weights in self._weights]
 
     def run(self) -> list[Counts] | None:
-        """For each shelf what it takes; None when the demand cannot be met."""
+        """Return what each bin takes, or None if the demand cannot be met."""
         taken: list[Counts] = []
         if not self._descend(0, self._demand, taken):
             return None
         nothing = (0,) * len(self._demand)
-        result = [nothing] * len(self._shelves)
+        result = [nothing] * len(self._bins_by_place)
         for number, counts in zip(self._order, taken, strict=False):
             result[number] = counts
         return result
@@ -304,8 +305,8 @@ class _Search:
             if self._steps_left <= 0:
                 return False
             self._steps_left -= 1
-        options = self._shelves[self._order[depth]].takes(left)
-        # By the prices, which say how scarce each kind's places are.
+        options = self._bins_by_place[self._order[depth]].fill_options(left)
+        # By the prices, which say how scarce the slots of each class are.
         for counts in sorted(options, key=lambda counts: -_weighed(counts, self._prices)):
             taken.append(counts)
             if self._descend(depth + 1, tuple(a - b for a, b in zip(left, counts, strict=True)), taken):
@@ -315,44 +316,44 @@ class _Search:
         return False
 
     def _may_suffice(self, depth: int, left: Counts) -> bool:
-        """Whether the shelves that are left have room by every way of weighing; no proof that the demand fits."""
+        """Return True if the bins that are left suffice by every way of weighing; no proof that the demand fits."""
         return all(
-            _weighed(left, weights) <= room[depth] + _TOLERANCE
-            for weights, room in zip(self._weights, self._room, strict=True)
+            _weighed(left, weights) <= capacity[depth] + _TOLERANCE
+            for weights, capacity in zip(self._weights, self._remaining, strict=True)
         )
 
-    def _suffix_room(self, weights: Sequence[float]) -> list[float]:
-        most = {shelf: shelf.most(weights) for shelf in set(self._shelves)}
-        room = [0.0]
+    def _remaining_weights(self, weights: Sequence[float]) -> list[float]:
+        most = {each: each.most(weights) for each in set(self._bins_by_place)}
+        capacity = [0.0]
         for number in reversed(self._order):
-            room.append(room[-1] + most[self._shelves[number]])
-        return room[::-1]
+            capacity.append(capacity[-1] + most[self._bins_by_place[number]])
+        return capacity[::-1]
 
 
 def _weighed(counts: Counts, weights: Sequence[float]) -> float:
     return sum(count * weight for count, weight in zip(counts, weights, strict=True))
 
 
-def _prices(shelves: Sequence[Bin], kinds: ItemClasses) -> list[float]:
-    """A price for each kind that says how scarce its places are.
+def _prices(bins: Sequence[Bin], classes: ItemClasses) -> list[float]:
+    """Return a price for each class that says how scarce its slots are.
 
-    Where all shelves together cannot hold the worth of what is wanted, there is no way; the prices are the ones that
-    come nearest to showing that. (They are the multipliers of the Lagrangian relaxation, found by subgradients.)
+    Where all bins together cannot hold the worth of what is wanted, there is no way; the prices are the ones that come
+    nearest to showing that. (They are the multipliers of the Lagrangian relaxation, found by subgradients.)
     """
-    demand = kinds.demand
-    shared = Counter(shelves)
-    prices = list(kinds.shares)
+    demand = classes.demand
+    shared = Counter(bins)
+    prices = list(classes.shares)
     best, least = prices, float("inf")
     for _ in range(_ROUNDS):
-        room = 0.0
+        capacity = 0.0
         held = [0] * len(demand)
-        for shelf, alike in shared.items():
-            weight, counts = shelf.fullest(prices)
-            room += alike * weight
-            for kind, count in counts.items():
-                held[kind] += alike * count
+        for each, alike in shared.items():
+            weight, counts = each.fullest(prices)
+            capacity += alike * weight
+            for item, count in counts.items():
+                held[item] += alike * count
         total = sum(prices)
-        slack = room - _weighed(demand, prices)
+        slack = capacity - _weighed(demand, prices)
         if slack / total < least:
             best, least = prices, slack / total
         lacking = [wanted - have for wanted, have in zip(demand, held, strict=True)]
@@ -366,9 +367,9 @@ def _prices(shelves: Sequence[Bin], kinds: ItemClasses) -> list[float]:
     return best
 
 
-def _weightings(kinds: ItemClasses) -> list[Sequence[float]]:
-    """Ways to weigh kinds: by their share of a GPU, each alone, and the hardest few together."""
-    count = len(kinds.profiles)
-    alone = [[1.0 if kind == only else 0.0 for kind in range(count)] for only in range(count)]
-    hardest = [[1.0 if kind <= last else 0.0 for kind in range(count)] for last in range(count)]
-    return [kinds.shares, *alone, *hardest]
+def _weightings(classes: ItemClasses) -> list[Sequence[float]]:
+    """Return ways to weigh classes: by their share of a GPU, each alone, and the hardest few together."""
+    count = len(classes.profiles)
+    alone = [[1.0 if item == only else 0.0 for item in range(count)] for only in range(count)]
+    hardest = [[1.0 if item <= last else 0.0 for item in range(count)] for last in range(count)]
+    return [classes.shares, *alone, *hardest]

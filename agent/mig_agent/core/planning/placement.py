@@ -1,4 +1,4 @@
-"""Where a profile may stand on a GPU, and what each place costs: the tables of the placement policy.
+"""Where a profile fits on a GPU, and what each window costs: the tables of the placement policy.
 
 The policy is RC, remaining capacity: of all the free windows choose the one that leaves the most windows, weighted by
 their size, for what may come. Positions are memory slices, masks have bit n for slice n. The tables work for an axis of
@@ -15,7 +15,7 @@ from mig_agent.core.model import Engines, Layout, Placement, Profile
 _FREE_SLICE_COST = 1e-3
 """For each slice left free: among equals the fuller GPU is chosen."""
 _DRIVER_RANK_COST = 1e-6
-"""For each place later in the driver's own order: among equals the driver's choice is taken."""
+"""For each position in the driver's own order: among equals the driver's choice is taken."""
 
 _FIELDS = 6
 _FIELD = 24
@@ -26,18 +26,18 @@ _GUARDS = sum(_GUARD << _FIELD * place for place in range(_FIELDS))
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One legal place of one profile."""
+    """One legal placement of one profile."""
 
     profile: Profile
     placement: Placement
     mask: int
     driver_rank: int
-    """How many places of this profile an empty GPU's driver would fill before."""
+    """How many placements of this profile the driver would use before this one on an empty GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankedWindow:
-    """A window that is free under some mask, with what taking it costs there."""
+    """A window that is free under some mask, with what using it costs there."""
 
     window: Window
     cost: float
@@ -45,15 +45,14 @@ class RankedWindow:
 
 
 class Tables:
-    """What can be computed once for all GPUs of one layout. Deterministic; filled as masks come up."""
+    """What can be computed once for all GPUs of one layout. Deterministic; filled as masks are first used."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._limit = _limits(layout.engines)
         self._engines = {profile.id: pack_engines(profile.engines) for profile in layout.profiles}
         plain = [profile for profile in layout.profiles if not profile.attributes] or list(layout.profiles)
-        # A profile with an attribute stands where a plain one of its size stands: counting it would weigh that size
-        # twice.
+        # A profile with an attribute fits where a plain one of its size fits: counting it would weigh that size twice.
         self._counted = tuple(place.mask for profile in plain for place in profile.placements)
         self._sizes = tuple(place.size for profile in plain for place in profile.placements)
         self._capacity: dict[int, int] = {}
@@ -62,7 +61,7 @@ class Tables:
         """The legal windows of each profile, by its id."""
 
     def capacity(self, mask: int) -> int:
-        """RC: the sizes of all windows that are free when the slices of `mask` are taken, summed."""
+        """Return RC: the sizes of all windows that are free when the slices of `mask` are taken, summed."""
         known = self._capacity.get(mask)
         if known is None:
             pairs = zip(self._counted, self._sizes, strict=True)
@@ -71,7 +70,7 @@ class Tables:
         return known
 
     def ranked(self, profile_id: int, mask: int) -> tuple[RankedWindow, ...]:
-        """The profile's windows that are free under `mask`, cheapest first."""
+        """Return the profile's windows that are free under `mask`, cheapest first."""
         key = (profile_id, mask)
         known = self._ranked.get(key)
         if known is None:
@@ -85,19 +84,19 @@ class Tables:
         return known
 
     def engines_of(self, profile: Profile) -> int:
-        """What one instance of the profile takes of the engines, packed: such numbers may be summed."""
+        """Return the engines that one instance of the profile takes, packed: such numbers may be summed."""
         known = self._engines.get(profile.id)
         return pack_engines(profile.engines) if known is None else known
 
     def engines_fit(self, taken: int) -> bool:
-        """Whether the GPU has the engines that are taken together (packed).
+        """Return True if the GPU has as many engines as `taken` (packed).
 
         The sums of the engines are what makes the driver refuse a second `+me` instance.
         """
         return (self._limit - taken) & _GUARDS == _GUARDS
 
     def missing_engines(self, taken: int) -> tuple[int, ...]:
-        """How many of each engine are taken beyond what the GPU has, in the order of Engines."""
+        """Return how many of each engine are taken beyond what the GPU has, in the order of Engines."""
         totals = self.layout.engines.as_tuple()
         return tuple(
             max(0, count - total) if total else 0 for count, total in zip(unpack_engines(taken), totals, strict=True)
@@ -117,7 +116,7 @@ class Tables:
         return tuple(Window(profile, place, place.mask, order.index(place)) for place in profile.placements)
 
     def _driver_order(self, profile: Profile) -> list[Placement]:
-        """The places that the driver would choose one after the other on an empty GPU.
+        """Return the placements in the order in which the driver would use them on an empty GPU.
 
         It takes the free placement that leaves the most placements of all profiles, the lowest start on a tie: that
         gives every choice printed in NVIDIA's MIG User Guide.
@@ -139,12 +138,12 @@ class Tables:
 
 @lru_cache(maxsize=256)
 def tables_for(layout: Layout) -> Tables:
-    """The tables of a layout, made once."""
+    """Return the tables of a layout, made once."""
     return Tables(layout)
 
 
 def pack_engines(engines: Engines) -> int:
-    """Counts of engines as one number, each in a field of its own with room to be summed."""
+    """Return counts of engines as one number, each in a bit field wide enough to be summed."""
     packed = 0
     for count in engines.as_tuple():
         packed = packed << _FIELD | count
@@ -152,14 +151,14 @@ def pack_engines(engines: Engines) -> int:
 
 
 def unpack_engines(packed: int) -> tuple[int, ...]:
-    """The counts in a packed number, in the order of Engines."""
+    """Return the counts in a packed number, in the order of Engines."""
     return tuple(packed >> _FIELD * place & _COUNT for place in reversed(range(_FIELDS)))
 
 
 def _limits(totals: Engines) -> int:
-    """The totals with a guard bit above each: subtracting more than there is clears the guard."""
+    """Return the totals with a guard bit above each: subtracting more than there is clears the guard."""
     limit = 0
     for total in totals.as_tuple():
-        # 0 means that the driver did not tell, or that nothing uses the engine: no limit.
+        # 0 means that the driver did not report it, or that nothing uses the engine: no limit.
         limit = limit << _FIELD | _GUARD | (total or _COUNT)
     return limit

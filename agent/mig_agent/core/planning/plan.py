@@ -14,12 +14,12 @@ COST_IN_SCORE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ReuseInstance:
-    """Take an idle instance as it is; no call to the driver that changes anything."""
+    """Reuse an idle instance as it is, without a driver call that changes anything."""
 
     instance: Instance
 
     def describe(self) -> str:
-        """As a dry run prints it."""
+        """Return the line that a dry run prints."""
         return f"reuse {self.instance.slot} ({self.instance.uuid})"
 
 
@@ -30,7 +30,7 @@ class DestroyInstance:
     instance: Instance
 
     def describe(self) -> str:
-        """As a dry run prints it."""
+        """Return the line that a dry run prints."""
         return f"destroy idle {self.instance.slot} ({self.instance.uuid})"
 
 
@@ -41,7 +41,7 @@ class CreateInstance:
     slot: Slot
 
     def describe(self) -> str:
-        """As a dry run prints it."""
+        """Return the line that a dry run prints."""
         return f"create {self.slot}"
 
 
@@ -58,7 +58,7 @@ class DevicePlan:
 
     @property
     def slot(self) -> Slot:
-        """Where the device stands or will stand."""
+        """The slot of the device, existing or to be created."""
         return self.serve.instance.slot if isinstance(self.serve, ReuseInstance) else self.serve.slot
 
 
@@ -68,13 +68,13 @@ class Plan:
 
     devices: tuple[DevicePlan, ...]
     wasted_mib: float
-    """Memory beyond what is wanted; 0 where no amount was named."""
+    """Memory beyond what is wanted, in MiB; 0 where no amount was named."""
     cost: float
-    """Of the policy: capacity that is lost, and creating."""
+    """The policy's cost: capacity that is lost, and creating."""
     creation_cost: float
     """The part of `cost` that is for creating and destroying; 0 where all is reused."""
     notes: tuple[str, ...] = ()
-    """For the person, such as a near miss: `10Gi costs two slices here, 9.5Gi one`."""
+    """Hints for people, such as a near miss: `10Gi costs two slices here, 9.5Gi one`."""
 
     @property
     def score(self) -> float:
@@ -83,12 +83,12 @@ class Plan:
 
     @property
     def capacity_lost(self) -> float:
-        """The part of `cost` that is for what can be placed no more: slices, summed over the windows that were free."""
+        """The part of `cost` for windows that were free and no longer are: their sizes in slices, summed."""
         return self.cost - self.creation_cost
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """In an order in which they can be executed: on each GPU victims before what needs their slices."""
+        """The steps in an order in which they can be executed: on each GPU victims before what needs their slices."""
         destroys: list[Step] = [victim for device in self.devices for victim in device.victims]
         return (*destroys, *(device.serve for device in self.devices))
 
@@ -97,13 +97,13 @@ Outcome = Plan | Refusal
 
 
 class Reuse(StrEnum):
-    """Whose idle instances may serve a request as they are. The words are in the settings."""
+    """Whose idle instances may serve a request as they are. The values are used in the settings."""
 
     ANY = "any"
     SAME_TENANT = "same-tenant"
-    """Those that the same tenant held last, and those that nobody has held."""
+    """Those that the same tenant held last, and those that were never leased."""
     NEVER = "never"
-    """Only those that nobody has held."""
+    """Only those that were never leased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,20 +111,22 @@ class Policy:
     """How plans are weighed. Costs are in units of remaining capacity: memory slices summed over free windows."""
 
     creation_cost: float = 2.0
-    """What creating an instance costs against reusing an idle one; towards 8 where creating is slow."""
+    """The cost of creating an instance rather than reusing an idle one; towards 8 where creating is slow."""
     search_limit: int = 1000
-    """How many GPUs are looked at, again and again, to better a plan of several devices. It bounds optimising, never
-    whether a plan is found."""
+    """How many GPUs the search may examine, repeats counted, to improve a plan of several devices.
+
+    It bounds optimising, never whether a plan is found.
+    """
     reuse: Reuse = Reuse.ANY
     tenant: str = ""
-    """Who asks; `of` sets it."""
+    """The tenant of the request; set by `of`."""
 
     def of(self, request: Request) -> Policy:
-        """The policy for this request."""
+        """Return the policy for this request."""
         return self if self.reuse is Reuse.ANY else replace(self, tenant=request.holder.tenant)
 
     def may_reuse(self, idle: Instance) -> bool:
-        """Whether an idle instance may serve as it is; if not, it may only be destroyed to make room."""
+        """Return True if an idle instance may serve as it is; if False, it may only be destroyed to free its slices."""
         if self.reuse is Reuse.ANY or idle.last_tenant is None:
             return True
         if idle.slot.profile.is_whole_gpu:
@@ -137,18 +139,21 @@ DEFAULT_POLICY = Policy()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Means, in seconds."""
+    """Mean durations of driver steps, in seconds."""
 
     create: float
-    """For a GPU instance with its compute instance."""
+    """Creating a GPU instance with its compute instance."""
     destroy: float
 
 
-def expected_seconds(plan: Plan, pace: StepTimes) -> float:
-    """How long the driver will take over a plan: 0 where all is reused. GPUs work side by side, each step by step."""
+def expected_seconds(plan: Plan, times: StepTimes) -> float:
+    """Return how many seconds the driver needs for a plan: 0 where all is reused.
+
+    GPUs work in parallel, each step by step.
+    """
     seconds: dict[GpuUuid, float] = {}
     for device in plan.devices:
         if isinstance(device.serve, CreateInstance):
-            taken = pace.create + pace.destroy * len(device.victims)
+            taken = times.create + times.destroy * len(device.victims)
             seconds[device.gpu] = seconds.get(device.gpu, 0.0) + taken
     return max(seconds.values(), default=0.0)

@@ -1,4 +1,4 @@
-"""The planner: from a request to a plan, or to a refusal that says why it does not fit now, or never will.
+"""The planner: turns a request into a plan, or into a refusal that says why it does not fit now or never will.
 
 `plan` is pure: the same function serves the agent, the dry run, the queue and the benchmark.
 """
@@ -45,10 +45,10 @@ def plan(
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> Outcome:
-    """How this node would serve the request now, or why not.
+    """Return how this node would serve the request now, or why it cannot.
 
-    `reserved` are GPUs kept for somebody else, `exclude` slots that just failed and shall be neither used nor created.
-    `now` is the wall clock in seconds: it tells people when a lease in the way will end.
+    `reserved` are GPUs reserved for other requests, `exclude` slots that just failed and are neither used nor created.
+    `now` is the wall clock in seconds, for hints when a lease in the way will end.
     """
     if request.if_revision is not None and request.if_revision != view.revision:
         return Refusal(
@@ -62,7 +62,7 @@ def plan(
 
 
 _MOST_TRIED = 16
-"""Devices of one request that are tried one by one, to say how many of them fit."""
+"""The most devices of one request that are tried one by one, to say how many of them fit."""
 
 
 def refusal_for(
@@ -74,12 +74,12 @@ def refusal_for(
     reserved: frozenset[GpuUuid],
     exclude: frozenset[Slot],
 ) -> Refusal:
-    """The refusal of a request that the planner found no place for."""
+    """Return the refusal of a request for which the planner found no slot."""
     never = permanent_refusal(view, request)
     if never is not None:
         return never
     usable = usable_gpus(view, request)
-    # On all of them it would fit: never_served has found that out.
+    # On all of them it would fit: permanent_refusal has checked that.
     if len(usable) < len(named_gpus(view, request)) and not fits_when_empty(usable, request.wants):
         return _gpus_unavailable(view, request)
     if reserved and find(view, request, policy, exclude=exclude) is not None:
@@ -92,9 +92,9 @@ def refusal_for(
 
 
 def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
-    """It would fit on GPUs that are cordoned or lost."""
-    away = [gpu for gpu in named_gpus(view, request) if gpu.state in {GpuState.CORDONED, GpuState.LOST}]
-    able = [gpu for gpu in away if any(smallest_profile(want, gpu.layout) for want in request.wants)]
+    """Return the refusal of a request that would fit on GPUs that are cordoned or lost."""
+    unavailable_gpus = [gpu for gpu in named_gpus(view, request) if gpu.state in {GpuState.CORDONED, GpuState.LOST}]
+    able = [gpu for gpu in unavailable_gpus if any(smallest_profile(want, gpu.layout) for want in request.wants)]
     words = ", ".join(f"GPU {gpu.index} is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}" for gpu in able)
     cordoned = [gpu for gpu in able if gpu.state is GpuState.CORDONED and not gpu.set_aside]
     hint = "`nvidia-smi` tells whether the driver still sees it"
@@ -111,13 +111,14 @@ def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
 
 
 def _reserved_for_another(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> Refusal:
-    kept = [gpu for gpu in named_gpus(view, request) if gpu.uuid in reserved]
-    words = f"{describe_gpus(kept)} {'is' if len(kept) == 1 else 'are'} kept for a request that has waited long"
+    reserved_gpus = [gpu for gpu in named_gpus(view, request) if gpu.uuid in reserved]
+    verb = "is" if len(reserved_gpus) == 1 else "are"
+    words = f"{describe_gpus(reserved_gpus)} {verb} kept for a request that has waited long"
     return Refusal(
         reason=Reason.NO_CAPACITY,
         message=f"cannot place {describe_wants(request.wants)}: {words}",
         hint="--wait 10m waits for its turn",
-        blockers=unavailable(kept, "reserved")[:MOST_BLOCKERS],
+        blockers=unavailable(reserved_gpus, "reserved")[:MOST_BLOCKERS],
     )
 
 
@@ -157,13 +158,13 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
 
 
 def _obstacles(gpus: Sequence[Gpu], want: Want) -> list[Obstacle]:
-    """One for each GPU that could serve the want, the nearest first."""
+    """Return the obstacle on each GPU that could serve the want, the nearest first."""
     found = [obstacle(gpu, profile) for gpu in gpus if (profile := smallest_profile(want, gpu.layout)) is not None]
     return sorted(found, key=lambda each: each.weight)
 
 
 def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: frozenset[GpuUuid]) -> str:
-    """The largest smaller amount of memory that has a place now, as a hint."""
+    """Return a hint with the largest smaller amount of memory that fits now."""
     if want.memory_bytes is None:
         return ""
     best: tuple[int, str] | None = None
@@ -181,8 +182,8 @@ def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: froze
 
 def _no_capacity_together(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> Refusal:
     usable = usable_gpus(view, request, reserved)
-    boards = [Occupancy.of(gpu) for gpu in usable]
-    count = len(_fitting(boards, request.wants))
+    occupancies = [Occupancy.of(gpu) for gpu in usable]
+    count = len(_fitting(occupancies, request.wants))
     held = chain.from_iterable(
         blockers_of(view, gpu, (each for each in gpu.instances if each.state is not InstanceState.IDLE))
         for gpu in usable
@@ -196,19 +197,21 @@ def _no_capacity_together(view: NodeView, request: Request, reserved: frozenset[
     )
 
 
-def _fitting(boards: Sequence[Occupancy], wants: Sequence[Want]) -> Sequence[Want]:
-    """Of wants that do not fit together those that do, the first asked for before others."""
-    # Of the first so many, which is found by halves; then each of the others, unless they are very many.
-    beyond = bisect.bisect_left(range(1, len(wants) + 1), x=True, key=lambda count: pack(boards, wants[:count]) is None)
+def _fitting(occupancies: Sequence[Occupancy], wants: Sequence[Want]) -> Sequence[Want]:
+    """Return the wants that fit together, earlier ones first, out of wants that do not all fit."""
+    # Binary search for how many of the first ones fit; then each of the others, unless they are very many.
+    beyond = bisect.bisect_left(
+        range(1, len(wants) + 1), x=True, key=lambda count: pack(occupancies, wants[:count]) is None
+    )
     fitting = list(wants[:beyond])
     for want in islice(wants, beyond + 1, beyond + 1 + _MOST_TRIED):
-        if pack(boards, [*fitting, want]) is not None:
+        if pack(occupancies, [*fitting, want]) is not None:
             fitting.append(want)
     return fitting
 
 
 def _out_of_reach(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> tuple[Blocker, ...]:
-    """GPUs that could have served it and may not."""
+    """Return the GPUs that could have served the request and may not be used."""
     able = [
         gpu for gpu in named_gpus(view, request) if any(smallest_profile(want, gpu.layout) for want in request.wants)
     ]
@@ -220,7 +223,7 @@ _COMPUTE_INSTANCE = re.compile(r"[0-9]{1,3}c\.", re.ASCII)
 
 
 def permanent_refusal(view: NodeView, request: Request) -> Refusal | None:
-    """Why the request can never be served here, whatever ends; None when it can be."""
+    """Return why the request can never be served here, whatever ends; None if it can be."""
     try:
         validate(request)
     except UsageError as error:
@@ -257,7 +260,7 @@ def _unknown_gpus(view: NodeView, request: Request) -> Refusal | None:
 
 
 def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
-    """No GPU model among these has anything for the want."""
+    """Return the refusal of a want that no model among these GPUs can serve."""
     refusal = _no_mig_gpu(want, gpus) or (
         _unknown_profile(request, want, gpus) if want.profile is not None else _too_large(request, want, gpus)
     )
@@ -302,7 +305,7 @@ def _unknown_profile(request: Request, want: Want, gpus: Sequence[Gpu]) -> Refus
 
 
 def _contradiction(want: Want, known: Profile) -> Refusal:
-    """The profile exists and has not what else was asked for."""
+    """Return the refusal of a want whose profile exists but lacks what else was requested."""
     lacks = [f"no {attribute}" for attribute in sorted(want.attributes - known.attributes)]
     if known.compute_slices < want.min_compute_slices:
         plural = "s" if known.compute_slices > 1 else ""
@@ -315,7 +318,7 @@ def _contradiction(want: Want, known: Profile) -> Refusal:
 
 
 def _spelling(name: str, offered: Sequence[Profile]) -> str:
-    """The profile that a name almost is; Kubernetes resource names have a dot where the driver has a plus."""
+    """Return a hint with the profile that a name almost is; Kubernetes has a dot where the driver has a plus."""
     names = [profile.name for profile in offered]
     bare = _COMPUTE_INSTANCE.sub("", name.lower().removeprefix("nvidia.com/").removeprefix("mig-"))
     folded = re.sub(r"gb\.([a-z])", r"gb+\1", bare)
@@ -326,7 +329,7 @@ def _spelling(name: str, offered: Sequence[Profile]) -> str:
 
 
 def _nearest(name: str, offered: Sequence[Profile]) -> str:
-    """What comes nearest to a name that looks like a profile, by memory and by compute."""
+    """Return a hint with the profiles nearest to a name that looks like one, by memory and by compute."""
     match = _PROFILE_LIKE.search(name)
     plain = [profile for profile in offered if not profile.attributes]
     if match is None or not plain:
@@ -401,7 +404,7 @@ def _instance_profiles(gpu: Gpu) -> tuple[Profile, ...]:
 
 
 def _offered(gpus: Sequence[Gpu]) -> list[Profile]:
-    """All profiles, each name once, the smallest first."""
+    """Return all profiles, each name once, the smallest first."""
     by_name: dict[str, Profile] = {}
     for gpu in gpus:
         for profile in _instance_profiles(gpu):

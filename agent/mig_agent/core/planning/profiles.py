@@ -10,25 +10,25 @@ from mig_agent.core.model import Gpu, Layout, Profile, Want
 from mig_agent.core.quantities import format_memory
 
 _ROUNDING = 1e-9
-"""A fraction such as 0.1 + 0.2 in a float must not cost a slice."""
+"""Rounding error: a fraction such as 0.1 + 0.2 in a float must not cost a slice."""
 
 
 def order_of_size(profile: Profile) -> tuple[int, int, int, int]:
-    """Smaller sorts first: least memory, then fewest compute slices, then fewest memory slices."""
+    """Return the sort key by size: least memory, then fewest compute slices, then fewest memory slices."""
     return (profile.memory_mib, profile.compute_slices, profile.memory_slices, profile.id)
 
 
 def candidates(want: Want, layout: Layout) -> tuple[Profile, ...]:
-    """All profiles of the layout that would serve, the smallest first; only the first is ever given."""
+    """Return all profiles of the layout that would serve the want, the smallest first; only the first is ever used."""
     return tuple(sorted((each for each in layout.profiles if serves(each, want, layout)), key=order_of_size))
 
 
 @lru_cache(maxsize=1024)
 def smallest_profile(want: Want, layout: Layout) -> Profile | None:
-    """The smallest profile of the layout that serves the want; None when the layout has none.
+    """Return the smallest profile of the layout that serves the want; None if there is none.
 
-    Memory is compared with what the profile really has. An attribute profile serves only who asks for its
-    attributes, or for its name. Remembered, since it is asked for every GPU of a node.
+    Memory is compared with what the profile really has. A profile with attributes serves only wants for its attributes
+    or its name. Cached, since the planner calls it for every GPU of a node.
     """
     best: Profile | None = None
     for profile in layout.profiles:
@@ -38,7 +38,7 @@ def smallest_profile(want: Want, layout: Layout) -> Profile | None:
 
 
 def serves(profile: Profile, want: Want, layout: Layout) -> bool:
-    """Whether an instance of this profile has what is wanted."""
+    """Return True if an instance of this profile satisfies the want."""
     if profile.is_whole_gpu:
         return want.whole_gpu
     if want.profile is not None:
@@ -60,12 +60,12 @@ def _is_large_enough(profile: Profile, want: Want, layout: Layout) -> bool:
 
 
 def slices_of_fraction(fraction: float, slices: int) -> int:
-    """How many memory slices a fraction of a GPU with so many slices is, rounded up."""
+    """Return how many of a GPU's memory slices a fraction of it is, rounded up."""
     return max(1, math.ceil(fraction * slices - _ROUNDING))
 
 
 def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
-    """Memory in MiB that the profile has beyond what is wanted; 0 where no amount was named."""
+    """Return the memory in MiB that the profile has beyond what is wanted; 0 where no amount was named."""
     if want.memory_bytes is not None:
         return profile.memory_mib - want.memory_bytes / (1 << 20)
     if want.fraction is not None:
@@ -75,9 +75,9 @@ def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
 
 
 def share_of_gpus(gpus: Iterable[Gpu], wants: Iterable[Want]) -> float:
-    """How many GPUs the wants take, by slices: each on the model where that is least, a whole one where none serves it.
+    """Return how many GPUs the wants need at least, by slices.
 
-    They can never be served by fewer.
+    Each counts on the model where it takes least, as a whole GPU if no profile serves it.
     """
     layouts = {id(gpu.layout): gpu.layout for gpu in gpus}.values()
     return sum(min((_share(want, layout) for layout in layouts), default=1.0) for want in wants)
@@ -95,9 +95,9 @@ _STEP_MIB = 256
 
 
 def near_miss(want: Want, layout: Layout) -> Profile | None:
-    """The smaller profile that a want for memory only just misses, with fewer memory slices than the one it gets.
+    """Return the smaller profile that a want for memory just misses, with fewer memory slices than the one it gets.
 
-    None when there is none. A profile with enough memory but other attributes or compute is not meant here.
+    None if there is none. Profiles with enough memory but other attributes or too little compute do not count.
     """
     if want.memory_bytes is None:
         return None
@@ -116,13 +116,13 @@ def near_miss(want: Want, layout: Layout) -> Profile | None:
 
 
 def round_amount(profile: Profile) -> str:
-    """A round quantity that the profile has: `9.5Gi`."""
+    """Return a round amount of memory that the profile has: `9.5Gi`."""
     mib = profile.memory_mib // _STEP_MIB * _STEP_MIB or profile.memory_mib
     return format_memory(mib << 20)
 
 
 def near_miss_notes(want: Want, given: Profile, gpu: Gpu) -> tuple[str, ...]:
-    """`10Gi takes 2 memory slices of GPU 1 (1g.20gb), 9.75Gi would take 1 (1g.10gb)`, or nothing."""
+    """Return `10Gi takes 2 memory slices of GPU 1 (1g.20gb), 9.75Gi would take 1 (1g.10gb)`, or nothing."""
     if want.memory_bytes is None:
         return ()
     missed = near_miss(want, gpu.layout)

@@ -1,4 +1,4 @@
-"""The search for a plan, without the words of a refusal: what `planner.plan` and the queue have in common."""
+"""The search for a plan, without the texts of a refusal: used by `planner.plan` and by the queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find(
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> Plan | None:
-    """The cheapest plan for a request; None when it does not fit now."""
+    """Return the cheapest plan for a request, or None if it does not fit now."""
     gpus = usable_gpus(view, request, reserved)
     policy = policy.of(request)
     wants = request.wants
@@ -40,7 +40,7 @@ def find(
 
 
 def usable_gpus(view: NodeView, request: Request, reserved: frozenset[GpuUuid] = NOTHING_RESERVED) -> Sequence[Gpu]:
-    """The GPUs on which something new may be placed for this request, by index."""
+    """Return the GPUs on which something new may be placed for this request, by index."""
     gpus: Sequence[Gpu] = view.gpus
     if request.gpus:
         gpus = named_gpus(view, request)
@@ -50,7 +50,7 @@ def usable_gpus(view: NodeView, request: Request, reserved: frozenset[GpuUuid] =
 
 
 def named_gpus(view: NodeView, request: Request) -> Sequence[Gpu]:
-    """The GPUs that the request is content with, whatever their state."""
+    """Return the GPUs that the request allows, whatever their state."""
     if not request.gpus:
         return view.gpus
     named = {each.casefold() for each in request.gpus}
@@ -74,11 +74,11 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
         profile, waste = choice
         if profile is None:
             continue
-        board = Occupancy.of(gpu, policy)
+        occupancy = Occupancy.of(gpu, policy)
         if exclude:
-            candidate = next(iter(board.candidates(profile, creation_cost, exclude)), None)
+            candidate = next(iter(occupancy.candidates(profile, creation_cost, exclude)), None)
         else:
-            candidate = board.best(profile, creation_cost)
+            candidate = occupancy.best(profile, creation_cost)
         if candidate is not None:
             key = (waste, candidate.cost, candidate.age)
             if best is None or key < best:
@@ -115,7 +115,7 @@ def _find_several(
 
 
 def _creating(devices: Sequence[DevicePlan], creation_cost: float) -> float:
-    """What the boards count for creating these devices, and for destroying what stands in their way."""
+    """Return the cost of creating these devices and of destroying the instances on their slices."""
     return sum(
         creation_cost * (1 + VICTIM_COST_SHARE * len(each.victims))
         for each in devices

@@ -1,4 +1,4 @@
-"""What administrators do: `migctl reclaim`, `cordon`, `uncordon`, `mode` and `adopt`."""
+"""The verbs of administrators: `migctl reclaim`, `cordon`, `uncordon`, `mode` and `adopt`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`migctl completion`: completion for a shell."""
+"""`migctl completion`: prints the completion script for a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`migctl events`: what happened."""
+"""`migctl events`: shows what happened on the node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def events(common: Common, *, since: str, gpu: str | None, limit: int, follow: b
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
-        # Read before the past is, so that nothing falls between.
+        # Read before the past events, so that none falls between.
         revision = client.status().revision if follow else None
         past = client.events(since=time.time() - seconds, gpu=chosen, limit=limit)
         if output == "json" and not follow:

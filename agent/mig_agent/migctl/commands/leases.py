@@ -113,13 +113,13 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
             tokens = {each: remembered.token(each) for each in remembered.leases(str(client.address))}
             done, refused = _recover_each(client, tokens)
     if output == "json":
-        told: list[Json] = [
+        failed: list[Json] = [
             {"lease": each, "reason": error.reason, "message": error.message} for each, error in refused
         ]
-        print_json({"recovered": [to_json.encode(each) for each in done], "refused": told})
+        print_json({"recovered": [to_json.encode(each) for each in done], "refused": failed})
         return failures.DONE
     for each in done:
-        print(_again(each))
+        print(_recovered_line(each))
     for _, error in refused:
         print(failures.one_line(error.message), file=sys.stderr)
     if not done:
@@ -128,7 +128,7 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
 
 
 def _recover_each(client: Client, tokens: Mapping[str, str]) -> tuple[list[Recovered], list[tuple[str, Refused]]]:
-    """Recover what comes back; what does not, and why: most that are remembered had ended long ago."""
+    """Recover each lease; return those recovered, and the others with the reason: most of them had ended long ago."""
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     done, refused = [], []
@@ -142,7 +142,7 @@ def _recover_each(client: Client, tokens: Mapping[str, str]) -> tuple[list[Recov
     return done, refused
 
 
-def _again(recovered: Recovered) -> str:
+def _recovered_line(recovered: Recovered) -> str:
     lease = recovered.lease
     devices = counted(sum(bool(each.uuid) for each in lease.devices), "device")
     words = f"has its {devices} again" if recovered.anew else f"is there already, with its {devices}"

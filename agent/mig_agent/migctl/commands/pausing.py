@@ -1,4 +1,4 @@
-"""`migctl pause` and `migctl resume`: have the agent let go of the driver, and take it up again."""
+"""`migctl pause` and `migctl resume`: have the agent release the driver, and open it again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _show(after: Paused, output: str, done: str) -> int:
 
         print_json(to_json.encode(after))
         return failures.DONE
-    told = dict.fromkeys((*after.paused, after.message))
-    why = "; ".join(each for each in told if each)
+    reasons = dict.fromkeys((*after.paused, after.message))
+    why = "; ".join(each for each in reasons if each)
     print(failures.one_line(f"{done}: {why}" if why else done))
     return failures.DONE

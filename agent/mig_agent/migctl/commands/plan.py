@@ -1,4 +1,4 @@
-"""`migctl plan`: what a request would do."""
+"""`migctl plan`: shows what a request would do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> 
 
 
 def check_explain(*, dry_run: bool, explain: bool) -> None:
-    """Raises UsageError where something is to be explained and done, too."""
+    """Raise UsageError if --explain is given without --dry-run."""
     if explain and not dry_run:
         raise UsageError(
             "cannot explain what is done at once: --explain goes with --dry-run", "or ask first: migctl plan --explain"
@@ -37,7 +37,7 @@ def check_explain(*, dry_run: bool, explain: bool) -> None:
 
 
 def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: bool) -> int:
-    """Asks for a dry run and prints what it says. The exit code; a refusal is raised as one."""
+    """Print a dry run of the request and return the exit code. Raises Refused if it would be refused."""
     from mig_agent.client import Refused, to_json  # noqa: PLC0415 -- only where it is needed
     from mig_agent.client.types import NoPlan  # noqa: PLC0415 -- the same
 

@@ -1,4 +1,4 @@
-"""`migctl profiles`: what the GPUs can be cut into."""
+"""`migctl profiles`: shows what the GPUs can be cut into."""
 
 from __future__ import annotations
 

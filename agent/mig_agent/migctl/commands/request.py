@@ -1,4 +1,4 @@
-"""`migctl request`: a lease that stays until it is released."""
+"""`migctl request`: takes a lease that lasts until it is released."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
             _remember(lease.id, lease.token, str(client.address))
             _print(lease.grant, output)
         except BaseException:
-            # Nobody would know of it.
+            # The lease was not shown, so the user could not release it.
             lease.release()
             raise
-        # Not before somebody can read of it: a lease that nobody has heard of ends by itself.
+        # Only after the lease was printed: the agent ends a lease that was not confirmed.
         lease.confirm()
     return 0
 
 
 def _remember(lease: str, token: str, address: str) -> None:
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- only where it is needed
-    from mig_agent.migctl.failures import tell_words  # noqa: PLC0415 -- the same
+    from mig_agent.migctl.failures import report_message  # noqa: PLC0415 -- the same
 
     try:
         RememberedTokens.of_this_person().remember(lease, token, address)
     except (OSError, RuntimeError) as error:  # RuntimeError: a person without a home folder
-        tell_words(
+        report_message(
             f"cannot remember the token of lease {lease}: {error}",
             f"to release it: migctl release {lease} --token {token}",
             code=0,

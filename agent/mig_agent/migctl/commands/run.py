@@ -1,4 +1,4 @@
-"""`migctl run`: a command on devices of its own, which are given back when it ends."""
+"""`migctl run`: runs a command on devices of its own, which are released when it ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(
     if command and shutil.which(command[0]) is None:
         found = os.path.exists(command[0])  # noqa: PTH110 -- as typed, not as a path of ours
         why = "it cannot be executed" if found else "there is no such command"
-        return failures.tell_words(f"cannot run {command[0]}: {why}", code=failures.COULD_NOT_RUN)
+        return failures.report_message(f"cannot run {command[0]}: {why}", code=failures.COULD_NOT_RUN)
     try:
         with common.client() as client:
             if dry_run:
@@ -65,7 +65,7 @@ def run(
     except (UsageError, failures.LeftQueueError):
         raise
     except MigAgentError as error:
-        return failures.tell(error, json=output == "json", code=failures.COULD_NOT_RUN)
+        return failures.report(error, json=output == "json", code=failures.COULD_NOT_RUN)
 
 
 def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: bool, output: str) -> int:
@@ -75,7 +75,7 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
     launcher = Launcher()
     progress = Progress()
     try:
-        lease = client.lease(on_queued=progress, on_lost=_say_lost, **asking)
+        lease = client.lease(on_queued=progress, on_lost=_report_lost, **asking)
     except KeyboardInterrupt:
         raise progress.interrupted() from None
     finally:
@@ -92,7 +92,7 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
 
             from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
-            # stdout is the command's.
+            # stdout belongs to the command.
             print(json.dumps(to_json.shown(to_json.encode(lease.grant))), file=sys.stderr, flush=True)
         for note in lease.grant.notes:
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
@@ -100,7 +100,7 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
             code = launcher.run(command, _environments(lease, each=each))
         except OSError as error:
             words = f"cannot run {command[0]}: {error.strerror or error}"
-            return failures.tell_words(words, code=failures.COULD_NOT_RUN)
+            return failures.report_message(words, code=failures.COULD_NOT_RUN)
     if launcher.interrupted:
         die_of_interrupt()
     return code
@@ -108,31 +108,34 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
 
 @contextlib.contextmanager
 def _released_at_end(lease: Lease) -> Iterator[None]:
-    """Gives the lease back. That an agent is away is no failure of the command: it ends the lease when it is back."""
+    """Release the lease at the end. If the agent is down, that is no failure of the command.
+
+    The agent ends the lease when it is back.
+    """
     try:
         yield
     finally:
         try:
             lease.release()
         except MigAgentError as error:
-            failures.tell_words(
+            failures.report_message(
                 f"cannot release lease {lease.id}: {error}", "the agent does it by itself", code=failures.DONE
             )
 
 
-def _say_lost(error: ClientError) -> None:
-    failures.tell_words(f"{error}; the command goes on, and its device may be given to others", code=failures.DONE)
+def _report_lost(error: ClientError) -> None:
+    failures.report_message(f"{error}; the command goes on, and its device may be given to others", code=failures.DONE)
 
 
 def _check_devices(asking: RequestArgs, *, each: bool) -> None:
-    """Refuses early what cannot work whatever is granted. Raises UsageError."""
+    """Reject early what cannot work whatever is granted. Raises UsageError."""
     devices = asking.get("devices", ())
     if len(devices) > 1 and not each and any(one.strip().lower() != "whole" for one in devices):
         raise UsageError(f"cannot run one process on {len(devices)} MIG devices: {_SEVERAL}", _EACH_HINT)
 
 
 def _environments(lease: Lease, *, each: bool) -> list[Mapping[str, str]]:
-    """One for each process."""
+    """Return the environment of each process."""
     from mig_agent.client.leases import environment_of  # noqa: PLC0415 -- the client is imported by now
 
     if not each:

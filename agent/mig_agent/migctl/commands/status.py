@@ -1,4 +1,4 @@
-"""`migctl status`: the node as a table and a map."""
+"""`migctl status`: shows the node as a table and a map."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def status(common: Common) -> int:
         print_json(to_json.encode(node))
     else:
         width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
-        # Who reads it through a pipe wants names whole.
+        # In a pipe names are not cut.
         cut = sys.stdout.isatty()
         print(render(node, width=width, color=wants_color(), unicode=can_unicode(), cut=cut))
     return failures.DONE
 
 
 def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = False) -> str:
-    """The whole page, as plain text. `cut`: long names are cut so that tables fit the width, too."""
+    """Return the whole page as plain text. With `cut`, long names are cut so that tables fit the width, too."""
     from mig_agent.core.slicemap import render_legend, render_text  # noqa: PLC0415 -- JSON needs none of it
 
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
@@ -84,7 +84,7 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
 
 
 def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
-    """A GPU as the map takes it. `pods` are the names of pods by lease: a box is too small for their namespaces."""
+    """Return a GPU as the input of the map. `pods` are pod names by lease, without namespaces to fit the boxes."""
     from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu  # noqa: PLC0415 -- JSON needs none of it
 
     title = f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}")
@@ -102,7 +102,7 @@ def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
 
 
 def _notes(gpu: Gpu) -> Iterator[str]:
-    """What the map has no room for."""
+    """Yield what does not fit into the map."""
     if gpu.reason:
         yield f"GPU {gpu.index} is {gpu.state}: {gpu.reason}"
     if gpu.mig.current != gpu.mig.pending and gpu.state not in {"ready", "whole"}:  # their reason says so
@@ -113,7 +113,7 @@ def _notes(gpu: Gpu) -> Iterator[str]:
 
 
 def _device(number: int, of: LeaseInfo) -> str:
-    """One device of a lease; of one that is lost what is still known of it."""
+    """Return one device of a lease; for a lost one, what is still known of it."""
     each = of.devices[number]
     if each.uuid:
         return f"GPU {each.gpu_index} {each.profile}"
@@ -131,7 +131,7 @@ def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
 
 
 def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
-    """What has happened to the ledger, and what to type next."""
+    """Yield lines for people, which say what happened to the ledger and what to type next."""
     yield f"the ledger {doubt.why}" + (f"; the former one is kept as {doubt.kept_as}" if doubt.kept_as else "")
     if doubt.restored:
         yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"

@@ -1,4 +1,4 @@
-"""`migctl top`: what is used on each instance, live."""
+"""`migctl top`: shows what is used on each instance, live."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Instance, Status, Usage
 
 UNKNOWN = "?"
-"""What the driver does not tell, as it tells nothing of utilisation under MIG; never 0."""
+"""For what the driver does not report, such as utilisation under MIG; never 0."""
 _HEADER = ("GPU", "PROFILE", "STATE", "HOLDER", "USED", "OF", "GPU%", "PROCESSES")
 _FIRST_ROWS = 4
-"""Lines above the first instance."""
+"""Number of lines above the first instance."""
 
 
 @verb()
@@ -46,7 +46,7 @@ def top(common: Common, *, once: bool, interval: str) -> int:
 
 
 def render(node: Status, usage: Mapping[int, Usage]) -> str:
-    """The page as plain text."""
+    """Return the page as plain text."""
     unused = {each.id for each in node.leases if each.unused}
     rows = [
         _row(each, gpu.index, usage.get(each.generation), unused=each.lease in unused)
@@ -81,7 +81,7 @@ def _row(each: Instance, gpu_index: int, usage: Usage | None, *, unused: bool) -
 
 
 def _live(client: Client, seconds: float) -> None:
-    """Until Ctrl-C. Costs 60 ms to import, so it is done here only."""
+    """Show the page until Ctrl-C. Importing rich takes 60 ms, so it is imported only here."""
     from rich.live import Live  # noqa: PLC0415 -- see above
     from rich.text import Text  # noqa: PLC0415 -- see above
 
