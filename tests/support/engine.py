@@ -249,7 +249,9 @@ async def killed(node: Node) -> None:
         for task in tuple(context.tasks._running):
             task.cancel()
         await asyncio.sleep(0)
-    await node.until(lambda: not any(lane._worker._in_flight or lane._reader._out for lane in context.lanes.values()))
+    await node.until(
+        lambda: not any(lane._worker._in_flight or lane._reader._in_flight for lane in context.lanes.values())
+    )
     for lane in context.lanes.values():
         lane.close()
     context.aside.close()
