@@ -28,7 +28,7 @@ from mig_agent.engine.takingup import DriverStartup
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """Holds the components of one engine, as `wire` has constructed them."""
+    """Made by `wire`."""
 
     context: Context
     ledger: Ledger
@@ -49,7 +49,7 @@ class Parts:
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop_background(self) -> None:
-        """Stop the background tasks, the driver events and the retries of the driver."""
+        """Ends what runs as long as the engine does."""
         self.pausing.close()
         self.listening.close()
         for task in self.background:

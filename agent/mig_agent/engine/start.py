@@ -1,4 +1,4 @@
-"""Start of the engine: the ledger is reconciled with the hardware before anything is served."""
+"""Starting: what the ledger says, what the hardware shows, made to agree before anything is served."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from mig_agent.engine.state import CheckedState, State
 from mig_agent.engine.tasks import Tasks
 
 RESTART_REVISIONS = 1000
-"""How many revisions a restart skips: the last ones before it may not be recorded, and none is used twice."""
+"""Left out at a restart, so that no revision is given twice even where the last ones could not be recorded."""
 
 
 LEDGER_WATCH_SECONDS = 2.0
-"""The pause between two checks that the ledger's files exist, in seconds: three calls of stat(2) each."""
+"""Between two looks whether the ledger's files are in their place: three calls of stat(2)."""
 
 
 async def start(
@@ -47,11 +47,10 @@ async def start(
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
 ) -> Parts:
-    """Start an engine: wait until it has recovered and is ready to serve, and return its components.
+    """The parts of an engine that has recovered and is ready to serve. `claim` is called for each GPU that is taken.
 
-    `claim` is called for each GPU before it is managed. `paused` are reasons, as texts, for which the engine starts
-    paused, as it does where an administrator's reason is recorded. Then the driver is not called, and not opened if it
-    is closed; its GPUs are read when the agent resumes.
+    `paused` are reasons, in words, for which it starts paused; so it does where an administrator's is on record. Then
+    the driver is not asked anything (nor opened, where it was not), and is read when the agent goes on.
 
     Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
     where the settings name GPUs that are not there or the tokens' key cannot be used.
@@ -97,7 +96,7 @@ async def start(
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # A lease that is not recorded as unconfirmed counts as confirmed. No stream has survived the restart.
+            # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
             is_confirmed = not lease.hold and not parts.lifetimes.is_unconfirmed(lease.id)
             parts.lifetimes.begin(lease, each.pid_started, delivered=is_confirmed)
     parts.started_at = now
@@ -116,9 +115,9 @@ async def start(
 
 
 async def _watch_ledger(parts: Parts) -> None:
-    """Notice when the ledger's files are removed or replaced under the agent: the next start would lose all leases.
+    """Notice when the ledger's files are removed or replaced under the agent: leases would be gone at the next start.
 
-    Recording the event is the commit that writes the whole ledger again. If that fails, no more leases are granted.
+    The event is the commit that writes the ledger anew. Where that fails, no lease is given any more.
     """
     context, reported = parts.context, ""
     wake = asyncio.Event()
@@ -137,12 +136,12 @@ async def _watch_ledger(parts: Parts) -> None:
 
 
 def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
-    """Return a lease without the deadline that an earlier version may have given to a bound one."""
+    """A version before this one, to which somebody went back meanwhile, lets a pod's lease be given a deadline."""
     return replace(lease, expires_at=None) if lease.of_pod and settings.follows_pods else lease
 
 
 def _of_doubt(context: Context) -> tuple[Event, ...]:
-    """Return the event that reports a doubtful ledger at each start; nothing where there is no doubt."""
+    """Report at each start that the ledger does not account for everything, until that is settled."""
     doubt = context.state.doubt
     if doubt is None:
         return ()

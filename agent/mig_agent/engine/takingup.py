@@ -61,7 +61,7 @@ class DriverStartup:
         await self.remember()
 
     async def without_driver(self) -> None:
-        """Load the GPUs as last recorded, for an agent that starts paused. Raises LedgerError."""
+        """The node as it was last known, for an agent that starts paused. Raises LedgerError."""
         # Text that another version wrote in another way: then the GPU is not shown.
         known: list[ObservedGpu] = []
         for uuid, text in self._remembered.items():
@@ -73,7 +73,7 @@ class DriverStartup:
         await self._end_leases_of_earlier_boot()
 
     async def remember(self) -> None:
-        """Record the GPUs as they are now, if that has changed; an error of the ledger is ignored."""
+        """Writes the GPUs down as they are now, where that is not what is written. What cannot be is no harm."""
         gpus = {record.uuid: text_of(_as_observed(record)) for record in self._context.state.gpus.values()}
         if gpus != self._remembered:
             with suppress(LedgerError):
