@@ -315,7 +315,7 @@ async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_aga
         for _ in range(queueing._MOST_RESTARTS + 3):
             node.manager._context.state.capacity_freed.emit()
             await asyncio.sleep(0)
-        assert room._once_more or not room._pump_is_due
+        assert room._rescan_needed or not room._scan_is_scheduled
         await node.manager.cordon("1", False, "", ANYBODY)
         assert (await task).devices
 
@@ -339,5 +339,5 @@ async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
         node.clock.advance(61)
         worked_out.clear()
         node.manager._context.state.capacity_freed.emit()
-        await node.until(lambda: not node.manager._parts.room._pump_is_due)
+        await node.until(lambda: not node.manager._parts.room._scan_is_scheduled)
         assert sorted(worked_out) == list(range(1, 9))  # GPUs are found for the last alone

@@ -263,7 +263,7 @@ def hanging() -> int:
 
 def busy(node: Node) -> int:
     """Threads that are in a call; nobody's deadline shall pass for a call that comes back."""
-    return sum(bool(track._out) for track in tracks(node))
+    return sum(bool(track._in_flight) for track in tracks(node))
 
 
 def hung(node: Node) -> int:

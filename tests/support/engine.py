@@ -132,7 +132,7 @@ class Node:
         """Returns when a call of the driver is under way on a GPU: one that hangs by an injected fault."""
         lane = self.manager._context.lanes[self.gpu(gpu).uuid]
         track = lane._reader if reader else lane._worker
-        await self.until(lambda: any(call.started for call in track._waiting))
+        await self.until(lambda: any(call.started for call in track._awaited))
 
     async def look(self) -> None:
         """Compares ledger and hardware now; what it tells may be heard a moment later (`quiet`)."""
@@ -141,7 +141,9 @@ class Node:
     async def nothing_out(self) -> None:
         """Returns when no call of the driver is under way: the clock may be turned past their deadline now."""
         lanes = self.manager._context.lanes
-        await self.until(lambda: not any(each._out for lane in lanes.values() for each in (lane._worker, lane._reader)))
+        await self.until(
+            lambda: not any(each._in_flight for lane in lanes.values() for each in (lane._worker, lane._reader))
+        )
 
     async def quiet_but(self, *waiting: asyncio.Task[Any]) -> None:
         """As `quiet`, while requests wait in the queue that these tasks asked for."""
@@ -248,7 +250,9 @@ async def killed(node: Node) -> None:
         for task in tuple(context.tasks._running):
             task.cancel()
         await asyncio.sleep(0)
-    await node.until(lambda: not any(lane._worker._out or lane._reader._out for lane in context.lanes.values()))
+    await node.until(
+        lambda: not any(lane._worker._in_flight or lane._reader._in_flight for lane in context.lanes.values())
+    )
     for lane in context.lanes.values():
         lane.close()
     context.aside.close()

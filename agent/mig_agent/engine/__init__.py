@@ -1,1 +1,1 @@
-"""The engine: the single writer of hardware and ledger. `manager` is its face."""
+"""The engine: the single writer of hardware and ledger. `manager` is its public API."""

@@ -1,4 +1,4 @@
-"""Serving of requests: from a request to a granted lease, once however often it is sent, or to a refusal."""
+"""Acquisition of leases: a request is served once, however often it is sent, by a granted lease or a refusal."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from mig_agent.engine.queueing import RequestQueue, describe
 from mig_agent.engine.results import Device, Granted
 
 MOST_TRIES = 4
-"""Failures of the hardware that one request may meet."""
+"""How many failures of the hardware one request may meet before it is refused."""
 MOST_BLOCKED = 32
-"""Instances that one request may find in use."""
+"""How many instances one request may find in use before it is refused."""
 
 MOST_SERVED = 1000
-"""Requests that are being served at once, beside those that may wait."""
+"""How many requests are served at once, beside those that may wait."""
 
 _CANCELLED = Refusal(reason=Reason.CANCELLED, message="cannot go on: the client has gone away")
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request that is being served; several calls with the same id share it."""
+    """Holds a request that is being served; several calls with the same request id share it."""
 
     order: LeaseRequest
     task: asyncio.Task[Lease | Refusal] | None = None
@@ -43,9 +43,9 @@ class _Job:
     listeners: list[Callable[[int], None]] = field(default_factory=list)
     place: int = 0
     served: bool = False
-    """Whether a plan for it is being carried out: what it takes is in the working view."""
+    """Whether a plan for it is being carried out: its slots are reserved in the state."""
     slots: tuple[Slot, ...] = ()
-    """What that is."""
+    """The slots of that plan, in the order of the wants."""
     notes: tuple[str, ...] = ()
     abandoned: bool = False
 
@@ -68,7 +68,7 @@ class Acquirer:
     async def acquire(
         self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None, *, hold: bool
     ) -> Granted:
-        """A lease for the request. Raises RefusedError."""
+        """Return a lease for the request, as `Manager.acquire` describes. Raises RefusedError."""
         self._context.refuse_when_closing()
         began = time.perf_counter()
         digest = digest_of(request, caller, hold=hold)
@@ -96,7 +96,7 @@ class Acquirer:
         return self.granted(outcome, job.notes)
 
     def granted(self, lease: Lease, notes: tuple[str, ...] = ()) -> Granted:
-        """A lease that stands, as its holder is told."""
+        """Return an active lease as its holder gets it, with devices and token."""
         state = self._context.state
         devices = []
         for generation, reused in zip(lease.instances, lease.reused, strict=True):
@@ -129,7 +129,7 @@ class Acquirer:
         )
 
     def _refuse_when_full(self, request: Request) -> None:
-        """Those who waited and went away count as long as anything is done for them."""
+        """Raise RefusedError (QUEUE_FULL) at the limit; a request whose clients are gone counts until it has ended."""
         if len(self._jobs) >= self._context.settings.max_waiting + MOST_SERVED:
             raise refuse(
                 Reason.QUEUE_FULL,
@@ -139,7 +139,7 @@ class Acquirer:
             )
 
     def has_places(self, request: RequestKey) -> bool:
-        """Whether a plan for a request is being carried out, or was: what it takes counts as busy already."""
+        """Return whether a request has an active lease, or a plan for it is being carried out."""
         job = self._jobs.get(request)
         if job is not None:
             return job.served
@@ -147,7 +147,7 @@ class Acquirer:
         return known is not None and known.ended_at is None
 
     def for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
-        """What is being made for pods that have not come: for whom, and where. The lease will stand in a moment."""
+        """Return the plans in progress for pods that are not bound: each pod, and the slots that it will get."""
         standing = {lease.request_key for lease in self._context.state.leases.values()} if self._jobs else set()
         return tuple(
             (request.holder.pod, job.slots)
@@ -156,13 +156,13 @@ class Acquirer:
         )
 
     async def over(self, request: RequestKey) -> None:
-        """Returns when nobody works on the request, however it came out."""
+        """Wait until a request has been served or refused; return at once for one that is not in progress."""
         job = self._jobs.get(request)
         if job is not None and job.task is not None:
             await asyncio.wait((job.task,))
 
     def _again(self, known: RecordedLease, digest: str) -> Granted:
-        """The same answer as before."""
+        """Return the answer of a request that was served before. Raises RefusedError if its lease has ended."""
         if known.digest != digest:
             raise _reused(known.lease.request_id)
         lease = self._context.state.leases.get(known.lease.id)
@@ -185,7 +185,7 @@ class Acquirer:
                     f"cannot bind a lease to process {request.pid}: there is no such process on this machine",
                     "give the pid of a process that runs, as the agent's machine counts them",
                 )
-        # Who it is, the kernel knows better than the request.
+        # The kernel's uid counts, not the request's.
         holder = request.holder
         if caller.uid is not None and holder.uid != caller.uid:
             request = replace(request, holder=replace(holder, uid=caller.uid))
@@ -232,7 +232,7 @@ class Acquirer:
             while True:
                 if len(order.request.wants) > 1:
                     await self._context.turns.mine()
-                order.go_on()  # who has left by now would never be taken out of the queue
+                order.go_on()  # a request whose client is gone by now would never leave the queue
                 execution = await self._room.next(order, job.told, failed, exclude)
                 job.place = 0
                 job.notes = execution.plan.notes

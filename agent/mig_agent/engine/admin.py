@@ -31,7 +31,7 @@ class Admin:
         self._observer = observer
 
     async def cordon(self, name: str, reason: str, caller: Caller, *, on: bool) -> Gpu:
-        """Keeps new leases off a GPU, or allows them again. Raises RefusedError."""
+        """Cordon a GPU, so that it gets no new leases, or uncordon it. Raises RefusedError."""
         context = self._context
         record = context.gpu_named(name)
         now = context.clock.now()
@@ -59,7 +59,7 @@ class Admin:
         return context.state.gpu(record.uuid)
 
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
-        """Destroys the idle instances of some GPUs, or of all; those that were. Raises RefusedError."""
+        """Destroy the idle instances of some GPUs, or of all; return those destroyed. Raises RefusedError."""
         context = self._context
         context.gate.refuse_when_paused("reclaim idle instances")
         records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
@@ -77,7 +77,7 @@ class Admin:
         return tuple(destroyed)
 
     async def destroy_overdue(self) -> None:
-        """Destroys what has been idle for longer than the limit, where there is one."""
+        """Destroy the instances that have been idle for longer than the limit, if there is one."""
         limit = self._context.settings.idle_limit_seconds
         if limit is None:
             return
@@ -162,7 +162,7 @@ class Admin:
     # MIG mode
 
     async def set_mig_mode(self, name: str, caller: Caller, *, enable: bool) -> ModeAnswer:
-        """Asks the driver for MIG mode on or off. Raises RefusedError, IN_USE while anything runs or is leased."""
+        """Switch MIG mode on or off. Raises RefusedError, IN_USE while anything on the GPU runs or is leased."""
         context = self._context
         record = context.gpu_named(name)
         verb = "enable" if enable else "disable"
@@ -251,7 +251,7 @@ class Admin:
         )
 
     async def _users(self, record: GpuRecord) -> tuple[str, ...]:
-        """Processes on the GPU, as NVML lists them, and those that hold instances open."""
+        """Return the processes on a GPU that NVML lists, and those that hold its instances open."""
         host, driver, minor = self._context.host, self._context.driver, record.minor
 
         def look() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Adopting: an administrator says that nobody counts on instances that the ledger does not account for."""
+"""Adoption: an administrator declares that no lease has the instances that the ledger does not account for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mig_agent.engine.state import GpuRecord
 
 
 class Adopting:
-    """Turns foreign instances into idle ones of ours. Not thread-safe; use from the event loop."""
+    """Turns foreign instances into idle ones of the agent. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, observer: Reconciler) -> None:
         self._context = context
@@ -96,7 +96,7 @@ class Adopting:
 
 
 def _may_be(instance: Instance) -> bool:
-    """Whether it is foreign and complete: one that is half made belongs to whoever makes it."""
+    """Return whether an instance is foreign and complete: an incomplete one is still being created by others."""
     complete = instance.slot.profile.is_whole_gpu or instance.compute_instance_id is not None
     return instance.state is InstanceState.FOREIGN and complete and bool(instance.uuid)
 

@@ -1,4 +1,4 @@
-"""Who is calling, as the transport knows it and never as the request says."""
+"""Callers: their identity and role, as the transport knows them and never as the request says."""
 
 from __future__ import annotations
 
@@ -11,50 +11,52 @@ from mig_agent.core.model import CallerId, Holder, Lease, LeaseId
 
 
 class Role(StrEnum):
-    """What a caller may do; each may do what those before it may. The words are in logs and events."""
+    """What a caller may do; each role may also do what those before it may. The values are in logs and events."""
 
     USER = "user"
-    """Asks for itself, and changes what it holds itself or has the token of."""
+    """Requests leases for itself, and changes those that it holds or has the token of."""
     SCHEDULER = "scheduler"
-    """Asks for others, under any tenant and name, and sees their requests in full."""
+    """Requests leases for others, under any tenant and name, and sees their requests in full."""
     ADMIN = "admin"
-    """Changes any lease, and what concerns everybody."""
+    """Changes any lease, and calls the administration methods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The other end of a connection."""
+    """The client at the other end of a connection, or a component of the agent itself."""
 
     name: str = ""
-    """`alice`, or the name in a certificate; empty where the transport knows none."""
+    """The user name, such as `alice`, or the name in the certificate; empty where the transport knows none."""
     uid: int | None = None
-    """The kernel's, on a Unix socket."""
+    """The uid of the client's process, from the kernel; None where the connection is not a Unix socket."""
     pid: int | None = None
+    """The pid of the client's process, from the kernel; None where the connection is not a Unix socket."""
     admin: bool = False
     scheduler: bool = False
     inside: bool = False
-    """A part of the agent itself, such as its device plugin: whatever it is called, no certificate is it."""
+    """Whether this is a component of the agent, such as its device plugin; a client whose certificate has the same name
+    is another caller."""
 
     @property
     def role(self) -> Role:
-        """The highest that it has."""
+        """The highest role that it has."""
         if self.admin:
             return Role.ADMIN
         return Role.SCHEDULER if self.scheduler else Role.USER
 
     @property
     def acts_for_others(self) -> bool:
-        """Whether the tenant and the name in its requests count."""
+        """Whether the tenant and name in its requests are taken as given, since it requests leases for others."""
         return self.admin or self.scheduler
 
     @property
     def tenant(self) -> str:
-        """Its own; empty where nothing tells it from others."""
+        """The tenant of its own leases: its name, else its uid; empty where neither is known."""
         return self.name or ("" if self.uid is None else f"uid {self.uid}")
 
     @property
     def asker(self) -> CallerId:
-        """Whose its request ids are: the user's or the certificate's, over any connection and in any role."""
+        """The owner of its request ids: the user or the certificate's name, on any connection and in any role."""
         if self.inside:
             return CallerId(f"inside {self.name}")
         if self.uid is not None:
@@ -62,16 +64,16 @@ class Caller:
         return CallerId(f"name {self.name}" if self.name else "nobody")
 
     def may_see(self, holder: Holder) -> bool:
-        """Whether it sees in full what this holder holds or asks for."""
+        """Return whether it sees this holder's leases and requests in full."""
         return self.acts_for_others or (self.uid is not None and self.uid == holder.uid)
 
     def facts(self) -> Mapping[str, str | int]:
-        """For the record of who did what."""
+        """Return what an event records of it: name, role, uid and pid, as far as they are known."""
         known = {"by": str(self), "role": self.role.value, "uid": self.uid, "pid": self.pid}
         return {name: value for name, value in known.items() if value is not None}
 
     def __str__(self) -> str:
-        """For messages and the record of who did what."""
+        """Return what messages and events call it."""
         if self.name:
             return self.name
         if self.uid is not None:
@@ -80,12 +82,15 @@ class Caller:
 
 
 def caller_id_of_uid(uid: int) -> CallerId:
-    """A user of this machine, whatever they are called."""
+    """Return the caller id of a local user."""
     return CallerId(f"uid {uid}")
 
 
 def may_change(tokens: Tokens, lease: LeaseId, known: Lease | None, token: str, caller: Caller) -> bool:
-    """Whether the caller may release or renew a lease: an administrator, who has its token, or whose it is."""
+    """Return whether the caller may change a lease: an administrator, its holder, or a caller that has its token.
+
+    A wrong token is refused even for the holder. `known` is the lease as it is remembered, None for one that is not.
+    """
     if caller.admin or tokens.matches(lease, token):
         return True
     return not token and known is not None and caller.uid is not None and known.holder.uid == caller.uid

@@ -27,7 +27,7 @@ from mig_agent.engine.tasks import Fairness, Tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Durations are seconds."""
+    """The engine's settings. Durations are in seconds, except where they say hours."""
 
     node: str = "localhost"
     """The name of this node, as status shows it."""
@@ -38,58 +38,59 @@ class EngineSettings:
     strict_fifo: bool = False
     """Whether only the first in the queue may start."""
     reservation_after_seconds: float | None = None
-    """How long a request waits before it keeps GPUs from those behind it; None: by how long leases last."""
+    """The reservation delay: after such a wait GPUs are reserved for a request; None: the mean lease time."""
     idle_limit_seconds: float | None = None
-    """After so long an idle instance is destroyed; None: never."""
+    """How long an instance may be idle before it is destroyed; None: for ever."""
     foreign: Literal["respect", "adopt"] = "respect"
-    """What is done with instances that somebody else made: leave them alone, or take idle ones over."""
+    """What is done with foreign instances: they are left alone, or those that are not in use are taken over."""
     reuse: Literal["any", "same-tenant", "never"] = "any"
     """Whose idle instances may serve whom (`core.planning.plan`)."""
     max_waiting: int = 1000
-    """Requests that may wait at once."""
+    """How many requests may wait at once."""
     reread_seconds: float = 30.0
-    """Between two comparisons of ledger and hardware."""
+    """The pause between two comparisons of the ledger with the hardware."""
     call_deadline_seconds: float = 30.0
-    """How long a call of the driver may take before its GPU is cordoned."""
+    """How long a driver call may take before its GPU is cordoned."""
     grace_seconds: float = 60.0
-    """How long a lease lives that its client has not confirmed, or whose stream the agent ended."""
+    """How long a lease survives that its client has not confirmed, or whose stream did not end by its client."""
     follows_pods: bool = False
-    """Whether the kubelet is asked which pods there are: then their leases end with them, and by nobody else."""
+    """Whether the agent follows the node's pods: then a bound lease ends with its pod alone, or by force."""
     listen_to_driver: bool = True
-    """Whether changes by others are heard of at once, where the driver tells; else the slow look finds them."""
+    """Whether the driver's events are used to find changes by others at once; without them the timer finds them."""
     request_memory_hours: float = 24.0
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False
-    """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it costs time."""
+    """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it takes time."""
 
 
 class DriverUse:
-    """Counts the current users of the driver.
+    """Counts driver operations in progress, so that a pause can wait until there are none.
 
-    Not thread-safe; use from the event loop. Whatever uses the driver does so inside; a part of it may go inside again.
+    Not thread-safe; use from the event loop. Every operation that uses the driver is counted; a step of it may be
+    counted again.
     """
 
     def __init__(self) -> None:
         self.paused: tuple[str, ...] = ()
-        """Why it is closed, in words; empty while it is open."""
+        """The reasons for which the agent is paused; empty while it serves."""
         self._inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     def enter(self) -> None:
-        """Begins to use the driver; `leave` ends it."""
+        """Count the beginning of a driver operation; `leave` counts its end."""
         self._inside += 1
         self._empty.clear()
 
     def leave(self) -> None:
-        """Ends what `enter` began."""
+        """Count the end of a driver operation."""
         self._inside -= 1
         if not self._inside:
             self._empty.set()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """While the driver is used."""
+        """Count a driver operation for as long as the context lasts."""
         self.enter()
         try:
             yield
@@ -97,11 +98,11 @@ class DriverUse:
             self.leave()
 
     async def empty(self) -> None:
-        """Returns when nobody is inside."""
+        """Wait until no driver operation is in progress."""
         await self._empty.wait()
 
     def refusal(self, what: str) -> Refusal:
-        """Why it is not done while the agent is paused; `what` completes "cannot ..."."""
+        """Return the refusal of a call while the agent is paused; `what` completes "cannot ..."."""
         return Refusal(
             reason=Reason.PAUSED,
             message=f"cannot {what}: the agent is paused ({'; '.join(self.paused)})",
@@ -109,34 +110,37 @@ class DriverUse:
         )
 
     def refuse_when_paused(self, what: str) -> None:
-        """Raises RefusedError (PAUSED) while it is closed; `what` completes "cannot ..."."""
+        """Raise RefusedError (PAUSED) while the agent is paused; `what` completes "cannot ..."."""
         if self.paused:
             raise RefusedError(self.refusal(what))
 
 
 class Telemetry(Protocol):
-    """Hears how long things take, in seconds; what happens is told by events."""
+    """Measures how long requests and plans take, in seconds; all else is reported by events."""
 
     def planned(self, seconds: float) -> None:
-        """One run of the planner."""
+        """Count one run of the planner."""
 
     def acquired(self, seconds: float, outcome: str) -> None:
-        """One request from its arrival to its answer: `reused`, `created`, or the reason of the refusal."""
+        """Count one answered request and the time since its arrival.
+
+        `outcome` is `reused`, `created`, or the reason of the refusal.
+        """
 
 
 class NoTelemetry:
-    """For those who do not measure."""
+    """Measures nothing."""
 
     def planned(self, seconds: float) -> None:
-        """Not kept."""
+        """Do nothing."""
 
     def acquired(self, seconds: float, outcome: str) -> None:
-        """Not kept."""
+        """Do nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """Holds what the parts of the engine share. Not thread-safe; use from the event loop."""
+    """Holds what the components of the engine share. Not thread-safe; use from the event loop."""
 
     driver: Driver
     host: Host
@@ -152,26 +156,26 @@ class Context:
     tasks: Tasks
     patience: MeanLeaseTime
     aside: CallThread
-    """For calls that belong to no GPU: reading events, looking at processes."""
+    """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
     gate: DriverUse = field(default_factory=DriverUse)
     turns: Fairness = field(default_factory=Fairness)
-    """For planning what takes long: several devices in one request, or many requests."""
+    """Turns for plans that take long: of several devices in one request, or of many requests."""
     timing: StepTimer = field(default_factory=StepTimer)
     lanes: dict[GpuUuid, GpuWorker] = field(default_factory=dict)
     never_made: set[Generation] = field(default_factory=set)
-    """Instances whose creation failed for certain: what stands in their place is somebody else's."""
+    """Instances whose creation has certainly failed: what exists in their placements was created by others."""
     missing: dict[int, str] = field(default_factory=dict)
-    """GPUs that have not answered since the start, by index, and why."""
+    """The error of each GPU that has not answered since the start, by index."""
     closing: bool = False
 
     @property
     def reservation_after_seconds(self) -> float:
-        """How long a request waits, as things are now, before it keeps GPUs from those behind it."""
+        """The reservation delay now, in seconds: as configured, or by the mean lease time."""
         configured = self.settings.reservation_after_seconds
         return self.patience.bounded_limit_seconds if configured is None else configured
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
-        """An answer of the planner; a refusal because of the revision also says what has changed since then."""
+        """Return a plan or refusal; one because of the revision gets what has changed since then added."""
         if request.if_revision is None or not isinstance(outcome, Refusal):
             return outcome
         if outcome.reason is not Reason.REVISION_CHANGED:
@@ -179,13 +183,13 @@ class Context:
         return replace(outcome, changed=self.events.changed_since(request.if_revision, self.state.revision))
 
     def place(self, instance: Instance) -> str:
-        """An instance in messages: `1g.10gb on slices 0-1 of GPU 0`."""
+        """Return what messages call an instance: `1g.10gb on slices 0-1 of GPU 0`."""
         record = self.state.gpus.get(instance.slot.gpu)
         gpu = f"GPU {record.index if record is not None else instance.slot.gpu}"
         return gpu if instance.slot.profile.is_whole_gpu else f"{instance.slot} of {gpu}"
 
     async def processes(self, instance: Instance) -> tuple[str, ...]:
-        """The processes on an instance, in words: `python train.py (pid 4711)`. Raises DriverError."""
+        """Return the processes on an instance, such as `python train.py (pid 4711)`. Raises DriverError."""
         gpu, gi = instance.slot.gpu, instance.gpu_instance_id
 
         def look() -> tuple[str, ...]:
@@ -194,7 +198,7 @@ class Context:
         return await self.lanes[gpu].read(f"look who is on {instance.slot}", look)
 
     async def users(self, instance: Instance) -> tuple[str, ...]:
-        """The processes on an instance; where there are none, those that hold it open. Raises DriverError."""
+        """Return the processes on an instance; if there are none, those that hold it open. Raises DriverError."""
         gpu, gi = instance.slot.gpu, instance.gpu_instance_id
         minor = self.state.gpus[gpu].minor
 
@@ -209,7 +213,7 @@ class Context:
         return await self.lanes[gpu].read(f"look who uses {instance.slot}", look)
 
     def gpu_named(self, name: str) -> GpuRecord:
-        """A managed GPU by index or UUID. Raises RefusedError."""
+        """Return a managed GPU by index or UUID. Raises RefusedError (UNKNOWN_GPU)."""
         for record in self.state.gpus.values():
             if name in {str(record.index), record.uuid}:
                 return record
@@ -221,7 +225,7 @@ class Context:
         )
 
     def refuse_when_closing(self) -> None:
-        """Raises RefusedError when the agent is stopping."""
+        """Raise RefusedError (SHUTTING_DOWN) when the agent is stopping."""
         if self.closing:
             raise refuse(
                 Reason.SHUTTING_DOWN,

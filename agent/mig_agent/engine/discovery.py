@@ -1,7 +1,7 @@
 """Discovery of GPUs: those that answer when the agent starts, and later those that did not answer then.
 
-Each GPU is read in a thread of its own, so that one that hangs or fails does not keep the agent from serving with the
-others. It is looked for again after each reconciliation, and managed from the moment that it answers.
+Each GPU is read on a thread of its own, so that one that hangs or fails does not keep the agent from serving with the
+others. It is read again after each reconciliation, and managed as soon as it answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.state import GpuRecord
 
 LockGpu = Callable[[int, GpuUuid], None]
-"""Takes a GPU (index, UUID) for this agent alone. Raises LockedError where another has it."""
+"""Locks a GPU (index, UUID) for this agent. Raises LockedError where another agent has it."""
 
 
 class Discovery:
@@ -37,10 +37,10 @@ class Discovery:
         self._reconciler = reconciler
         self.lock = lock
         self._readings: dict[int, asyncio.Future[ObservedGpu]] = {}
-        """Under way, or hung."""
+        """The readings that have not returned, by GPU index."""
 
     async def observe(self) -> Observation:
-        """All GPUs, as far as they answer in time. Raises DriverError where the driver itself does not."""
+        """Read all GPUs, each as far as it answers in time. Raises DriverError where the driver does not answer."""
         count = await self.count()
         answers = await asyncio.gather(*(self._read(index) for index in range(count)))
         return Observation(
@@ -49,7 +49,7 @@ class Discovery:
         )
 
     async def count(self) -> int:
-        """The GPUs that the driver knows. Raises DriverError where it does not answer."""
+        """Return how many GPUs the driver has. Raises DriverError where it does not answer in time."""
         context = self._context
         deadline = context.settings.call_deadline_seconds
         thread = CallThread("count-gpus")
@@ -62,7 +62,7 @@ class Discovery:
         return counting.result()
 
     def note_missing(self, failed: Mapping[int, DriverError]) -> None:
-        """They are looked for from now on."""
+        """Note GPUs that do not answer: `look` reads them again from now on."""
         for index, error in failed.items():
             self._context.missing[index] = str(error)
             self._tell(
@@ -70,14 +70,14 @@ class Discovery:
             )
 
     async def look(self) -> None:
-        """Takes up those that answer by now."""
+        """Read the missing GPUs again, and manage those that answer now."""
         for index in sorted(self._context.missing):
             observed = await self._read(index)
             if isinstance(observed, ObservedGpu) and await self._take_up(observed):
                 self._context.missing.pop(index, None)
 
     async def _take_up(self, observed: ObservedGpu) -> bool:
-        """Whether there is no more to do: an agent that has the GPU may go."""
+        """Return True if the GPU needs no further attempts (managed or not selected), False if another agent has it."""
         context = self._context
         if observed.uuid in context.state.gpus or not selected([observed], context.settings.gpus):
             return True
@@ -102,7 +102,7 @@ class Discovery:
         return True
 
     async def _read(self, index: int) -> ObservedGpu | DriverError:
-        """What it answers; of a reading that is hung still, that it is."""
+        """Read a GPU, or wait for a reading that is still in progress; return the error where it fails."""
         deadline = self._context.settings.call_deadline_seconds
         reading = self._readings.get(index) or self._begin(index)
         await asyncio.wait({reading}, timeout=deadline)
@@ -119,7 +119,7 @@ class Discovery:
         return error
 
     def _believed(self, observed: ObservedGpu) -> ObservedGpu | DriverError:
-        """No GPU loses MIG: one that has instances on record, and says that it has no MIG mode, is in trouble."""
+        """Return what was read, or an error if the GPU denies MIG mode though instances are recorded for it."""
         partitioned = any(
             each.slot.gpu == observed.uuid and not each.slot.profile.is_whole_gpu for each in self._contents.instances
         )
@@ -137,7 +137,7 @@ class Discovery:
             except DriverError as error:
                 if error.kind is DriverErrorKind.GPU_LOST:
                     raise
-                return driver.observe_at(index)  # one bad answer is no reason to do without it
+                return driver.observe_at(index)  # one bad answer is no reason to go without the GPU
 
         thread = CallThread(f"gpu-{index}-first-reading")
         reading = self._readings[index] = thread.run(read)
@@ -145,7 +145,7 @@ class Discovery:
         return reading
 
     def add(self, observed: ObservedGpu) -> GpuRecord:
-        """Put a GPU under management; what the ledger knows of it is loaded by `load_instances`."""
+        """Put a GPU under management; its recorded instances are loaded by `load_instances`."""
         context, reconciler = self._context, self._reconciler
         record = GpuRecord(
             index=observed.index,
@@ -168,7 +168,7 @@ class Discovery:
         return record
 
     def load_instances(self, gpu: GpuUuid) -> None:
-        """Load the ledger's instances of one GPU, as they were recorded; the leases have to be loaded already."""
+        """Load the recorded instances of a GPU; the leases have to be loaded before."""
         state, contents = self._context.state, self._contents
         if contents.boot_id != self._reconciler.boot_id:
             return  # of a boot before this one, whose leases have ended
@@ -185,7 +185,7 @@ class Discovery:
 
 
 def selected(gpus: Iterable[ObservedGpu], names: Iterable[str]) -> list[ObservedGpu]:
-    """Those that are named by index, UUID or the beginning of one; all where none is named."""
+    """Return the GPUs that are named by index, UUID or the beginning of one; all where none is named."""
     wanted = tuple(names)
     return [gpu for gpu in gpus if not wanted or any(_is_named(gpu, name) for name in wanted)]
 
@@ -195,7 +195,7 @@ def _is_named(gpu: ObservedGpu, name: str) -> bool:
 
 
 def _with_whole_profile(instance: Instance, record: GpuRecord) -> Instance:
-    """The record alone does not tell engines and other placements of the profile."""
+    """Return the instance with the layout's profile: the recorded one lacks engines and other placements."""
     profile = record.layout.by_id.get(instance.slot.profile.id)
     if profile is None:
         return instance
@@ -203,7 +203,7 @@ def _with_whole_profile(instance: Instance, record: GpuRecord) -> Instance:
 
 
 def _at_rest_without_lease(instance: Instance, context: Context) -> Instance:
-    """Its lease may have ended while the GPU did not answer."""
+    """Return the instance, idle if its lease has ended while the GPU did not answer."""
     if instance.lease is None or instance.lease in context.state.leases:
         return instance
     return replace(instance, lease=None, state=InstanceState.IDLE)

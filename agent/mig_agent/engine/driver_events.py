@@ -1,4 +1,4 @@
-"""Hearing of changes of the MIG configuration from the driver, so that they need not wait for the slow look."""
+"""Driver events: changes of the MIG configuration are reconciled at once, and need not wait for the next timer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mig_agent.adapters.nvml import ChangeListener, Driver
 from mig_agent.core.errors import DriverError
 
 WAIT_SECONDS = 1.0
-"""One wait in the driver; it bounds how long the thread outlives the agent."""
+"""The longest wait in the driver, in seconds; it bounds how long the thread outlives the agent."""
 AGAIN_SECONDS = 10.0
-"""After an error of the driver."""
+"""The pause after an error of the driver, in seconds."""
 
 
 class DriverEvents:
-    """A thread that waits in the driver. Calls back on the event loop that it was started on."""
+    """Waits for the driver's events on a thread of its own, and calls back on the event loop that started it."""
 
     def __init__(self, driver: Driver, on_change: Callable[[], None]) -> None:
         self._driver = driver
@@ -27,31 +27,31 @@ class DriverEvents:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to listen; again after `close`, too."""
+        """Start to listen; may be called again after `close`."""
         self._loop = asyncio.get_running_loop()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(self._closed,), name="driver-events", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stops at the next occasion; does not wait."""
+        """Stop to listen after the current wait in the driver; does not wait for that."""
         self._closed.set()
 
     def join(self) -> None:
-        """Waits until it has stopped, or for a few of its waits in the driver. Blocking."""
+        """Wait until the thread has stopped, for three waits in the driver at most. Blocking."""
         if self._thread is not None:
             self._thread.join(3 * WAIT_SECONDS)
 
     def _run(self, closed: threading.Event) -> None:
         missed = False
         while not closed.is_set():
-            with contextlib.suppress(DriverError):  # meanwhile the slow look remains
+            with contextlib.suppress(DriverError):  # meanwhile the reconciler's timer remains
                 listener = self._driver.listen()
                 if listener is None:
                     return
                 try:
                     if missed:
-                        self._tell()
+                        self._call_back()
                     missed = True
                     self._listen(listener, closed)
                 finally:
@@ -61,9 +61,9 @@ class DriverEvents:
     def _listen(self, listener: ChangeListener, closed: threading.Event) -> None:
         while not closed.is_set():
             if listener.wait(WAIT_SECONDS) and not closed.is_set():
-                self._tell()
+                self._call_back()
 
-    def _tell(self) -> None:
+    def _call_back(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._on_change)

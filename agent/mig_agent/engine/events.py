@@ -1,4 +1,4 @@
-"""Distribution of events: to observers at once, subscribers as they read, and a ring of recent ones."""
+"""The event bus: observers are called at once, subscribers read at their own pace, and a ring keeps recent events."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from mig_agent.core.events import IRRELEVANT_TO_PLANS, Event
 _LOG = structlog.get_logger("mig_agent.engine")
 
 RING = 4096
-"""Recent events that a subscriber can resume from."""
+"""How many recent events are kept, for subscribers that resume."""
 MOST_UNREAD = 1024
-"""Events that wait for a slow reader before it is dropped, beside those that it asked for on resuming."""
+"""How many events a subscriber may fall behind before it is dropped, beside those that it asked for on resuming."""
 MOST_SUBSCRIBERS = 256
 UNKNOWN = "unknown"
-"""In place of what has changed since a revision, where that is not remembered."""
+"""The kind that stands for all changes since a revision where they are no longer in the ring."""
 
 
 class Subscription:
-    """One reader's events, in order. Raises RefusedError when it has fallen too far behind.
+    """Iterates over one subscriber's events in order. Raises RefusedError (QUEUE_FULL) when it is too far behind.
 
-    Whoever has one closes it, also when nothing was read from it.
+    Its owner closes it, also when nothing was read from it.
     """
 
     def __init__(self, events: Iterable[Event], forget: Callable[[Subscription], None]) -> None:
         self._unread = deque(events)
-        # What it missed comes on top, so that one that has just resumed is not too slow already.
+        # The events that it resumes with come on top, so that it is not too slow from the beginning.
         self._most = len(self._unread) + MOST_UNREAD
         self._wake = asyncio.Event()
         self._forget = forget
         self._ended = False
         self.overrun = False
-        """Whether so much is unread that nothing more is kept for the reader."""
+        """Whether it fell too far behind: nothing more is kept for it then."""
         if self._unread:
             self._wake.set()
 
     def push(self, event: Event) -> None:
-        """One more."""
+        """Add an event; closes the subscription where too many are unread."""
         if len(self._unread) < self._most:
             self._unread.append(event)
         else:
@@ -51,12 +51,12 @@ class Subscription:
         self._wake.set()
 
     def end(self) -> None:
-        """No more come; what waits can still be read."""
+        """End the iteration after the events that are unread now."""
         self._ended = True
         self._wake.set()
 
     def close(self) -> None:
-        """Nothing more is kept for the reader; harmless when repeated."""
+        """Unsubscribe, and drop what is unread; harmless when repeated."""
         self._unread.clear()
         self._forget(self)
         self.end()
@@ -93,11 +93,11 @@ class Events:
         self._subscriptions: set[Subscription] = set()
 
     def begin(self, revision: int) -> None:
-        """Events up to this revision are not in the ring."""
+        """Note the revision to start from: no event up to it can be resumed from."""
         self._lost_up_to = revision
 
     def emit(self, event: Event) -> None:
-        """Tells everybody."""
+        """Call the observers with an event, queue it for each subscriber, and keep it in the ring."""
         if len(self._ring) == RING:
             self._lost_up_to = max(self._lost_up_to, self._ring[0].revision)
         self._ring.append(event)
@@ -110,9 +110,9 @@ class Events:
             subscription.push(event)
 
     def changed_since(self, revision: int, now: int) -> tuple[str, ...]:
-        """The kinds of what has happened after a revision and matters to plans, each once and the first one first.
+        """Return the kinds of the events after a revision that matter to plans, each once and in order of appearance.
 
-        `now` is the node's revision. Only UNKNOWN where not all of it is known any more.
+        `now` is the node's revision. Returns UNKNOWN alone where the ring does not reach back so far.
         """
         if not self._lost_up_to <= revision <= now:
             return (UNKNOWN,)
@@ -120,9 +120,10 @@ class Events:
         return tuple(dict.fromkeys(kind.value for kind in kinds if kind not in IRRELEVANT_TO_PLANS))
 
     def subscribe(self, after_revision: int | None, revision: int) -> Subscription:
-        """The events after a revision, or with None those to come. Raises RefusedError.
+        """Subscribe to the events after a revision, or with None to those from now on; `revision` is the node's.
 
-        REVISION_CHANGED where some of them are no longer known, QUEUE_FULL where too many read already.
+        Raises RefusedError: REVISION_CHANGED where the ring does not reach back so far, or the revision is not reached
+        yet; QUEUE_FULL where there are too many subscribers.
         """
         if len(self._subscriptions) >= MOST_SUBSCRIBERS:
             raise refuse(
@@ -147,6 +148,6 @@ class Events:
         return subscription
 
     def end(self) -> None:
-        """No more events come."""
+        """End all subscriptions: the agent stops."""
         for subscription in tuple(self._subscriptions):
             subscription.end()

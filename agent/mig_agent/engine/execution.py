@@ -1,4 +1,4 @@
-"""Carrying out one plan: look before a reuse, destroy, create, commit the lease. What fails is undone here."""
+"""Execution of one plan: preflight checks, destroy, create, commit the lease. What fails is undone here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mig_agent.engine.reconciler import Reconciler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """What is to become a lease."""
+    """A request for a lease, with its caller and its digest."""
 
     request: Request
     caller: Caller
@@ -34,12 +34,12 @@ class LeaseRequest:
     hold: bool
     pid_started: int | None
     go_on: Callable[[], None]
-    """Raises when nobody wants the lease any more."""
+    """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Executor:
-    """What all executions share."""
+    """Begins executions, and holds what they share."""
 
     context: Context
     memory: RequestLog
@@ -50,12 +50,12 @@ class Executor:
     observer: Reconciler
 
     def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
-        """Takes what the plan counts on, at once, so that nothing else is planned with it."""
+        """Reserve what a plan uses, at once, so that no other plan uses it; return the execution."""
         return Execution(self, order, plan)
 
 
 class Execution:
-    """One try to carry out a plan. Either `run` or `drop` ends it."""
+    """Carries out one plan. Either `run` or `drop` ends it."""
 
     def __init__(self, executor: Executor, order: LeaseRequest, plan: Plan) -> None:
         self._executor = executor
@@ -67,9 +67,9 @@ class Execution:
         self._creating: dict[GpuUuid, list[Instance]] = {}
         self._victims: dict[GpuUuid, list[Instance]] = {}
         self._tried: set[Generation] = set()
-        """Instances that the driver was asked to create."""
+        """The instances that the driver was asked to create, with success or not."""
         self._devices: list[Instance] = []
-        """One for each device, in the request's order; replaced as they are made."""
+        """The instance of each device, in the request's order; each is replaced when it has been created."""
         for device in plan.devices:
             serve = device.serve
             if isinstance(serve, ReuseInstance):
@@ -98,7 +98,7 @@ class Execution:
         )
 
     def drop(self) -> None:
-        """Gives back what was taken. For an execution that was never run, or has ended."""
+        """Release the reservations, for an execution that was never run or has ended."""
         if self._inside:
             self._inside = False
             self._context.gate.leave()
@@ -108,7 +108,7 @@ class Execution:
             self._context.state.capacity_freed.emit()
 
     async def run(self) -> Lease:
-        """The lease, committed. Raises StepFailedError, LedgerError, and what the order's `go_on` raises."""
+        """Carry out the plan and return the committed lease. Raises StepFailedError, LedgerError and RefusedError."""
         try:
             await self._look_at_reused()
             if self._creating:
@@ -167,7 +167,7 @@ class Execution:
                     each.generation for each in self._creating[gpu]
                 }
                 self._context.never_made |= intended - self._tried
-                # What was begun and did not come to its end is no longer ours: reading the GPU decides.
+                # Reading the GPU decides what became of the steps that were begun.
                 self._give_back(
                     [each for each in self._mine if each.slot.gpu == gpu and each.state is not InstanceState.LEASED]
                 )
@@ -214,7 +214,7 @@ class Execution:
             await self._record_gone(gone, intended)
 
     async def _record_gone(self, gone: list[Instance], intended: list[Instance]) -> None:
-        """What was destroyed, and what will be created: before it is, so that a crash leaves nothing unknown."""
+        """Record what was destroyed and what will be created, before it is: so a crash leaves nothing unknown."""
         if not gone and not intended:
             return
         draft = Transaction(self._context.journal)
@@ -264,7 +264,7 @@ class Execution:
                 try:
                     host.make_caps_nodes(minor, made.gpu_instance_id, made.compute_instances[0])
                 except DriverError:
-                    driver.destroy(slot, made.gpu_instance_id)  # without its nodes nobody can use it
+                    driver.destroy(slot, made.gpu_instance_id)  # it cannot be used without its device nodes
                     raise
             return made, seconds
 
@@ -279,7 +279,7 @@ class Execution:
             compute_instance_id=made.compute_instances[0],
             uuid=made.uuid,
         )
-        # Known by its id from now on, so that a reading of the GPU does not take it for somebody else's.
+        # Known by its id from now on, so that a reading of the GPU does not take it for a foreign one.
         self._context.state.put(there)
         self._context.state.reserve([there])
         self._devices[self._devices.index(instance)] = there
@@ -364,7 +364,7 @@ class Execution:
         )
 
     def _keep_what_was_made(self, gpus: list[GpuUuid]) -> None:
-        """Instances that were created for a lease that does not come about stay, idle."""
+        """Keep the instances that were created for a lease that failed, as idle ones."""
         context = self._context
         made = [
             replace(each, state=InstanceState.IDLE)
@@ -398,7 +398,7 @@ class Execution:
 
 
 async def _all(*steps: Coroutine[None, None, None]) -> None:
-    """Waits for all of them, whatever becomes of the others; raises the first failure."""
+    """Wait for all steps, also when some fail; raise the first failure."""
     for result in await asyncio.gather(*steps, return_exceptions=True):
         if result is not None:
             raise result

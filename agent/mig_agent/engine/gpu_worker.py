@@ -1,6 +1,6 @@
 """GPU workers: the threads that make one GPU's driver calls, with deadlines, and how long its calls take.
 
-A worker thread makes the calls that change the GPU, in order, and a reader thread beside it looks.
+A worker thread makes the calls that change the GPU, in order; a reader thread beside it makes those that only read.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from mig_agent.core.model import GpuUuid
 from mig_agent.core.planning.plan import StepTimes
 
 FIRST_GUESS = StepTimes(create=0.16, destroy=0.10)
-"""Until something was measured; what simulated GPUs take unless they are told otherwise."""
+"""The step times until the first measurement, in seconds: those of a simulated GPU with its default latencies."""
 MEASURED = 32
-"""The mean is of so many, the latest."""
+"""How many of the latest measurements the mean is of."""
 
 _Answer = TypeVar("_Answer")
 
 
 class StepTimer:
-    """Measures how long the steps of a plan take. Not thread-safe; use from the event loop."""
+    """Averages how long the steps of plans take on this node. Not thread-safe; use from the event loop."""
 
     def __init__(self) -> None:
         self._created: deque[float] = deque(maxlen=MEASURED)
         self._destroyed: deque[float] = deque(maxlen=MEASURED)
 
     def created(self, seconds: float) -> None:
-        """The driver made an instance, in so much time."""
+        """Count one creation of an instance, which took the driver this long."""
         self._created.append(seconds)
 
     def destroyed(self, seconds: float) -> None:
-        """The driver destroyed one."""
+        """Count one destruction of an instance, which took the driver this long."""
         self._destroyed.append(seconds)
 
     @property
     def pace(self) -> StepTimes:
-        """As things are now."""
+        """The mean step times of the latest measurements, in seconds."""
         return StepTimes(
             create=_mean(self._created, FIRST_GUESS.create), destroy=_mean(self._destroyed, FIRST_GUESS.destroy)
         )
 
 
 def timed(function: Callable[[], _Answer]) -> tuple[_Answer, float]:
-    """What a function answers, and how many seconds it took; on the thread that makes the call."""
+    """Call a function; return its result and how many seconds it took."""
     began = time.perf_counter()
     answer = function()
     return answer, time.perf_counter() - began
@@ -60,7 +60,7 @@ def _mean(measured: deque[float], guess: float) -> float:
 
 
 class WatchedThread:
-    """One thread's calls, with a watch over them."""
+    """Makes calls on a thread of its own, one after the other, and reports when one does not return in time."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class WatchedThread:
         self._deadline = deadline
         self._on_overdue = on_overdue
         self._on_answered = on_answered
-        self._waiting: dict[Call[object], str] = {}
-        self._out = 0
-        """Calls that have not come back, those that nobody waits for included."""
+        self._awaited: dict[Call[object], str] = {}
+        self._in_flight = 0
+        """How many calls have not returned, those that have timed out included."""
         self._last_progress = 0.0
-        self._watch: Timer | None = None
+        self._watchdog: Timer | None = None
         self.hung = ""
-        """The call that has not come back, in words; empty when all is well."""
+        """The call that has not returned in time, as a phrase; empty when there is none."""
 
     def call(self, what: str, function: Callable[[], _Answer], gpu_index: int) -> asyncio.Future[_Answer]:
-        """Has a call made; the future fails with DriverError TIMEOUT when it does not come back."""
+        """Submit a call. The future fails with DriverError (TIMEOUT) when no call has returned within the deadline."""
         loop = asyncio.get_running_loop()
         call = Call(function, loop, self._returned)
         if self.hung:
@@ -94,39 +94,39 @@ class WatchedThread:
                 )
             )
             return call.answer
-        self._waiting[call] = what  # type: ignore[index] # what a call answers concerns only who awaits it
-        if not self._out:
+        self._awaited[call] = what  # type: ignore[index] # the type of a call's result concerns only its awaiter
+        if not self._in_flight:
             self._last_progress = self._clock.now()
-        self._out += 1
-        if self._watch is None:
-            self._watch = self._clock.call_later(self._deadline, self._look)
+        self._in_flight += 1
+        if self._watchdog is None:
+            self._watchdog = self._clock.call_later(self._deadline, self._check_progress)
         self._thread.submit(call)
         return call.answer
 
     def close(self) -> None:
-        """Lets the thread end when its calls have come back; does not wait."""
-        if self._watch is not None:
-            self._watch.cancel()
+        """Let the thread end when its calls have returned; does not wait."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
         self._thread.close()
 
     def _returned(self, call: Call[object]) -> None:
-        self._waiting.pop(call, None)
-        self._out -= 1
+        self._awaited.pop(call, None)
+        self._in_flight -= 1
         self._last_progress = self._clock.now()
-        if self.hung and not self._out:
+        if self.hung and not self._in_flight:
             self.hung = ""
             self._on_answered()
 
-    def _look(self) -> None:
-        self._watch = None
-        if not self._out or self.hung:
+    def _check_progress(self) -> None:
+        self._watchdog = None
+        if not self._in_flight or self.hung:
             return
         left = self._last_progress + self._deadline - self._clock.now()
         if left > 0:
-            self._watch = self._clock.call_later(left, self._look)
+            self._watchdog = self._clock.call_later(left, self._check_progress)
             return
-        self.hung = next(iter(self._waiting.values()))
-        overdue, self._waiting = self._waiting, {}
+        self.hung = next(iter(self._awaited.values()))
+        overdue, self._awaited = self._awaited, {}
         for call, what in overdue.items():
             if not call.answer.done():
                 call.answer.set_exception(
@@ -136,7 +136,10 @@ class WatchedThread:
 
 
 class GpuWorker:
-    """One GPU's threads."""
+    """Makes one GPU's driver calls, on one thread for changes and one for reading.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(
         self,
@@ -151,7 +154,7 @@ class GpuWorker:
         self.gpu = gpu
         self.index = index
         self.lock = asyncio.Lock()
-        """Held over everything that changes which instances are on the GPU, and over its comparison with the ledger."""
+        """Held while anything changes which instances are on the GPU, and while it is compared with the ledger."""
 
         def answered() -> None:
             if not self.hung:
@@ -165,18 +168,21 @@ class GpuWorker:
 
     @property
     def hung(self) -> str:
-        """The call that has not come back, in words; empty when all is well."""
+        """The call that has not returned in time, as a phrase; empty when there is none."""
         return self._worker.hung or self._reader.hung
 
     def change(self, what: str, function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-        """A call that changes something; under the lock. `what` names it in messages: `create 1g.10gb on slice 0`."""
+        """Submit a call that changes something; the caller holds `lock`. Messages name it by `what`.
+
+        `what` is a phrase such as `create 1g.10gb on slice 0`. The future fails with DriverError.
+        """
         return self._worker.call(what, function, self.index)
 
     def read(self, what: str, function: Callable[[], _Answer]) -> asyncio.Future[_Answer]:
-        """A call that changes nothing."""
+        """Submit a call that changes nothing, named as for `change`. The future fails with DriverError."""
         return self._reader.call(what, function, self.index)
 
     def close(self) -> None:
-        """Lets the threads end when their calls have come back; does not wait."""
+        """Let the threads end when their calls have returned; does not wait."""
         self._worker.close()
         self._reader.close()

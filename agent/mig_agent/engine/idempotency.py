@@ -1,4 +1,4 @@
-"""Which request led to which lease, also after the lease's end, so that a retry gets the same answer."""
+"""Idempotency: which request led to which lease, also after its end, so that a retry gets the same answer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mig_agent.engine.journal import ledger_refusal
 
 
 def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
-    """What makes two requests the same: all that decides the answer, and who asks.
+    """Return a digest of all that decides the answer to a request, and of its caller: equal for equal requests.
 
-    How long to wait and when does not: a retry may be more patient.
+    Wait time, priority and expected revision are not part of it: they may differ in a retry.
     """
     asked = (
         [
@@ -38,7 +38,7 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
         request.pid,
         hold,
         caller.uid,
-        # What a user of this machine is called may not be known at every moment.
+        # The name of a local user may be unknown for a moment, so the uid counts.
         caller.name if caller.uid is None else "",
         *_of_pod(request),
     )
@@ -46,7 +46,7 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
 
 
 def _of_pod(request: Request) -> tuple[object, ...]:
-    """Nothing for other requests: their digests stay what they were before there were pods."""
+    """Return what a pod's request adds to its digest; nothing for other requests."""
     pod = request.holder.pod
     if pod is None:
         return ()
@@ -54,7 +54,7 @@ def _of_pod(request: Request) -> tuple[object, ...]:
 
 
 def _given(request: Request, caller: Caller) -> tuple[str, str]:
-    """Tenant and name as the request gave them: what the caller is called may change from one try to the next."""
+    """Return tenant and name as the request gave them, without the caller's, which may change between two tries."""
     tenant, name, own = request.holder.tenant, request.holder.name, str(caller)
     if name == own or name.startswith(f"{own} ("):
         name = name[len(own) :]
@@ -62,7 +62,7 @@ def _given(request: Request, caller: Caller) -> tuple[str, str]:
 
 
 def _request_of(recorded: RecordedLease) -> RequestKey:
-    """Of users of this machine that version has recorded who they are."""
+    """Return a lease's request key; where its caller is not recorded, that of the local user who holds it."""
     lease = recorded.lease
     if lease.asker == UNRECORDED_CALLER and lease.holder.uid is not None:
         return RequestKey(caller_id_of_uid(lease.holder.uid), lease.request_id)
@@ -70,7 +70,10 @@ def _request_of(recorded: RecordedLease) -> RequestKey:
 
 
 class RequestLog:
-    """Standing leases by request, all of them; ended ones, the latest of them: the ledger knows the others."""
+    """Finds the lease of a request: all active ones and the latest ended ones in memory, older ones in the ledger.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self, ledger: Ledger, leases: Iterable[RecordedLease], *, more_ended: bool) -> None:
         self._ledger = ledger
@@ -86,12 +89,12 @@ class RequestLog:
                 self._ended[request] = each
 
     def granted(self, lease: RecordedLease) -> None:
-        """A new lease."""
+        """Remember a new lease."""
         request = self._request_of[lease.lease.id] = _request_of(lease)
         self._standing[request] = lease
 
     def ended(self, lease: LeaseId, at: float, reason: str) -> None:
-        """A lease that stands no more."""
+        """Note that a lease has ended, when (seconds since the epoch) and why; does nothing if it is not active."""
         request = self._request_of.get(lease)
         found = None if request is None else self._standing.pop(request, None)
         if request is None or found is None:
@@ -102,7 +105,7 @@ class RequestLog:
             self._more_ended = True
 
     def forget_before(self, moment: float) -> bool:
-        """Leases that ended before are forgotten; whether the ledger may have some to forget."""
+        """Forget the leases that ended before a moment; return whether the ledger may have some to forget."""
         old = []
         for request, each in self._ended.items():
             if each.ended_at is None or each.ended_at >= moment:
@@ -113,9 +116,10 @@ class RequestLog:
         return bool(old) or self._more_ended
 
     def of_request(self, request: RequestKey) -> RecordedLease | None:
-        """What a request led to, or may have led to where who asked is not on record: its digest tells then.
+        """Return the lease of a request, active or ended, or None.
 
-        Raises RefusedError where the ledger cannot be asked.
+        One whose caller is not recorded is found by its request id alone; its digest tells whether it is the same.
+        Raises RefusedError where the ledger cannot be read.
         """
         keys = (request, RequestKey(UNRECORDED_CALLER, request.id))
         for key in keys:
@@ -131,7 +135,7 @@ class RequestLog:
         return next((recorded[key] for key in keys if key in recorded), None)
 
     def of_lease(self, lease: LeaseId) -> RecordedLease | None:
-        """What is remembered of a lease; None where it ended long ago or never was."""
+        """Return a lease, active or ended; None where it is unknown or ended too long ago."""
         request = self._request_of.get(lease)
         return None if request is None else self._standing.get(request) or self._ended.get(request)
 

@@ -1,7 +1,7 @@
 """Checks on instances before a plan touches them, their destruction, and the quarantine of those that are in use.
 
-Nothing in use is leased, destroyed or built over: an instance that is in use though nobody leases it is quarantined,
-reported with its users, and tried again with back-off.
+Nothing in use is leased, destroyed or built over: an instance that is in use without a lease is quarantined, reported
+with its users, and checked again with back-off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LONGEST_SECONDS = 60.0
 
 
 class Quarantine:
-    """Keeps instances that are in use though nobody leases them, and tries them again.
+    """Blocks instances that are in use without a lease, and checks them again until they are free.
 
     Not thread-safe; use from the event loop.
     """
@@ -32,14 +32,14 @@ class Quarantine:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._times: dict[Generation, int] = {}
-        """How often in a row each was blocked or found blocked still."""
+        """How often in a row each instance was blocked, or found to be still in use."""
         self._timers: dict[Generation, Timer] = {}
 
     def block(self, instance: Instance, reason: str) -> None:
-        """Sets an instance aside from now on; `reason` names who holds it, where known."""
+        """Block an instance, and check it again later; `reason` names the processes that hold it, where known."""
         context = self._context
         now = context.clock.now()
-        # Whoever uses it without a lease is not known to be of the tenant that had it last.
+        # A process without a lease is not known to belong to the last tenant.
         blocked = replace(instance, state=InstanceState.BLOCKED, lease=None, reason=reason, since=now, last_tenant="")
         context.state.put(blocked)
         context.journal.tell(
@@ -54,18 +54,18 @@ class Quarantine:
         self._try_later(instance.generation)
 
     def succeeded(self, generation: Generation) -> None:
-        """It was leased or destroyed after all: its next block starts with a short pause again."""
+        """Reset the back-off of an instance that was leased: its next block starts with a short pause."""
         self._times.pop(generation, None)
 
     def forget(self, generation: Generation) -> None:
-        """It is gone."""
+        """Cancel the checks of an instance that no longer exists."""
         self._times.pop(generation, None)
         timer = self._timers.pop(generation, None)
         if timer is not None:
             timer.cancel()
 
     def close(self) -> None:
-        """Nothing is tried again."""
+        """Cancel all checks."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -125,7 +125,7 @@ class Quarantine:
 class Preflight:
     """Checks instances before a plan touches them.
 
-    Not thread-safe; use from the event loop. Each look raises StepFailedError when the step must not be taken.
+    Not thread-safe; use from the event loop. Each check raises StepFailedError when the step must not be taken.
     """
 
     def __init__(self, context: Context, blocks: Quarantine) -> None:
@@ -133,7 +133,7 @@ class Preflight:
         self._blocks = blocks
 
     async def before_reuse(self, instance: Instance) -> None:
-        """It must be there still, and nothing may run on it: an instance with a process on it is never leased."""
+        """Check that an instance still exists and no process is on it: one in use is never leased."""
         driver, host = self._context.driver, self._context.host
         gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
         uuid, whole = instance.uuid, instance.slot.profile.is_whole_gpu
@@ -152,7 +152,7 @@ class Preflight:
         self._refuse_used(instance, users, what, "reuse")
 
     async def before_destroying(self, victims: Sequence[Instance]) -> None:
-        """With a process on one of them none needs to be destroyed: they would not make room."""
+        """Check that no process is on any of the victims: with one in use, destroying the others frees too little."""
         for victim in victims:
             what = f"look whether {victim.slot} is free"
             try:
@@ -162,9 +162,10 @@ class Preflight:
             self._refuse_used(victim, users, what, "destroy idle")
 
     async def before_creating(self, gpu: GpuUuid, intended: Sequence[Instance]) -> None:
-        """What stands where something is to be created must be ours, before the intention is recorded.
+        """Check that no foreign instance is where one is to be created, before the intention is recorded.
 
-        After a crash the intention alone tells that an instance there is ours, and may be removed.
+        After a crash the recorded intention is the only evidence that an instance there is the agent's, and may be
+        destroyed.
         """
         driver, record = self._context.driver, self._context.state.gpus[gpu]
         what = "look what stands on the GPU"
@@ -194,8 +195,9 @@ class Preflight:
 
 
 IN_USE_SECONDS = 1.0
-"""Processes that have ended keep an instance in use for some tenths of a second."""
+"""How long destroying an instance in use is retried, in seconds: a process keeps it in use for tenths after its end."""
 PAUSE_SECONDS = 0.1
+"""The pause between two such tries, in seconds."""
 
 
 class StepFailedError(MigAgentError):
@@ -206,18 +208,18 @@ class StepFailedError(MigAgentError):
         self.error = error
         self.words = words
         self.exclude = exclude
-        """The slot that shall not be tried again for the same request."""
+        """The slot that the same request must not try again, if any."""
 
     @property
     def counts(self) -> bool:
-        """Whether it speaks against the hardware, so that a request may meet only a few of these."""
+        """Whether it counts as a failure of the hardware, of which a request may meet only a few."""
         return self.error.kind is not DriverErrorKind.IN_USE
 
 
 class InstanceDestroyer:
     """Destroys instances and records it.
 
-    Not thread-safe; use from the event loop. Its methods are called under the lock of the GPU's lane.
+    Not thread-safe; use from the event loop. Its methods are called with the lock of the GPU's worker held.
     """
 
     def __init__(self, context: Context, blocks: Quarantine) -> None:
@@ -225,9 +227,9 @@ class InstanceDestroyer:
         self._blocks = blocks
 
     async def destroy(self, instance: Instance) -> None:
-        """Destroys it on the hardware; the caller records it. Raises StepFailedError.
+        """Destroy an instance on the hardware; the caller records that. Raises StepFailedError.
 
-        What is in use is blocked from now on. After any other failure the GPU has to be read again.
+        An instance that is in use is blocked. After any other failure the GPU has to be read again.
         """
         context = self._context
         what = f"destroy {instance.slot}"

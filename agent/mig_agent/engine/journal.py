@@ -1,8 +1,8 @@
-"""Commits: a record goes to the ledger, and only when it is on the disk is it applied and published.
+"""Commits: a record goes to the ledger, and is applied in memory and published only when it is on the disk.
 
-Records are committed in the order in which they are written, several at once where several wait. What a record changes
-in memory is applied on the event loop when its commit has succeeded, with nothing in between; whoever waits for it then
-goes on. A record that failed changes nothing.
+Records are committed in the order in which they were submitted, several in one transaction of SQLite when several wait.
+After a commit their changes in memory are applied on the event loop, with nothing in between; then the callers that
+await them continue. A record whose commit failed changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mig_agent.engine.state import State
 
 
 class _Pending:
-    """A record on its way to the disk."""
+    """Holds a record that was submitted to the ledger and is not settled yet."""
 
     __slots__ = ("always", "apply", "done", "events", "record", "revision")
 
@@ -47,7 +47,7 @@ class _Pending:
 
 
 class Journal:
-    """The only way to change what everybody sees. Belongs to the event loop."""
+    """Commits and publishes every change of the node. Not thread-safe; use from the event loop."""
 
     def __init__(self, ledger: Ledger, state: State, events: Events, clock: Clock) -> None:
         self._ledger = ledger
@@ -75,9 +75,10 @@ class Journal:
         pod: Pod | None = None,
         **data: str | float | bool,
     ) -> Event:
-        """An event of the record that is written next, now. `instance` gives its GPU, generation and slot.
+        """Return an event of this moment, with the revision of the record that is committed next.
 
-        `caller` is who called for it, where somebody did, and `pod` whose lease it is about, where it is a pod's.
+        `instance` gives the event its GPU, generation, profile and placement; `caller` is who asked for what happened,
+        and `pod` the pod of the lease that it is about, if any.
         """
         if instance is not None:
             gpu, generation = instance.slot.gpu, instance.generation
@@ -103,11 +104,11 @@ class Journal:
     def write(
         self, changes: Record, events: tuple[Event, ...] = (), apply: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
-        """Commits changes and events as one record, applies and tells them. Fails with LedgerError.
+        """Commit changes and events as one record; after the commit run `apply`, publish the state, emit the events.
 
-        Whoever does not wait for the future must not mind its failure.
+        The future fails with LedgerError; a caller that does not await it never learns of that.
         """
-        self._show_at_once()
+        self._publish_unrecorded()
         self._revision += 1
         done = self._loop.create_future()
         record = (*changes, *(AddEvent(event) for event in events))
@@ -115,20 +116,20 @@ class Journal:
         return done
 
     def tell(self, event: Event, *changes: Change) -> None:
-        """Tells an event in its turn, recorded (with changes of the ledger alone) if that is possible."""
-        self._in_turn((*changes, AddEvent(event)), (event,))
+        """Emit an event after all earlier records, recorded if possible; `changes` concern the ledger alone."""
+        self._submit_always((*changes, AddEvent(event)), (event,))
 
     def mention(self, event: Event) -> None:
-        """Tells at once what changes nothing about the node: it gets no revision of its own and is not recorded."""
+        """Emit at once an event that changes nothing about the node: it gets no revision and is not recorded."""
         self._events.emit(replace(event, revision=self._state.revision))
 
     def publish(self) -> None:
-        """What was changed in the state with no record, since it concerns only this run of the agent."""
-        self._in_turn((), ())
+        """Publish changes of the state that are never recorded, since they concern only this run of the agent."""
+        self._submit_always((), ())
         self._state.status_changed.emit()
 
-    def _in_turn(self, record: Record, events: tuple[Event, ...]) -> None:
-        self._show_at_once()
+    def _submit_always(self, record: Record, events: tuple[Event, ...]) -> None:
+        self._publish_unrecorded()
         self._revision += 1
         done = self._loop.create_future()
         self._ledger.submit(_Pending(record, self._revision, events, None, done, always=True))
@@ -138,20 +139,20 @@ class Journal:
         for event in events:
             self._events.emit(event)
 
-    def _show_at_once(self) -> None:
-        """Publish what was changed with no record, or before it: whoever changed it sees it when they look again.
+    def _publish_unrecorded(self) -> None:
+        """Publish changes that were put into the state before their record, or with none, under the current revision.
 
-        The revision follows when the record, or its turn, has come.
+        So the code that made a change sees it in the next view that it reads; the new revision follows in its turn.
         """
         if self._state.is_ahead and not self._is_applying:
             self._state.publish(self._state.revision)
 
     def _settled(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
-        """In the ledger's thread."""
+        """Hand the result of a batch to the event loop; called in the ledger's thread."""
         try:
             self._loop.call_soon_threadsafe(self._settle, entries, error)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, and with it all that awaited the batch
 
     def _settle(self, entries: Sequence[Entry], error: LedgerError | None) -> None:
         batch = cast("Sequence[_Pending]", entries)
@@ -160,19 +161,19 @@ class Journal:
             return
         recovered, self.error = self.error, ""
         revision = self._state.revision
-        told: list[Event] = []
+        events: list[Event] = []
         self._is_applying = True
         try:
             for pending in batch:
                 if pending.apply is not None:
                     pending.apply()
                 revision = pending.revision
-                told += pending.events
+                events += pending.events
                 if not pending.done.done():
                     pending.done.set_result(None)
         finally:
             self._is_applying = False
-        self._publish(revision, told)
+        self._publish(revision, events)
         if recovered:
             self.tell(self.event(EventKind.LEDGER_RECOVERED, "the ledger can be written again"))
 
@@ -180,22 +181,22 @@ class Journal:
         first = not self.error
         self.error = str(error)
         self._state.status_changed.emit()
-        told: list[Event] = []
+        events: list[Event] = []
         for pending in reversed(batch):  # it comes newest first
             if pending.always:
-                told += pending.events
+                events += pending.events
             if not pending.done.done():
                 pending.done.set_exception(error)
-                pending.done.exception()  # seen: not everybody waits for it
+                pending.done.exception()  # seen: not every caller awaits it
         # What is on the hardware, or concerns only this run, is so whether it can be recorded or not.
         if self._state.is_ahead or any(pending.always for pending in batch):
-            self._publish(max(pending.revision for pending in batch), told)
+            self._publish(max(pending.revision for pending in batch), events)
         if first:
             self.tell(self.event(EventKind.LEDGER_FAILED, f"{error}; no new leases until it is writable"))
 
 
 def ledger_refusal(error: LedgerError, what: str = "give a lease") -> RefusedError:
-    """A failed commit as the answer to a request; `what` completes "cannot ..."."""
+    """Return the error that a caller gets after a failed commit; `what` completes "cannot ..."."""
     return refuse(
         Reason.LEDGER_FAILED,
         f"cannot {what}, since it cannot be recorded: {error}",
@@ -205,20 +206,20 @@ def ledger_refusal(error: LedgerError, what: str = "give a lease") -> RefusedErr
 
 @dataclass(slots=True)
 class Transaction:
-    """Filled by several hands, then written once."""
+    """Collects changes and events, possibly of several components, that are then committed as one record."""
 
     journal: Journal
     changes: list[Change] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     applied: list[Callable[[], None]] = field(default_factory=list)
     ended: set[LeaseId] = field(default_factory=set)
-    """Leases whose end is in it already."""
+    """The leases that end with this transaction: each is ended in it once."""
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.events or self.applied)
 
     def write(self) -> asyncio.Future[None]:
-        """Commits all of it as one record. The future fails with LedgerError."""
+        """Commit all of it as one record. The future fails with LedgerError."""
         return self.journal.write(tuple(self.changes), tuple(self.events), self._apply)
 
     def _apply(self) -> None:

@@ -1,7 +1,7 @@
-"""Bringing back a lease of before: its holder presents the token after the ledger was lost or restored.
+"""Recovery of leases: a holder presents the token of its lease after the ledger was lost or restored from a backup.
 
-The token proves that its bearer was given the lease. That it was live, and on which devices, only the evidence beside
-the lost ledger tells; so without that nothing is brought back.
+The token proves that its bearer was given the lease. That it was active, and with which devices, is known only from the
+evidence beside the lost ledger; without that no lease is recovered.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from mig_agent.engine.results import Recovered
 _ASK_AN_ADMINISTRATOR = "ask an administrator: `migctl adopt` makes what nobody counts on idle"
 _NOT_LEASED = "its devices are not leased by it any more: stop what runs on them, and ask for a new lease"
 _REQUEST_ID = "recovered-"
-"""Before the lease's id: its former request may have led to another lease since."""
+"""The prefix of a recovered lease's request id; its former id may belong to another lease by now."""
 _HELD = "it was held by a stream, which has ended: it stays until it is released, so release it or give it a deadline"
 
 
 class LeaseRecovery:
-    """Belongs to the event loop."""
+    """Recovers leases by their tokens. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, observer: Reconciler) -> None:
         self._context = context
@@ -42,7 +42,7 @@ class LeaseRecovery:
         self._observer = observer
 
     async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
-        """As `Manager.recover`."""
+        """Recover a lease, as `Manager.recover` describes. Raises RefusedError."""
         context = self._context
         if not context.tokens.matches(lease, token):
             raise refuse(
@@ -67,7 +67,7 @@ class LeaseRecovery:
                 return await self._recover_locked(lease, gpus, caller)
 
     async def void_missing(self) -> None:
-        """Note which devices of leases of before are not there any more. One of the same UUID may come later."""
+        """Void the leases whose devices are gone: a device with the same UUID may be created later."""
         state, draft = self._context.state, Transaction(self._context.journal)
         for device in {each for lease in state.former.values() if not lease.void for each in lease.devices if each}:
             record = state.gpus.get(device.gpu)
@@ -132,7 +132,7 @@ class LeaseRecovery:
         return Recovered(lease=there, anew=False)
 
     def _former(self, lease: LeaseId, caller: Caller) -> EvidentLease:
-        """Return what is known of the lease. Raises RefusedError where it does not come back."""
+        """Return the evidence of a lease. Raises RefusedError where the lease cannot be recovered."""
         context, what = self._context, f"cannot recover lease {lease}"
         former = context.state.former.get(lease)
         if former is None:
@@ -169,7 +169,7 @@ class LeaseRecovery:
             )
 
     def _devices(self, former: EvidentLease) -> list[Instance | None]:
-        """Return the instance of each of its devices; None for one that it had lost before. Raises RefusedError."""
+        """Return the instance of each device, None for one that the lease had lost before. Raises RefusedError."""
         found = [None if each is None else self._foreign(former.lease.id, each) for each in former.devices]
         if not any(found):
             raise refuse(
@@ -238,7 +238,7 @@ def _notes(former: EvidentLease) -> tuple[str, ...]:
 
 
 def _refuse_other_user(lease: LeaseId, holder: Holder, caller: Caller) -> None:
-    """Raise RefusedError for another user than the holder; a token alone counts where either is not known."""
+    """Raise RefusedError for another user than the holder; where either is unknown, the token suffices."""
     if caller.admin or caller.uid is None or holder.uid is None or caller.uid == holder.uid:
         return
     raise _not_permitted(lease)

@@ -27,7 +27,7 @@ class Leases:
         self._lifetimes = lifetimes
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
-        """As `Manager.release`."""
+        """End a lease, as `Manager.release` describes. Raises RefusedError."""
         if force and not caller.admin:
             raise refuse(Reason.NOT_PERMITTED, f"cannot release lease {lease} by force: that is for administrators")
         await self._lifetimes.settled(lease)
@@ -50,7 +50,7 @@ class Leases:
             raise ledger_refusal(error, f"release lease {lease}") from error
 
     async def confirm(self, lease: LeaseId) -> None:
-        """As `Manager.confirm`."""
+        """Confirm a lease, as `Manager.confirm` describes. Raises RefusedError."""
         await self._lifetimes.settled(lease)
         if lease not in self._context.state.leases:
             raise _ended(f"confirm lease {lease}")
@@ -60,7 +60,7 @@ class Leases:
             raise ledger_refusal(error, f"confirm lease {lease}") from error
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
-        """As `Manager.renew`."""
+        """Set another deadline, as `Manager.renew` describes. Raises RefusedError."""
         await self._lifetimes.settled(lease)
         known = self._known(lease, token, caller)
         if known is None:
@@ -75,16 +75,19 @@ class Leases:
         return renewed
 
     async def end_for_pod(self, lease: LeaseId, words: str) -> None:
-        """As `Manager.end_for_pod`."""
+        """End the lease of a pod, as `Manager.end_for_pod` describes. Raises RefusedError."""
         try:
             await self._lifetimes.end(lease, EndReason.POD_ENDED, why=words)
         except LedgerError as error:
             raise ledger_refusal(error, f"end lease {lease}") from error
 
     async def arrived(self, lease: LeaseId, pod: Pod, devices: Sequence[KubeletDevice] | None = None) -> Lease:
-        """As `Manager.arrived`, or with devices as `Manager.hand_over`."""
+        """Bind a lease to its pod, and with `devices` assign the kubelet's devices to its instances.
+
+        Raises RefusedError where the lease has ended, or is another pod's, or the ledger cannot be written.
+        """
         context, what = self._context, f"give lease {lease} to {pod}"
-        # What is being recorded may say who has it; from there to the next record nothing comes in between.
+        # A pending write may bind it to another pod. Between here and the next record nothing else runs.
         await self._lifetimes.settled(lease)
         context.refuse_when_closing()
         before = context.state.leases.get(lease)
@@ -124,15 +127,15 @@ class Leases:
 
         written = context.journal.write((ArriveLease(lease),), (event,), apply)
         self._lifetimes.settle(lease.id, written)
-        # Whoever waits for it may go away; it is the pod's all the same.
+        # The caller may be cancelled; the lease is bound all the same.
         await asyncio.shield(written)
 
     def _is_its_pods(self, lease: Lease) -> bool:
-        """Whether it ends with its pod, and this agent sees when that is."""
+        """Return whether a lease ends with its pod, and this agent learns when that is."""
         return lease.of_pod and self._context.settings.follows_pods
 
     async def _refuse_used(self, lease: Lease) -> None:
-        """Raises RefusedError where something of it is in use, or that cannot be told."""
+        """Raise RefusedError where an instance of a lease is in use, or that cannot be found out."""
         context, what = self._context, f"release lease {lease.id}"
         if lease.id in leases_without_answering_devices(context.state):
             raise _untold(what, "the GPU that it is on does not answer")
@@ -151,9 +154,10 @@ class Leases:
                 )
 
     def _known(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> Lease | None:
-        """The lease, if the caller may change it; None for one that has ended.
+        """Return a lease that the caller may change; None for one that has ended. Raises RefusedError.
 
-        With `force` also a pod's, but for what the kubelet gave to the pod: its containers have that open.
+        A bound lease is refused; with `force` only if the kubelet has allocated devices for it: its containers have
+        those open.
         """
         standing = self._context.state.leases.get(lease)
         tokens = self._context.tokens
@@ -180,7 +184,7 @@ def _ended(what: str) -> RefusedError:
 
 
 def _arrived(lease: Lease, pod: Pod, devices: Sequence[KubeletDevice] | None, what: str) -> Lease:
-    """The lease when its pod has come. Raises RefusedError where that is another pod, or it has other devices."""
+    """Return a lease as bound to a pod. Raises RefusedError where it is another pod's, or has other devices."""
     taken_for = lease.holder.pod
     if taken_for is None or not taken_for.may_be(pod):
         raise refuse(Reason.IN_USE, f"cannot {what}: {lease.holder} has it", "it was taken for somebody else")

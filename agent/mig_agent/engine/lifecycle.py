@@ -1,7 +1,8 @@
-"""Lifecycle of leases. When an instance is lost, a pod's lease goes on with what is left of it, any other ends.
+"""Lifecycle of leases: confirmation, deadlines, ends, and leases of pods that lose an instance.
 
-A pod's container has the device nodes of all its instances until it ends. Were its lease to end with the first that is
-lost, the others would be idle, and another pod would be given what that container has open.
+When an instance is lost, a bound lease continues with its other instances; any other lease ends. A pod's container has
+the device nodes of all its instances open until it ends. If its lease ended with the first lost instance, the others
+would be idle, and another pod would get what that container still has open.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mig_agent.engine.state import State
 
 
 def leases_with_devices_elsewhere(context: Context, gpu: GpuUuid) -> frozenset[LeaseId]:
-    """The leases of pods that have something on other GPUs than this one, those that are not managed now included."""
+    """Return the bound leases that have a live instance on another GPU than this one, managed now or not."""
     state = context.state
     return frozenset(
         lease.id
@@ -45,7 +46,7 @@ def leases_with_devices_elsewhere(context: Context, gpu: GpuUuid) -> frozenset[L
 
 
 def leases_without_answering_devices(state: State) -> frozenset[LeaseId]:
-    """The leases that have something on a GPU that has not answered since the start, or is not managed now."""
+    """Return the leases with an instance on a GPU that has not answered since the start, or is not managed now."""
     gone = {generation for generation, gpu in state.unmanaged.items() if gpu not in state.gpus}
     if not gone:
         return frozenset()
@@ -63,7 +64,7 @@ def _survives_elsewhere(context: Context, lease: LeaseId, generation: Generation
 
 
 def degraded_event(context: Context, instance: Instance, reason: str) -> Event | None:
-    """What is told when the lease of an instance goes on without it; None where it has none."""
+    """Return the event that reports the loss of an instance by a lease that continues; None where no lease has it."""
     lease = context.state.leases.get(instance.lease) if instance.lease is not None else None
     if lease is None:
         return None
@@ -84,28 +85,28 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
 
 
 RECONNECT_GRACE_SECONDS = 5.0
-"""For a client whose connection broke while it was being served, to be back."""
+"""How long a lease survives a client that disconnected before it got its answer, in seconds."""
 NOTE_SECONDS = 0.5
-"""After which it is recorded that a lease is not confirmed yet. Most are by then, and cost no record."""
+"""How long after the grant it is recorded that a lease is unconfirmed, in seconds. Most are confirmed by then."""
 RETRY_SECONDS = 5.0
-"""Until an end that could not be recorded is tried again."""
+"""The pause before committing the end of a lease is tried again, in seconds."""
 
 
 class StreamEnd(Enum):
     """How the stream of a held lease ended."""
 
     CLOSED = "closed"
-    """By its client, which is still there."""
+    """Its client, which is still connected, has closed it."""
     HUNG_UP = "hung up"
-    """With its client's connection, which the client or its kernel has ended."""
+    """The client, or its kernel, has closed the whole connection."""
     DROPPED = "dropped"
-    """By the network, or by this agent: the client may not know yet, and wants its lease."""
+    """The network or this agent has ended it: the client may not know yet, and still wants its lease."""
 
 
 class EndReason(StrEnum):
-    """Why a lease ended by this agent's doing. The words are in the ledger; never rename one.
+    """Why this agent ended a lease. The values are in the ledger; never rename one.
 
-    What recovery finds (`core.recovery`) has its own: `reboot`, `gpu-reset`, `instance-lost`.
+    Recovery (`core.recovery`) has reasons of its own: `reboot`, `gpu-reset`, `instance-lost`.
     """
 
     RELEASED = "released"
@@ -133,19 +134,19 @@ END_MESSAGES = {
 
 @dataclass(slots=True)
 class _Watches:
-    """What may end one lease by itself."""
+    """Holds the timers and process watches that may end one lease."""
 
     deadline: Timer | None = None
     grace: Timer | None = None
     confirm_by: float | None = None
-    """When `grace` ends, where the lease waits for its client to confirm it."""
+    """When `grace` ends, in seconds since the epoch; None where no confirmation is awaited."""
     note: Timer | None = None
-    """When it is recorded that the lease is not confirmed."""
+    """The timer until it is recorded that the lease is unconfirmed."""
     overdue: bool = False
-    """Whether that time has passed, and nobody has asked again since."""
+    """Whether `confirm_by` has passed, with no repeated request since."""
     process: ProcessWatch | None = None
     client: ProcessWatch | None = None
-    """The one whose connection has ended."""
+    """The watch of the client's process after its connection was closed."""
 
     def close(self) -> None:
         if self.deadline is not None:
@@ -168,22 +169,23 @@ class LeaseLifecycle:
         self._watches: dict[LeaseId, _Watches] = {}
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
         self._settling: dict[LeaseId, asyncio.Future[None]] = {}
-        """Of leases that were renewed or whose pod has come, what is on its way to the ledger."""
+        """The pending write of each lease that is being renewed, confirmed or bound."""
         self._noted: set[LeaseId] = set()
-        """Leases of which the ledger says, or may say, that they are not confirmed."""
+        """The leases that are, or may be, recorded as unconfirmed."""
 
     def remember_unconfirmed(self, leases: Iterable[LeaseId]) -> None:
-        """Take over what an agent before this one has recorded, before any of these leases begins."""
+        """Take over which leases the ledger has as unconfirmed; called before `begin` at the start."""
         self._noted.update(leases)
 
     def is_unconfirmed(self, lease: LeaseId) -> bool:
-        """Whether the ledger says that a lease is not confirmed."""
+        """Return whether a lease is recorded as unconfirmed."""
         return lease in self._noted
 
     def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
-        """Watches over a lease that stands; one that is not known to be delivered has a time of grace.
+        """Start the timers and process watches of an active lease.
 
-        But for a pod's that is there: the kubelet asks again for what it has not heard, and tells when it has ended.
+        One that is not known to be delivered to its client ends after the grace period, unless it is bound to a pod:
+        the kubelet repeats its call, and reports when the pod has ended.
         """
         delivered = delivered or lease.of_pod
         if delivered and lease.expires_at is None and lease.pid is None:
@@ -200,7 +202,7 @@ class LeaseLifecycle:
             watches.process = self._context.host.watch_client(lease.pid, pid_started, ended)
 
     def delivered(self, lease: LeaseId) -> None:
-        """Record in memory that the client has the answer, or is attached again: no time of grace runs any more."""
+        """Note that the client has the answer, or is connected again: cancels the grace period."""
         watches = self._watches.get(lease)
         if watches is None:
             return
@@ -215,12 +217,12 @@ class LeaseLifecycle:
             watches.client = None
 
     def confirm_by(self, lease: LeaseId) -> float | None:
-        """Return when the lease ends unless its client confirms it before; None where that is not awaited."""
+        """Return until when the client has to confirm a lease, in seconds since the epoch; None if it need not."""
         watches = self._watches.get(lease)
         return None if watches is None else watches.confirm_by
 
     def asked_again(self, lease: LeaseId) -> None:
-        """Give the client of a lease that is not confirmed its whole time again: it is told the answer once more."""
+        """Restart the grace period of an unconfirmed lease: its client has repeated the request."""
         watches = self._watches.get(lease)
         if watches is not None and watches.confirm_by is not None:
             if watches.grace is not None:
@@ -241,7 +243,7 @@ class LeaseLifecycle:
             watches.note = self._context.clock.call_later(NOTE_SECONDS, partial(self._note, lease))
 
     def left_unconfirmed(self, lease: LeaseId) -> None:
-        """Record at once, and not after a moment, that a lease is not confirmed: its client has gone away."""
+        """Record now that a lease is unconfirmed, without the usual delay: its client has disconnected."""
         watches = self._watches.get(lease)
         if watches is not None and watches.note is not None:
             watches.note.cancel()
@@ -249,7 +251,7 @@ class LeaseLifecycle:
             self._note(lease)
 
     def _note(self, lease: LeaseId) -> None:
-        """Record that a lease is not confirmed: who starts after this agent cannot know it otherwise."""
+        """Record that a lease is unconfirmed, for the next start of the agent."""
         if lease in self._noted:
             return
         self._noted.add(lease)
@@ -258,11 +260,11 @@ class LeaseLifecycle:
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _forgotten(self, lease: LeaseId) -> tuple[Change, ...]:
-        """What takes back that a lease is not confirmed, where that was recorded."""
+        """Return the change that removes a lease's record of being unconfirmed, if there is one."""
         return (ForgetConfirmation(lease),) if lease in self._noted else ()
 
     async def confirm(self, lease: LeaseId) -> None:
-        """Let a lease stay whose client has its answer. Raises LedgerError where that has to be recorded and is not."""
+        """Confirm a lease: its client has the answer. Raises LedgerError where that cannot be recorded."""
         if lease not in self._noted:
             self.delivered(lease)
             return
@@ -276,23 +278,23 @@ class LeaseLifecycle:
         await asyncio.shield(written)
 
     def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
-        """That the lease's pod has come, or that it goes on, is being recorded."""
+        """Track a pending write of a lease, for `settled` to wait for."""
         self._settling[lease] = written
         written.add_done_callback(lambda _: self._settling.pop(lease, None))
 
     async def settled(self, lease: LeaseId) -> None:
-        """Returns when it is known whether the lease ends, goes on or its pod has come, if that is being recorded."""
+        """Wait until all pending writes of a lease (renewal, confirmation, binding, end) are committed or failed."""
         while (written := self._settling.get(lease) or self._ending.get(lease)) is not None:
             await asyncio.wait((written,))
 
     def arrived(self, lease: LeaseId) -> None:
-        """It is a pod's from now on: nothing but the pod's end ends it."""
+        """Stop the timers and watches of a lease that was bound: now only its pod's end ends it."""
         watches = self._watches.pop(lease, None)
         if watches is not None:
             watches.close()
 
     async def stream_ended(self, lease: LeaseId, how: StreamEnd, client: int | None) -> None:
-        """The stream of a held lease has ended. `client` is the client's process, as the kernel told it."""
+        """Handle the end of a held lease's stream. `client` is the pid of its client, from the kernel."""
         if how is StreamEnd.CLOSED and not self._context.closing:
             try:
                 await self.end(lease, EndReason.STREAM_ENDED, by="its client")
@@ -304,11 +306,11 @@ class LeaseLifecycle:
             self._detached(lease)
 
     def _detached(self, lease: LeaseId) -> None:
-        """It stays a while, to be attached again."""
+        """Start the grace period of a held lease, so that its client can reconnect."""
         self._to_be_attached(lease, self._context.settings.grace_seconds)
 
     def _hung_up(self, lease: LeaseId, pid: int | None) -> None:
-        """The client is back within moments, or never; never, if its process is gone."""
+        """Start a short grace period for a client to reconnect; the lease ends before that if its process has ended."""
         watches = self._to_be_attached(lease, min(RECONNECT_GRACE_SECONDS, self._context.settings.grace_seconds))
         if watches is not None and watches.client is None and pid is not None:
             ended = partial(self._end_soon, lease, EndReason.STREAM_ENDED)
@@ -324,7 +326,7 @@ class LeaseLifecycle:
         return watches
 
     def left(self, lease: LeaseId) -> None:
-        """Its client went away before it had its answer: it is back on another connection within moments, or never."""
+        """Shorten the grace period of a held lease whose client disconnected before it got its answer."""
         watches = self._watches.get(lease)
         if watches is not None and watches.grace is not None:
             watches.grace.cancel()
@@ -332,7 +334,7 @@ class LeaseLifecycle:
             watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
 
     async def renew(self, lease: Lease, expires_at: float | None, caller: Caller) -> Lease:
-        """Gives it another deadline. Raises LedgerError."""
+        """Set a lease's deadline, in seconds since the epoch, or remove it. Raises LedgerError."""
         state = self._context.state
         words = "without a deadline" if expires_at is None else f"for {expires_at - self._context.clock.now():.0f} s"
         event = self._context.journal.event(
@@ -351,7 +353,7 @@ class LeaseLifecycle:
             state.put_lease(replace(current, expires_at=expires_at))
             if not current.hold:
                 self._noted.discard(lease.id)
-                self.delivered(lease.id)  # whoever renews a lease has its answer
+                self.delivered(lease.id)  # a client that renews a lease has its answer
             watches = self._watches.setdefault(lease.id, _Watches())
             if watches.deadline is not None:
                 watches.deadline.cancel()
@@ -359,7 +361,7 @@ class LeaseLifecycle:
 
         changes = (RenewLease(lease.id, expires_at), *self._forgotten(lease.id))
         written = self._context.journal.write(changes, (event,), apply)
-        # The former deadline may come meanwhile. Whoever waits may go away; what is recorded counts all the same.
+        # The former deadline may come meanwhile. The caller may be cancelled; what is recorded counts all the same.
         self.settle(lease.id, written)
         await asyncio.shield(written)
         return renewed
@@ -367,9 +369,9 @@ class LeaseLifecycle:
     async def end(
         self, lease: LeaseId, reason: str, *, by: str = "", why: str = "", caller: Caller | None = None
     ) -> None:
-        """Ends a lease; nothing happens to one that has ended. Raises LedgerError, and then it stands.
+        """End a lease; does nothing to one that has ended. Raises LedgerError: then the lease is still active.
 
-        `by` says who released it, or `why` what ended it, in words, and `caller` who called for it.
+        Messages say who released it (`by`) or else why it ended (`why`); the event records the `caller`.
         """
         under_way = self._ending.get(lease)
         if under_way is None:
@@ -379,7 +381,7 @@ class LeaseLifecycle:
                 return
             under_way = self._ending[lease] = draft.write()
             under_way.add_done_callback(lambda _: self._ending.pop(lease, None))
-        # Whoever waits for it may go away; the end comes all the same.
+        # The caller may be cancelled; the lease ends all the same.
         await asyncio.shield(under_way)
 
     def draft_end(
@@ -392,7 +394,7 @@ class LeaseLifecycle:
         why: str = "",
         caller: Caller | None = None,
     ) -> None:
-        """Puts the end of a lease into a record: its instances are idle then."""
+        """Add the end of a lease to a transaction; with its commit the lease's instances become idle."""
         context = self._context
         known = context.state.leases.get(lease)
         if known is None or lease in draft.ended or lease in self._ending:
@@ -401,7 +403,7 @@ class LeaseLifecycle:
         now = context.clock.now()
         why = f"released by {by}" if by else why or END_MESSAGES.get(reason, reason)
         draft.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
-        # What a restored ledger tells of may be another's by now.
+        # An instance in a restored ledger may belong to another lease by now.
         draft.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
         draft.events.append(
             context.journal.event(
@@ -419,7 +421,7 @@ class LeaseLifecycle:
         draft.applied.append(partial(self._ended, lease, now, reason))
 
     def close(self) -> None:
-        """No lease ends by itself any more. Which are not confirmed is recorded, for the agent that comes next."""
+        """Stop all timers and watches, and record which leases are unconfirmed, for the next start of the agent."""
         for lease, each in self._watches.items():
             if each.confirm_by is not None:
                 self._note(lease)
@@ -459,7 +461,7 @@ class LeaseLifecycle:
         known = self._context.state.leases.get(lease)
         watches = self._watches.get(lease)
         if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None or not watches.overdue):
-            return  # meanwhile its pod has come, its client has confirmed it, or has asked again
+            return  # it was bound, confirmed or requested again meanwhile
         if reason is EndReason.EXPIRED and known is not None:
             left = (known.expires_at or math.inf) - self._context.clock.now()
             if left > 0:

@@ -1,8 +1,8 @@
 """Maintenance: nothing is granted, and the driver is released, so that it can be replaced while leases stay active.
 
-Several may want it at once, each for a reason of its own; the agent goes on when the last of them is done. One task
-brings the driver to where it is wanted, however often that changes meanwhile. What an administrator asked for is
-recorded, and outlives the agent; the other reasons are given again by their callers.
+The agent is paused while there is at least one reason. One task releases or opens the driver until that agrees with the
+reasons, however often they change meanwhile. An administrator's reason is recorded and survives a restart of the agent;
+the other reasons are given again by their callers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.results import PauseAnswer
 
-AGAIN_SECONDS = 10.0
-"""Until a driver that did not answer, or could not be let go, is tried again."""
+RETRY_SECONDS = 10.0
+"""The pause before opening or releasing the driver is tried again, in seconds."""
 _ADMINISTRATOR = ""
-"""Stands for the one reason that is recorded; others stand for themselves."""
+"""The key of the administrator's reason, the only one that is recorded; each other reason is its own key."""
 
 
 class GpuInventory(Protocol):
-    """The GPUs as the driver shows them, and as the ledger remembers them."""
+    """Reads the GPUs from the driver, and records them in the ledger."""
 
     async def take_up(self) -> None:
-        """Read all GPUs of a driver that was opened again. Raises MigAgentError where that fails."""
+        """Read all GPUs after the driver was opened again. Raises MigAgentError where that fails."""
 
     async def remember(self) -> None:
         """Record what is known of the GPUs."""
@@ -43,75 +43,81 @@ class Maintenance:
     """Pauses the agent, which releases the driver so that it can be replaced, and resumes it."""
 
     def __init__(
-        self, context: Context, listening: DriverEvents, inventory: GpuInventory, look_soon: Callable[[], None]
+        self, context: Context, driver_events: DriverEvents, inventory: GpuInventory, reconcile_soon: Callable[[], None]
     ) -> None:
         self._context = context
-        self._listening = listening
+        self._driver_events = driver_events
         self._inventory = inventory
-        self._look_soon = look_soon
-        self._asking = asyncio.Lock()
-        """Held while one who asks is recorded, so that those who ask are heard in their order."""
+        self._reconcile_soon = reconcile_soon
+        self._recording = asyncio.Lock()
+        """Held while a call is recorded, so that calls take effect in the order in which they came."""
         self.on_outdated: list[Callable[[], None]] = []
-        """Called when the driver was replaced, and its library as this process finds it was not."""
+        """Called when the driver was replaced, but the library that this process finds was not."""
         self._reasons: dict[str, str] = {}
-        self._open = True
-        """Whether there is a session with the driver ..."""
-        self._taken_up = True
-        """... and all was read in it."""
+        self._is_open = True
+        """Whether the driver is open."""
+        self._is_resumed = True
+        """Whether the driver is open, and all GPUs were read since."""
         self._opening: asyncio.Future[None] | None = None
-        """An attempt to begin one that has not come back, in time or at all."""
-        self._trouble = ""
-        """Why the driver is not as it is wanted, in words."""
+        """The attempt to open the driver that has not returned; None where there is none."""
+        self._problem = ""
+        """Why the driver could not be released or opened, as a message; empty when it could."""
         self._settling: asyncio.Task[None] | None = None
-        self._again: Timer | None = None
+        self._retry_timer: Timer | None = None
 
     def begin(self, recorded: str, others: Iterable[str]) -> bool:
-        """Whether the agent starts paused: by what is on record, or for reasons that are known already.
+        """Return whether the agent starts paused: for the recorded reason, or others that are known already.
 
-        The driver was not opened then.
+        The driver has not been opened then. Called once, at the start.
         """
         if recorded:
             self._reasons[_ADMINISTRATOR] = recorded
         self._reasons |= {each: each for each in others}
-        self._open = self._taken_up = not self._reasons
-        self._show()
+        self._is_open = self._is_resumed = not self._reasons
+        self._publish()
         return bool(self._reasons)
 
     async def pause(self, reason: str, caller: Caller, *, lasting: bool) -> PauseAnswer:
-        """Returns when the driver was let go, or cannot be. Raises RefusedError where it cannot be recorded."""
+        """Pause, and wait until the driver is released or that has failed.
+
+        `lasting` is for the administrator's reason. Raises RefusedError where that cannot be recorded.
+        """
         key = _ADMINISTRATOR if lasting else reason
         words = (f"by {caller}" + (f": {reason}" if reason else "")) if lasting else reason
-        async with self._asking:
+        async with self._recording:
             known = self._reasons.get(key)
             if known is None or (lasting and reason and known != words):
                 await self._record(PutPause(words) if lasting else None, "pause", EventKind.AGENT_PAUSED, words, caller)
                 self._reasons[key] = words
-                self._show()
-        await self._settled()
+                self._publish()
+        await self._wait_until_settled()
         return self._answer()
 
     async def resume(self, reason: str, caller: Caller, *, lasting: bool) -> PauseAnswer:
-        """Returns when the agent has taken up again, or why it has not. Raises RefusedError as `pause` does."""
+        """Remove a reason; after the last one, wait until the agent serves again or that has failed.
+
+        Raises RefusedError where it cannot be recorded that the administrator's reason is gone.
+        """
         key = _ADMINISTRATOR if lasting else reason
-        async with self._asking:
+        async with self._recording:
             if key in self._reasons:
                 why = "" if lasting else reason
                 await self._record(DropPause() if lasting else None, "resume", EventKind.AGENT_RESUMED, why, caller)
                 del self._reasons[key]
                 if self._reasons:
-                    self._show()
-        await self._settled()
+                    self._publish()
+        await self._wait_until_settled()
         return self._answer()
 
     def close(self) -> None:
-        """Nothing is tried again."""
-        if self._again is not None:
-            self._again.cancel()
+        """Cancel the retry that is scheduled, if any."""
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
 
     # Inside
 
     def _answer(self) -> PauseAnswer:
-        return PauseAnswer(paused=self._context.gate.paused, driver_released=self._is_let_go, message=self._trouble)
+        return PauseAnswer(paused=self._context.gate.paused, driver_released=self._is_released, message=self._problem)
 
     async def _record(
         self, change: PutPause | DropPause | None, verb: str, kind: EventKind, why: str, caller: Caller
@@ -130,72 +136,72 @@ class Maintenance:
         except LedgerError as error:
             raise ledger_refusal(error, verb) from error
 
-    def _show(self) -> None:
-        """What everybody sees of it."""
+    def _publish(self) -> None:
+        """Publish the reasons, or while the driver is not open again, why not."""
         paused = tuple(dict.fromkeys(self._reasons.values()))
-        if not paused and not self._taken_up:
-            paused = (self._trouble or "it takes up again",)
+        if not paused and not self._is_resumed:
+            paused = (self._problem or "it takes up again",)
         self._context.gate.paused = paused
         self._context.journal.publish()
 
-    async def _settled(self) -> None:
+    async def _wait_until_settled(self) -> None:
         if self._settling is None or self._settling.done():
             self._settling = self._context.tasks.spawn("pausing", self._settle())
         await asyncio.shield(self._settling)
 
     async def _settle(self) -> None:
-        """Brings the driver to where it is wanted; tries again later what does not work now."""
+        """Release or open the driver until that agrees with the reasons; schedules a retry after a failure."""
         self.close()
         while not self._context.closing:
             paused = bool(self._reasons)
-            if self._is_let_go if paused else self._taken_up:
-                self._trouble = ""
+            if self._is_released if paused else self._is_resumed:
+                self._problem = ""
                 break
             try:
-                await (self._let_go() if paused else self._go_on())
+                await (self._release_driver() if paused else self._open_driver())
             except MigAgentError as error:
                 what = "cannot let go of the driver" if paused else "cannot take up again"
-                self._failed(f"{what}: {error}; it is tried every {AGAIN_SECONDS:g} s")
+                self._failed(f"{what}: {error}; it is tried every {RETRY_SECONDS:g} s")
                 if isinstance(error, DriverError) and error.kind is DriverErrorKind.OUTDATED:
                     for each in self.on_outdated:
                         each()
                 break
-        self._show()
+        self._publish()
         if not self._context.gate.paused:
-            self._look_soon()  # what would have been looked at meanwhile, had it not been paused
+            self._reconcile_soon()  # no reconciliation has run during the pause
             self._context.state.capacity_freed.emit()
 
-    def _failed(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
+    def _failed(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
             journal = self._context.journal
-            journal.tell(journal.event(EventKind.DRIVER_UNAVAILABLE, trouble))
-        self._again = self._context.clock.call_later(AGAIN_SECONDS, self._try_again)
+            journal.tell(journal.event(EventKind.DRIVER_UNAVAILABLE, problem))
+        self._retry_timer = self._context.clock.call_later(RETRY_SECONDS, self._retry)
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         if not self._context.closing:
-            self._context.tasks.spawn("pausing-again", self._settled())
+            self._context.tasks.spawn("pausing-again", self._wait_until_settled())
 
-    async def _let_go(self) -> None:
+    async def _release_driver(self) -> None:
         context = self._context
         await context.gate.empty()
         await self._inventory.remember()
         if not self._reasons:
-            return  # somebody changed their mind meanwhile
+            return  # the last reason was removed meanwhile
         if self._opening is not None:
             with contextlib.suppress(DriverError):
-                await self._opened()
+                await self._wait_until_open()
             if self._opening is not None:
                 raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail="it is being opened still")
-        self._listening.close()
+        self._driver_events.close()
         try:
-            await _aside(self._listening.join)
+            await _on_own_thread(self._driver_events.join)
             self._refuse_when_hung()
-            await _aside(context.driver.close)
+            await _on_own_thread(context.driver.close)
         except DriverError:
-            self._listen()
+            self._start_driver_events()
             raise
-        self._open = self._taken_up = False
+        self._is_open = self._is_resumed = False
         left = context.host.own_device_nodes()
         words = f", but this process still has {', '.join(left)} open" if left else ""
         context.journal.tell(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was let go{words}"))
@@ -206,28 +212,28 @@ class Maintenance:
                 raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=f"still waiting for: {lane.hung}")
 
     @property
-    def _is_let_go(self) -> bool:
-        return not self._open and self._opening is None
+    def _is_released(self) -> bool:
+        return not self._is_open and self._opening is None
 
-    async def _go_on(self) -> None:
+    async def _open_driver(self) -> None:
         context = self._context
-        if not self._open and self._opening is None:
-            self._opening = _aside(context.driver.reopen)
-        await self._opened()
+        if not self._is_open and self._opening is None:
+            self._opening = _on_own_thread(context.driver.reopen)
+        await self._wait_until_open()
         try:
             await self._inventory.take_up()
         except MigAgentError:
             with contextlib.suppress(DriverError):  # a call that hangs holds it open
-                await _aside(context.driver.close)
-                self._open = False
+                await _on_own_thread(context.driver.close)
+                self._is_open = False
             raise
-        self._taken_up = True
-        self._listen()
+        self._is_resumed = True
+        self._start_driver_events()
         words = f"the driver was opened again: version {context.driver.version}"
         context.journal.tell(context.journal.event(EventKind.DRIVER_OPENED, words))
 
-    async def _opened(self) -> None:
-        """Returns when the attempt to open the driver has come to its end. Raises DriverError."""
+    async def _wait_until_open(self) -> None:
+        """Wait until the attempt to open the driver has ended, within the deadline of a call. Raises DriverError."""
         opening = self._opening
         if opening is None:
             return
@@ -237,15 +243,15 @@ class Maintenance:
             raise DriverError(DriverErrorKind.TIMEOUT, "nvmlInitWithFlags", detail=f"no answer in {deadline:g} s")
         self._opening = None
         opening.result()
-        self._open = True
+        self._is_open = True
 
-    def _listen(self) -> None:
+    def _start_driver_events(self) -> None:
         if self._context.settings.listen_to_driver:
-            self._listening.start()
+            self._driver_events.start()
 
 
-def _aside(function: Callable[[], None]) -> asyncio.Future[None]:
-    """Has a blocking call made in a thread of its own: one that hangs holds up nobody."""
+def _on_own_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+    """Make a blocking call on a thread of its own, so that one that hangs blocks nothing else."""
     thread = CallThread("driver-session")
     answer = thread.run(function)
     thread.close()

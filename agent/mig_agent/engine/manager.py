@@ -1,4 +1,4 @@
-"""The face of the engine: the single writer of hardware and ledger, on one event loop."""
+"""The public API of the engine, which is the single writer of hardware and ledger, on one event loop."""
 
 from __future__ import annotations
 
@@ -45,47 +45,48 @@ from mig_agent.engine.start import start
 from mig_agent.engine.thread_check import LoopBound
 
 CLOSING_SECONDS = 5.0
-"""For the step under way when the agent stops; a driver that hangs does not get more."""
+"""How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
 MOST_EXPLAINED_LINES = 4096
-"""Of all requests of one dry run, so that the answer stays within what gRPC takes."""
+"""The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""
 
-_ROOM_SECONDS = 0.1
-"""So long a count stands while the node stays as it is; only what is kept for somebody who waits may change then."""
-_MOST_READINGS = 4
-"""Of the ledger at once, for those who ask what happened; the others wait for their turn."""
+_CAPACITY_SECONDS = 0.1
+"""How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
+_MOST_EVENT_QUERIES = 4
+"""The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume", "Adopt"})
 
 
 class Manager:
-    """Every method belongs to the event loop; only `view` and `published` may be read on other threads, too.
+    """Grants, changes and ends leases, and administers the GPUs of one node.
 
-    Refusals are raised as RefusedError.
+    Not thread-safe; use from the event loop, except for `view` and `published`, which any thread may read. A call that
+    is refused raises RefusedError.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._context = parts.context
         self.observers = parts.context.events.observers
-        """Called with each event, at once, on the event loop."""
+        """Called with each event when it is emitted, on the event loop."""
         self.on_view: list[Callable[[], None]] = []
-        """Called soon after each new view, and whenever there may be room that was not there before; on the event loop.
+        """Called soon after a new view was published or capacity was freed, on the event loop.
 
-        What changes at one moment is told once."""
+        Several changes within one iteration of the event loop cause one call."""
         self.on_outdated = parts.pausing.on_outdated
-        """Called when the driver was replaced while the agent was paused, and its library where this process looks was
-        not: in a container it never will be."""
-        self._telling = False
-        self._room: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
-        """What was last worked out, and for what."""
+        """Called when the driver was replaced while the agent was paused, but the library that this process finds was
+        not. In a container it never will be."""
+        self._notify_scheduled = False
+        self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
+        """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
         self._socket_problems: tuple[str, ...] = ()
-        self._published = self._to_be_shown()
+        self._published = self._build_published()
         state = parts.context.state
-        state.view_changed.subscribe(self._show)
-        state.status_changed.subscribe(self._show)
+        state.view_changed.subscribe(self._update_published)
+        state.status_changed.subscribe(self._update_published)
         state.view_changed.subscribe(self._view_changed)
         state.capacity_freed.subscribe(self._view_changed)
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
-        self._readings = asyncio.Semaphore(_MOST_READINGS)
+        self._event_queries = asyncio.Semaphore(_MOST_EVENT_QUERIES)
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
@@ -93,104 +94,104 @@ class Manager:
     async def acquire(
         self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None
     ) -> Granted:
-        """Leases what is asked for. `on_queued` hears the request's place while it waits.
+        """Lease what is asked for. While the request waits, `on_queued` is called with its position in the queue.
 
-        The same request id with the same request gets the same answer. Cancelling the call takes the request out of the
-        queue, or undoes what was begun; a lease that was committed by then lives on for its time of grace.
+        The same request id with the same request gets the same answer. Cancelling the call removes the request from the
+        queue, or undoes what was begun; a lease that was committed by then survives for its grace period.
         """
         return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=False)
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
-        """The same for a lease that lives as long as a stream; `hold_ended` tells of the stream's end."""
+        """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
         try:
             return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
         except asyncio.CancelledError:
             left = RequestKey(caller.asker, request.request_id)
-            self._context.tasks.spawn(f"left-{left.id}", self._left(left))
+            self._context.tasks.spawn(f"left-{left.id}", self._shorten_grace(left))
             raise
 
-    async def _left(self, request: RequestKey) -> None:
-        """The client of a held lease went away before it had its answer: what was made for it does not stay long."""
+    async def _shorten_grace(self, request: RequestKey) -> None:
+        """Shorten the grace period of a held lease whose client disconnected before it got its answer."""
         await self._parts.acquisitions.over(request)
         for lease in tuple(self._context.state.leases.values()):
             if lease.request_key == request:
                 self._parts.lifetimes.left(lease.id)
 
     def delivered(self, lease: LeaseId) -> None:
-        """Tell that the answer has arrived, for a lease whose client is this process or a stream that stays open."""
+        """Note that the client has the answer: it is this process, or a stream that stays open."""
         self._parts.lifetimes.delivered(lease)
 
     def left_unconfirmed(self, lease: LeaseId) -> None:
-        """Tell that a lease's stream has ended and its client has not confirmed it: it ends at its `confirm_by`."""
+        """Note that a client disconnected without confirming its lease, which ends at its `Granted.confirm_by`."""
         self._parts.lifetimes.left_unconfirmed(lease)
 
     async def confirm(self, lease: LeaseId) -> None:
-        """Keep a lease whose client says that it has the answer; without this it ends at `Granted.confirm_by`.
+        """Confirm a lease: its client has the answer. Without this the lease ends at `Granted.confirm_by`.
 
         Raises RefusedError (LEASE_ENDED) where it has ended.
         """
         await self._parts.leases.confirm(lease)
 
     async def hold_ended(self, lease: LeaseId, how: StreamEnd, client: int | None = None) -> None:
-        """The stream of a held lease has ended: how, and its client's process, say how long the lease stays."""
+        """Handle the end of a held lease's stream: `how` and the client's pid decide how long the lease survives it."""
         await self._parts.lifetimes.stream_ended(lease, how, client)
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
-        """Ends a lease; its instances stay, idle. Releasing one that has ended is no error for who has its token.
+        """End a lease; its instances stay, idle. Releasing one that has ended is no error with its token.
 
-        With `force`, for administrators, also that of a pod that has come, where the kubelet gave it nothing for it and
-        no process is on its instances.
+        `force` is for administrators: it also ends the lease of a bound pod, where the kubelet has allocated no device
+        for it and no process is on its instances.
         """
         await self._parts.leases.release(lease, token, caller, force=force)
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
-        """Another deadline from now on, or with None no deadline; the lease with it."""
+        """Set a lease's deadline to `ttl_seconds` from now, or with None remove it; return the lease."""
         return await self._parts.leases.renew(lease, token, ttl_seconds, caller)
 
     async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
-        """Make a lease again that was live when the ledger was lost, for who has its token, with the same id.
+        """Recover a lease that was active when the ledger was lost, with its token and under the same id.
 
-        Refused where it had ended, one of its devices is gone or another's, or another user asks. Doing it again
-        changes nothing.
+        Refused where it had ended, one of its devices is gone or belongs to another lease, or another user asks. A
+        repeated call changes nothing.
         """
         self._context.refuse_when_closing()
         return await self._parts.recovering.recover(lease, token, caller)
 
     async def end_for_pod(self, lease: LeaseId, words: str) -> None:
-        """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
+        """End the lease of a pod; its instances stay, idle. `words` say why, such as `its pod has ended`.
 
-        One that has ended is no error. Raises RefusedError where the end cannot be recorded, and then the lease stands.
+        One that has ended is no error. Raises RefusedError where the end cannot be recorded: then the lease is active.
         """
         await self._parts.leases.end_for_pod(lease, words)
 
     async def arrived(self, lease: LeaseId, pod: Pod) -> Lease:
-        """The pod that a lease was taken for has been seen on this node: the lease is the pod's and ends with it.
+        """Bind a lease to the pod that it was reserved for, now that the pod is on this node: the lease ends with it.
 
-        Its deadline is gone, and the pod's UID is recorded where it was not known. Nothing happens to one that has
-        arrived. Raises RefusedError where the lease has ended, was not taken for this pod, or cannot be recorded.
+        Removes the lease's deadline, and records the pod's UID if it was not known; does nothing to one that is bound.
+        Raises RefusedError where the lease has ended or is not reserved for this pod, or the ledger cannot be written.
         """
         return await self._parts.leases.arrived(lease, pod)
 
     async def hand_over(self, lease: LeaseId, devices: Sequence[KubeletDevice], pod: Pod) -> Lease:
-        """As `arrived`, and from now on the kubelet's devices stand for the lease's instances, in their order.
+        """Bind a lease to its pod as above, and assign the kubelet's devices to the lease's instances, in their order.
 
-        Handing over the same devices again changes nothing. Raises RefusedError as `arrived` does, and where the lease
-        has other devices already or another number of instances.
+        A repeated call with the same devices changes nothing. Also raises RefusedError where the lease has other
+        devices already or another number of instances.
         """
         return await self._parts.leases.arrived(lease, pod, devices)
 
     async def settled(self, lease: LeaseId) -> None:
-        """Returns when nothing of a lease is on its way to the ledger: a renewal, that its pod has come, its end."""
+        """Wait until all pending writes for a lease (renewal, pod binding, end) have been committed or have failed."""
         await self._parts.lifetimes.settled(lease)
 
     async def over(self, request: RequestKey) -> None:
-        """Returns when nobody works on a request any more, however it came out."""
+        """Wait until a request has been served or refused; returns at once for one that is not in progress."""
         await self._parts.acquisitions.over(request)
 
     def denied(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
-        """A call was refused: that is told where it says something of its caller, or an administrator made it.
+        """Report a refused call: to the audit if its caller lacks the rights, as an event if it is administration.
 
-        `about` is the lease or GPU that it named.
+        `about` is the lease or GPU that it named. Other refusals are not reported.
         """
         if refusal.reason in DENIED:
             self._denials.tell(method, caller, refusal, about)
@@ -201,34 +202,34 @@ class Manager:
             journal.mention(journal.event(kind, words, holder=str(caller), caller=caller, method=method, reason=reason))
 
     def certificates(self, words: str, *, taken: bool) -> None:
-        """Certificates were renewed, or what ought to replace them cannot be used; tells and records it."""
+        """Record that certificates were renewed (`taken`), or that their replacement cannot be used."""
         kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATE_RELOAD_FAILED
         self._context.journal.tell(self._context.journal.event(kind, words))
 
     def sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
-        """A socket of the agent was removed or replaced; records it, and shows those that are missing still."""
+        """Record that a socket of the agent was lost or restored; `problems` are the sockets that are missing now."""
         self._socket_problems = problems
         kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
         self._context.journal.tell(self._context.journal.event(kind, f"the socket {words}"))
-        self._show()
+        self._update_published()
 
-    # Looking
+    # Reading
 
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
-        """How each request would be served now; nothing is changed and nothing is kept for anybody."""
+        """Plan each request by itself as it would be served now; changes and reserves nothing."""
         view, now = self._context.state.working_view, self._context.clock.now()
         context = self._context
         return tuple(
-            self._not_now() or context.with_changes(plan(view, request, context.policy, now), request)
+            self._pause_refusal() or context.with_changes(plan(view, request, context.policy, now), request)
             for request in requests
         )
 
     async def plan_in_turns(
         self, requests: Sequence[Request], *, explain: bool = False
     ) -> AsyncIterator[tuple[Outcome, tuple[str, ...]]]:
-        """As `plan`, one by one, all for the node as it is now; other calls are answered in between.
+        """Plan as `plan` does, one request after the other, all on the node as it is now; other calls run in between.
 
-        With each answer come, if wanted, lines for people of how it comes about; fewer of them for many requests.
+        With `explain`, each outcome comes with lines that explain it to people; fewer of them for many requests.
         """
         context = self._context
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
@@ -236,78 +237,78 @@ class Manager:
         for request in requests:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.turns.mine()
-            paused = self._not_now()
+            paused = self._pause_refusal()
             outcome = paused or context.with_changes(plan(view, request, policy, now), request)
             yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
 
     @property
     def pace(self) -> StepTimes:
-        """How long creating and destroying takes here, by what was measured."""
+        """The measured mean times of creating and destroying an instance, in seconds."""
         return self._context.timing.pace
 
-    def _not_now(self) -> Refusal | None:
+    def _pause_refusal(self) -> Refusal | None:
         gate = self._context.gate
         return gate.refusal("place anything") if gate.paused else None
 
     def creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
-        """How many devices for this want could be leased now, one after the other, after those on their way.
+        """Return how many devices for a want could be leased now one after the other, after the wants in `before`.
 
-        Nothing while the agent is paused or stops, and nothing on GPUs that are kept for somebody who waits.
+        0 while the agent is paused or stops. GPUs that are reserved for a waiting request do not count.
         """
         context = self._context
         if context.gate.paused or context.closing:
             return 0
-        view, key = context.state.working_view, (tuple(before), context.clock.now() // _ROOM_SECONDS)
-        known = self._room
+        view, key = context.state.working_view, (tuple(before), context.clock.now() // _CAPACITY_SECONDS)
+        known = self._capacity
         if known is None or known[0] is not view or known[1] != key:
-            # Asked about one resource after the other, and what is kept for whom takes looking through the queue.
+            # Called for one resource after the other, and finding the reserved GPUs takes a scan of the queue.
             room = RemainingCapacity(view, context.policy, before, reserved=self._parts.room.reserved)
-            known = self._room = (view, key, room)
+            known = self._capacity = (view, key, room)
         return known[2].creatable(want)
 
     def has_places(self, request: RequestKey) -> bool:
-        """Whether a request has what it asks for, or a plan for it is being carried out.
+        """Return whether a request has an active lease, or a plan for it is being carried out; False while it waits.
 
-        Then what it takes is counted as busy, and it is none of those on their way. False while it waits.
+        Then its slots count as busy in the view that plans are made on.
         """
         return self._parts.acquisitions.has_places(request)
 
     def making_for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
-        """What is being made, and not leased yet, for pods that have not come: for whom, and where."""
+        """Return the plans in progress for pods that are not bound: each pod, and the slots that it will get."""
         return self._parts.acquisitions.for_pods()
 
     @property
     def view(self) -> NodeView:
-        """Return the node as last published: a finished value, which any thread may read."""
+        """The node as last published: a finished value, which any thread may read."""
         return self._published.view
 
     @property
     def published(self) -> Published:
-        """Return the node as last published, with a few facts around it: a finished value, as `view` is."""
+        """The node as last published, with a few more facts: a finished value, which any thread may read."""
         return self._published
 
     @property
     def paused(self) -> tuple[str, ...]:
-        """Return why nothing is granted and the driver is left alone, in words; empty while the agent serves."""
+        """The reasons for which the agent is paused; empty while it serves."""
         return self._context.gate.paused
 
     @property
     def driver_version(self) -> str:
-        """Return the version of the driver, as it was last opened."""
+        """The version of the driver, as of when it was last opened."""
         return self._context.driver.version
 
     @property
     def silent(self) -> frozenset[LeaseId]:
-        """Return the leases with a device on a GPU that has not answered since the start, or is not managed now."""
+        """The leases with a device on a GPU that has not answered since the start, or is not managed now."""
         return leases_without_answering_devices(self._context.state)
 
     def position(self, request: RequestKey) -> int | None:
-        """Return a request's place in the queue, 1 for the first; None when it does not wait."""
+        """Return a request's position in the queue, 1 for the first; None when it does not wait."""
         return self._parts.room.position(request)
 
     @property
     def snapshot(self) -> Snapshot:
-        """Work out all that a status shows: as long as requests wait, that takes long. Never waits."""
+        """All that a status shows, computed at once. It takes longer the more requests wait."""
         context, parts = self._context, self._parts
         return Snapshot(
             view=context.state.view,
@@ -324,10 +325,10 @@ class Manager:
             missing=dict(context.missing),
             paused=context.gate.paused,
             silent=self.silent,
-            left=self._left_by_their_process(),
+            left=self._leases_without_process(),
         )
 
-    def _left_by_their_process(self) -> frozenset[LeaseId]:
+    def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host
         return frozenset(
             each.id
@@ -336,68 +337,71 @@ class Manager:
         )
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:
-        """The events after a revision, or those to come, until it is closed; a reader too far behind is refused."""
+        """Subscribe to the events after a revision, or with None from now on; the caller closes the subscription.
+
+        Raises RefusedError where the revision is too old, or there are too many subscribers.
+        """
         return self._context.events.subscribe(after_revision, self._context.state.revision)
 
     async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
-        """The latest recorded events from a moment on, oldest first; of one GPU (index or UUID) or all."""
+        """Return the latest `limit` recorded events since a moment, oldest first; of one GPU (index or UUID) or all."""
         ledger = self._parts.ledger
         try:
-            async with self._readings:
+            async with self._event_queries:
                 return await self._context.aside.run(lambda: ledger.events(since, gpu or "", limit))
         except LedgerError as error:
             raise refuse(Reason.LEDGER_FAILED, str(error)) from error
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
-        """What is used on each instance. Those who ask while it is being read get the same reading."""
+        """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""
         if self._usage is None or self._usage.done():
             self._usage = self._context.tasks.spawn("usage", read_usage(self._context))
         return await asyncio.shield(self._usage)
 
-    # Administration: who may call these is the transport's business
+    # Administration: the transport decides which callers may do this
 
     async def reclaim(self, gpus: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
-        """Destroys the idle instances of these GPUs, or of all; those that were."""
+        """Destroy the idle instances of these GPUs, or of all if none is named; return those that were destroyed."""
         self._context.refuse_when_closing()
         return await self._parts.admin.reclaim(gpus, caller)
 
     async def adopt(
         self, gpus: Sequence[str], uuids: Sequence[str], caller: Caller, *, everything: bool = False
     ) -> tuple[Instance, ...]:
-        """Takes over instances that are somebody else's, as idle ones; those that were.
+        """Take over foreign instances as idle ones, on these GPUs or with these UUIDs; return them as they are then.
 
-        Of these GPUs and with these UUIDs, or all of them: then nothing of the ledger is in doubt any more.
+        With `everything` take over all of them, and end the doubt about what the ledger does not account for.
         """
         self._context.refuse_when_closing()
         return await self._parts.adopting.adopt(gpus, uuids, caller, everything=everything)
 
     async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
-        """Keeps new leases off a GPU, or allows them again."""
+        """Cordon a GPU, so that it gets no new leases, or uncordon it; return it."""
         return await self._parts.admin.cordon(gpu, reason, caller, on=on)
 
     async def set_mig_mode(self, gpu: str, enable: bool, caller: Caller) -> ModeAnswer:  # noqa: FBT001 -- as agreed
-        """Switches MIG mode, where nothing runs and nothing is leased."""
+        """Switch a GPU's MIG mode; refused while anything on the GPU runs or is leased."""
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
 
     async def pause(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
-        """Grants nothing more and lets go of the driver; leases stay. Returns when that is done, or cannot be.
+        """Grant no more leases and release the driver, and wait until that is done or has failed; leases stay active.
 
-        Paused as long as there is any reason. `lasting` is for an administrator: recorded, so that a restart stays
-        paused, and at most one, whose reason may be empty. Any other reason is words, and is what `resume` names.
+        The agent is paused while it has any reason, a text that `resume` takes back. `lasting` is for the one reason of
+        an administrator, which may be empty; it is recorded, so that the agent is still paused after a restart.
         """
         self._context.refuse_when_closing()
         return await self._parts.pausing.pause(reason, caller, lasting=lasting)
 
     async def resume(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
-        """Takes back a reason for pausing; after the last one the driver is opened and all is read and served again.
+        """Remove a reason for being paused; after the last one open the driver, read all GPUs and serve again.
 
-        A reason that does not hold is no error. With `lasting` it is the administrator's, whatever its words.
+        A reason that the agent does not have is no error. `lasting` removes the administrator's, whatever its text.
         """
         self._context.refuse_when_closing()
         return await self._parts.pausing.resume(reason, caller, lasting=lasting)
 
-    def _to_be_shown(self) -> Published:
+    def _build_published(self) -> Published:
         context, parts = self._context, self._parts
         return Published(
             view=context.state.view,
@@ -411,22 +415,22 @@ class Manager:
             sockets_missing=len(self._socket_problems),
         )
 
-    def _show(self) -> None:
-        self._published = self._to_be_shown()
+    def _update_published(self) -> None:
+        self._published = self._build_published()
 
     def _view_changed(self) -> None:
-        self._room = None
-        if self.on_view and not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell_of_view)
+        self._capacity = None
+        if self.on_view and not self._notify_scheduled:
+            self._notify_scheduled = True
+            asyncio.get_running_loop().call_soon(self._notify_of_view)
 
-    def _tell_of_view(self) -> None:
-        self._telling = False
+    def _notify_of_view(self) -> None:
+        self._notify_scheduled = False
         for each in tuple(self.on_view):
             each()
 
     async def close(self) -> None:
-        """Ends the agent: the step under way comes to its end, who waits is refused, leases stay."""
+        """Stop the engine: refuse waiting requests and let the steps in progress end; leases stay active."""
         context, parts = self._context, self._parts
         if context.closing:
             return
@@ -445,7 +449,7 @@ class Manager:
 
 
 class CheckedManager(LoopBound, Manager):
-    """A Manager that fails where it is used off the event loop."""
+    """A Manager that raises AssertionError where it is used off the event loop."""
 
     ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "published", "_published"})
 
@@ -462,7 +466,10 @@ async def start_manager(
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
 ) -> Manager:
-    """A manager that has recovered and is ready to serve. `paused` are reasons, in words, for which it starts paused.
+    """Start an engine: wait until it has recovered, and return its manager, ready to serve.
+
+    `claim` is called with the index and UUID of each GPU before it is managed; `paused` are reasons, as texts, for
+    which the agent starts paused.
 
     Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
     where the settings name GPUs that are not there or the tokens' key cannot be used.

@@ -1,4 +1,4 @@
-"""The queue of waiting requests: that of `core.queue` with its timers, and reports of the place in it."""
+"""The queue of waiting requests: `core.queue` with wait timeouts, scans for requests that fit, and position reports."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ from mig_agent.engine.execution import Execution, Executor, LeaseRequest
 from mig_agent.engine.results import QueueEntry
 
 _PIECE_SECONDS = 0.02
-"""Of looking through the queue, before others get their turn."""
+"""How long one scan of the queue may hold the event loop, in seconds."""
 _MOST_RESTARTS = 3
-"""Of one look through the queue, for what was freed meanwhile."""
-TELL_SECONDS = 1.0
-"""Between two rounds of telling people their places."""
+"""How often one scan of the queue starts over because capacity was freed meanwhile."""
+REPORT_SECONDS = 1.0
+"""The pause between two reports of changed positions to clients, in seconds."""
 _MOST_TEXTS = 3
 _EXPLAINED_LINES = 24
-"""Of a refusal; it travels in a trailer, which has little room."""
+"""The most lines that explain a refusal: they travel in a gRPC trailer, which is small."""
 _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """One request in the queue."""
+    """Holds one request of the queue: its wait timeout, its last reported position and the execution it waits for."""
 
     order: LeaseRequest
-    on_place: Callable[[int], None]
+    on_position: Callable[[int], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
-    place: int = 0
-    """As last told; 0 before."""
+    position: int = 0
+    """The position that was last reported; 0 before the first report."""
 
 
 class RequestQueue:
-    """Holds the requests that wait, and their timers. Not thread-safe; use from the event loop."""
+    """Queues requests and starts each when it fits. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, executor: Executor) -> None:
         self._context = context
         self._executor = executor
         self._queue = queue.Queue()
-        self._stays: dict[RequestKey, QueuedRequest] = {}
-        self._pump_is_due = False
-        self._known = backfill.ReservationCache()
+        self._requests: dict[RequestKey, QueuedRequest] = {}
+        self._scan_is_scheduled = False
+        self._reservation_cache = backfill.ReservationCache()
         self._seen: frozenset[int] = queue.NONE_SEEN
-        """Those that the look through the queue, which goes on, has looked at."""
+        """Sequence numbers of the requests that the current scan has considered."""
         self._restarts = 0
-        """Of that look, since one has come to its end."""
-        self._once_more = False
-        """Whether something was freed that not all could be looked at for again."""
-        self._telling: Timer | None = None
-        context.state.capacity_freed.subscribe(self._look_again)
+        """How often the current scan has started over."""
+        self._rescan_needed = False
+        """Whether capacity was freed after the current scan had used up its restarts: then another one follows it."""
+        self._report_timer: Timer | None = None
+        context.state.capacity_freed.subscribe(self._rescan)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -74,82 +74,83 @@ class RequestQueue:
 
     @property
     def queued(self) -> tuple[QueueEntry, ...]:
-        """Everybody who waits, the next first."""
+        """The requests that wait, in queue order."""
         return tuple(
             QueueEntry(
                 request=each.request.key,
                 who=each.request.holder,
                 priority=each.request.priority,
-                position=place,
+                position=position,
                 since=each.since,
                 wants=each.request.wants,
             )
-            for place, each in enumerate(self._queue.waiting, 1)
+            for position, each in enumerate(self._queue.waiting, 1)
         )
 
     async def next(
-        self, order: LeaseRequest, on_place: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
+        self, order: LeaseRequest, on_position: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
     ) -> Execution:
-        """The request's turn, with what it needs taken for it; at once where it fits. Raises RefusedError.
+        """Return an execution with its slots reserved: at once if the request fits, else when its turn has come.
 
-        `failed` is why an earlier try came to nothing, and `exclude` are the slots that it failed on.
+        `failed` is why an earlier execution of this request failed, and `exclude` are the slots that it failed on.
+        Raises RefusedError.
         """
         request = order.request
         gate = self._context.gate
         if gate.paused:
             if not request.wait_seconds:
                 raise RefusedError(gate.refusal(f"serve {describe(request)}"))
-            return await self._stay(order, on_place)
+            return await self._enqueue(order, on_position)
         outcome = self._plan(request, exclude=exclude)
         if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
         if isinstance(outcome, Refusal):
             if failed is not None and isinstance(self._plan(request), Plan):
                 raise RefusedError(failed)  # only what has just failed would serve it
-            if not len(self._queue) and not _waits(request, outcome):
+            if not len(self._queue) and not _may_wait_after(request, outcome):
                 raise RefusedError(self._explained(request, outcome, exclude=exclude))
             if outcome.reason not in _WORTH_WAITING:
                 raise RefusedError(outcome)
-        return await self._stay(order, on_place)
+        return await self._enqueue(order, on_position)
 
-    def _look_again(self) -> None:
+    def _rescan(self) -> None:
         """Scan the queue, since something may fit now."""
-        self._look_anew()
-        self._go_on_looking()
+        self._restart_scan()
+        self._schedule_scan()
 
-    def _look_anew(self) -> None:
-        """From the beginning, so that what there is goes to the first whom it serves."""
+    def _restart_scan(self) -> None:
+        """Start the scan over, so that free capacity goes to the first request that it serves."""
         if self._restarts < _MOST_RESTARTS:
             self._restarts += bool(self._seen)
             self._seen = queue.NONE_SEEN
         else:
-            self._once_more = True  # after this look: those at the end of a long queue have their turn, too
+            self._rescan_needed = True  # after this scan: it has to reach the end of a long queue first
 
-    def _go_on_looking(self) -> None:
-        if len(self._queue) and not self._pump_is_due:
-            self._pump_is_due = True
-            asyncio.get_running_loop().call_soon(self._pump)
+    def _schedule_scan(self) -> None:
+        if len(self._queue) and not self._scan_is_scheduled:
+            self._scan_is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._scan)
 
     def leave(self, request: RequestKey, refusal: Refusal) -> None:
-        """A request waits no more; harmless when it does not."""
-        stay = self._stays.pop(request, None)
-        if stay is None:
+        """Remove a request from the queue and refuse it; does nothing if it does not wait."""
+        queued = self._requests.pop(request, None)
+        if queued is None:
             return
         self._queue.remove(request)
         self._context.state.status_changed.emit()
-        if stay.deadline is not None:
-            stay.deadline.cancel()
-        if not stay.started.done():
-            stay.started.set_exception(RefusedError(refusal))
-        if stay.place:
-            self._mention(EventKind.REQUEST_DEQUEUED, stay.order.request, f"left the queue: {refusal.message}")
-            # It may have been in somebody's way; one that only came to look was not.
-            self._places_changed()
+        if queued.deadline is not None:
+            queued.deadline.cancel()
+        if not queued.started.done():
+            queued.started.set_exception(RefusedError(refusal))
+        if queued.position:
+            self._emit(EventKind.REQUEST_DEQUEUED, queued.order.request, f"left the queue: {refusal.message}")
+            # Others may fit without it. One with no position never waited, and was in nobody's way.
+            self._schedule_report()
             self._context.state.capacity_freed.emit()
 
     def close(self) -> None:
-        """Everybody who waits is told that the agent stops."""
-        for request in tuple(self._stays):
+        """Refuse all waiting requests: the agent stops."""
+        for request in tuple(self._requests):
             self.leave(
                 request,
                 Refusal(
@@ -158,23 +159,23 @@ class RequestQueue:
                     hint="ask again when it is back; leases stay",
                 ),
             )
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._report_timer is not None:
+            self._report_timer.cancel()
 
     @property
     def reserved(self) -> frozenset[GpuUuid]:
-        """The GPUs that are kept from newcomers for the first that has waited past the limit."""
+        """The GPUs that new requests may not use, since a request has waited past the reservation delay."""
         context = self._context
         if not len(self._queue) or context.settings.strict_fifo:
             return NOTHING_RESERVED
-        kept = backfill.reservation(
+        reservation = backfill.reservation(
             context.state.working_view,
             self._queue.waiting,
             context.clock.now(),
             context.reservation_after_seconds,
-            self._known,
+            self._reservation_cache,
         )
-        return NOTHING_RESERVED if kept is None else kept.gpus
+        return NOTHING_RESERVED if reservation is None else reservation.gpus
 
     # Inside
 
@@ -198,43 +199,43 @@ class RequestQueue:
         context.telemetry.planned(time.perf_counter() - began)
         return context.with_changes(outcome, request)
 
-    async def _stay(self, order: LeaseRequest, on_place: Callable[[int], None]) -> Execution:
+    async def _enqueue(self, order: LeaseRequest, on_position: Callable[[int], None]) -> Execution:
         request = order.request
         context = self._context
-        patient = bool(request.wait_seconds)
-        if patient and len(self._queue) >= context.settings.max_waiting:
+        may_wait = bool(request.wait_seconds)
+        if may_wait and len(self._queue) >= context.settings.max_waiting:
             raise refuse(
                 Reason.QUEUE_FULL,
                 f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
                 "try again later",
             )
-        stay = QueuedRequest(order, on_place)
+        queued = QueuedRequest(order, on_position)
         waiting = self._queue.add(request, context.clock.now())
         context.state.status_changed.emit()
-        self._stays[request.key] = stay
-        # What was freed a moment ago may be for somebody before it.
-        self._pump(None if self._pump_is_due else waiting)
-        if stay.started.done():
-            return stay.started.result()
-        if not patient:
-            refusal = self._refusal_behind(waiting)
+        self._requests[request.key] = queued
+        # Capacity that was freed a moment ago may serve a request before it: then the whole queue is scanned.
+        self._scan(None if self._scan_is_scheduled else waiting)
+        if queued.started.done():
+            return queued.started.result()
+        if not may_wait:
+            refusal = self._refusal_without_wait(waiting)
             self.leave(request.key, refusal)
-            stay.started.exception()  # seen
+            queued.started.exception()  # seen
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
-            stay.deadline = context.clock.call_later(request.wait_seconds, lambda: self._waited_too_long(stay))
-        stay.place = self._queue.position(request.key) or 1
-        self._mention(EventKind.REQUEST_QUEUED, request, f"waits, at place {stay.place}")
-        on_place(stay.place)
-        return await stay.started
+            queued.deadline = context.clock.call_later(request.wait_seconds, lambda: self._wait_timed_out(queued))
+        queued.position = self._queue.position(request.key) or 1
+        self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.position}")
+        on_position(queued.position)
+        return await queued.started
 
-    def _pump(self, newcomer: backfill.WaitingRequest | None = None) -> None:
-        """Starts what fits, in the order of the queue; where nothing was freed, only a newcomer can fit.
+    def _scan(self, newcomer: backfill.WaitingRequest | None = None) -> None:
+        """Start the requests that fit, in queue order; with a newcomer, consider only that: nothing was freed.
 
-        Where many wait for several devices each that takes long, so it goes on in the next turn of the event loop.
+        A scan of many requests for several devices takes long, so it continues in the next turn of the event loop.
         """
         if newcomer is None:
-            self._pump_is_due = False
+            self._scan_is_scheduled = False
         context, settings = self._context, self._context.settings
         until = time.perf_counter() + _PIECE_SECONDS
         while len(self._queue) and not context.closing and not context.gate.paused:
@@ -248,44 +249,48 @@ class RequestQueue:
                 strict_fifo=settings.strict_fifo,
                 only=newcomer,
                 seen=self._seen,
-                known=self._known,
+                known=self._reservation_cache,
                 enough=lambda: time.perf_counter() > until,
             )
             context.telemetry.planned(time.perf_counter() - began)
             if found is None:
                 if newcomer is None:
-                    self._look_ended()
+                    self._end_scan()
                 return
             if isinstance(found, queue.PausedSearch):
                 self._seen = found.seen
-                self._go_on_looking()
+                self._schedule_scan()
                 return
-            self._look_anew()
-            waiting, its_plan = found
+            self._restart_scan()
+            waiting, found_plan = found
             self._queue.remove(waiting.request.key)
             context.state.status_changed.emit()
-            stay = self._stays.pop(waiting.request.key)
-            if stay.deadline is not None:
-                stay.deadline.cancel()
-            stay.started.set_result(self._executor.begin(stay.order, its_plan))
-            self._places_changed()
+            queued = self._requests.pop(waiting.request.key)
+            if queued.deadline is not None:
+                queued.deadline.cancel()
+            queued.started.set_result(self._executor.begin(queued.order, found_plan))
+            self._schedule_report()
 
-    def _look_ended(self) -> None:
-        again, self._once_more = self._once_more, False
+    def _end_scan(self) -> None:
+        again, self._rescan_needed = self._rescan_needed, False
         self._restarts, self._seen = 0, queue.NONE_SEEN
         if again:
-            self._go_on_looking()
+            self._schedule_scan()
 
-    def _refusal_behind(self, waiting: backfill.WaitingRequest) -> Refusal:
-        """Why somebody who does not wait is not served now."""
+    def _refusal_without_wait(self, waiting: backfill.WaitingRequest) -> Refusal:
+        """Return why a request that does not wait is not served now."""
         context, settings = self._context, self._context.settings
         before = [each for each in self._queue.waiting if each.order < waiting.order]
-        kept = None
+        reservation = None
         if not settings.strict_fifo:
-            kept = backfill.reservation(
-                context.state.working_view, before, context.clock.now(), context.reservation_after_seconds, self._known
+            reservation = backfill.reservation(
+                context.state.working_view,
+                before,
+                context.clock.now(),
+                context.reservation_after_seconds,
+                self._reservation_cache,
             )
-        reserved = kept.gpus if kept is not None else NOTHING_RESERVED
+        reserved = reservation.gpus if reservation is not None else NOTHING_RESERVED
         outcome = self._plan(waiting.request, reserved=reserved)
         if isinstance(outcome, Refusal):
             return self._explained(waiting.request, outcome, reserved=reserved)
@@ -303,7 +308,7 @@ class RequestQueue:
         exclude: frozenset[Slot] = frozenset(),
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
     ) -> Refusal:
-        """With what blocks each GPU. Only for an answer: a request that waits on is not explained at every try."""
+        """Return the refusal with what blocks each GPU. For answers only: a request is not explained at each scan."""
         if refusal.reason not in _WORTH_WAITING:
             return refusal
         context = self._context
@@ -317,8 +322,8 @@ class RequestQueue:
         )
         return replace(refusal, explanation=lines)
 
-    def _waited_too_long(self, stay: QueuedRequest) -> None:
-        request = stay.order.request
+    def _wait_timed_out(self, queued: QueuedRequest) -> None:
+        request = queued.order.request
         gate = self._context.gate
         outcome = gate.refusal(f"serve {describe(request)}") if gate.paused else self._plan(request)
         if isinstance(outcome, Refusal):
@@ -335,19 +340,19 @@ class RequestQueue:
             ),
         )
 
-    def _places_changed(self) -> None:
-        if self._stays and self._telling is None:
-            self._telling = self._context.clock.call_later(TELL_SECONDS, self._tell_places)
+    def _schedule_report(self) -> None:
+        if self._requests and self._report_timer is None:
+            self._report_timer = self._context.clock.call_later(REPORT_SECONDS, self._report_positions)
 
-    def _tell_places(self) -> None:
-        self._telling = None
-        for place, waiting in enumerate(self._queue.waiting, 1):
-            stay = self._stays[waiting.request.key]
-            if stay.place and stay.place != place:
-                stay.place = place
-                stay.on_place(place)
+    def _report_positions(self) -> None:
+        self._report_timer = None
+        for position, waiting in enumerate(self._queue.waiting, 1):
+            queued = self._requests[waiting.request.key]
+            if queued.position and queued.position != position:
+                queued.position = position
+                queued.on_position(position)
 
-    def _mention(self, kind: EventKind, request: Request, words: str) -> None:
+    def _emit(self, kind: EventKind, request: Request, words: str) -> None:
         journal = self._context.journal
         holder = request.holder
         event = journal.event(
@@ -357,10 +362,10 @@ class RequestQueue:
 
 
 def describe(request: Request) -> str:
-    """What is asked for, in words: `2g.10gb`, `4G and 4G`."""
+    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
     texts = [want.text or want.profile or "a device" for want in request.wants]
     return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
 
 
-def _waits(request: Request, refusal: Refusal) -> bool:
+def _may_wait_after(request: Request, refusal: Refusal) -> bool:
     return bool(request.wait_seconds) and refusal.reason in _WORTH_WAITING

@@ -47,7 +47,7 @@ _NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
 
 
 async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
-    """Of every instance that is there; what the driver does not tell now is unknown."""
+    """Return the usage of every existing instance; what the driver does not report now is unknown."""
     records = context.state.gpus.values()
     instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
     if context.gate.paused:
@@ -66,13 +66,16 @@ async def _of(context: Context, instance: Instance) -> InstanceUsage:
 
 
 MOST_FAILED_READINGS = 3
-"""After so many in a row nothing is placed on the GPU until it can be read again."""
+"""After this many failed readings in a row nothing is placed on the GPU until it can be read again."""
 _HOUR = 3600.0
 _GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)
 
 
 class Reconciler:
-    """Compares ledger and hardware repeatedly, and starts repairs. Not thread-safe; use from the event loop."""
+    """Reconciles the ledger with the hardware: on a timer, on driver events and after failures.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(
         self,
@@ -90,7 +93,7 @@ class Reconciler:
         self._repairs = repairs
         self._memory = memory
         self.boot_id = boot_id
-        """Of the boot that the records belong to."""
+        """The boot id of the boot that the records belong to."""
         self._failed_readings: dict[GpuUuid, int] = {}
         self._told_differences: set[str] = set()
         self._wake = asyncio.Event()
@@ -98,16 +101,16 @@ class Reconciler:
         self.last_process: dict[int, float] = {}
         """When a process was last seen on an instance, by generation."""
         self.unused_at_last_look: frozenset[LeaseId] = frozenset()
-        """What `unused_leases` returned then."""
+        """What `unused_leases` returned at the last reconciliation."""
 
-    # When to look
+    # When to reconcile
 
     def hint(self) -> None:
-        """Something may have changed: look soon."""
+        """Reconcile soon: something may have changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Looks at everything now and then, as long as it is not cancelled."""
+        """Reconcile on each timer and hint, until cancelled."""
         while True:
             timer = self._context.clock.call_later(self._context.settings.reread_seconds, self._wake.set)
             await self._wake.wait()
@@ -116,7 +119,7 @@ class Reconciler:
             await self.look()
 
     async def look(self) -> None:
-        """Compares everything once; while the agent is paused only what needs no driver."""
+        """Reconcile everything once; while the agent is paused, only what needs no driver."""
         if not self._context.gate.paused:
             with self._context.gate.inside():
                 await self.compare_all()
@@ -130,19 +133,19 @@ class Reconciler:
         self._followups.append(action)
 
     async def run_followups(self) -> None:
-        """Run what is to be done after a reconciliation."""
+        """Run the actions that follow a reconciliation."""
         for each in self._followups:
             await each()
 
     async def compare_all(self) -> None:
-        """Compares every GPU, whether the agent is paused or not."""
+        """Compare every GPU with the ledger, also while the agent is paused."""
         await self._look_at_boot_id()
         await asyncio.gather(*(self._check(gpu) for gpu in tuple(self._context.lanes)))
         for gpu in tuple(self._context.lanes):
             self._take_back(gpu)
 
     async def check(self, gpu: GpuUuid) -> None:
-        """Reads a GPU and repairs what does not agree, when no step is under way on it."""
+        """Read a GPU and repair what does not agree, under the lock of its worker. Errors are reported, not raised."""
         with self._context.gate.inside():
             await self._check(gpu)
 
@@ -154,9 +157,9 @@ class Reconciler:
             await self.check_locked(gpu)
 
     async def check_locked(self, gpu: GpuUuid) -> None:
-        """The same for those who hold the lock of the lane."""
+        """Do the same as `check`, for a caller that holds the lock of the GPU's worker."""
         if self._context.lanes[gpu].hung:
-            return  # what the call that has not come back will have done, nobody knows yet
+            return  # the effect of the call that has not returned is not known yet
         record = self._context.state.gpus[gpu]
         try:
             await self._forget_never_made(record)
@@ -169,17 +172,17 @@ class Reconciler:
         except DriverError as error:
             await self.unread(gpu, error)
         except LedgerError:
-            return  # nothing was changed; the next look finds it again
+            return  # nothing was changed; the next reconciliation finds it again
 
     async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
         driver = self._context.driver
         return await self._context.lanes[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
-        """Makes the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a second look."""
+        """Make the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a rereading."""
         repairs = self._differences(record, observed)
         if any(isinstance(each, _GRAVE) for each in repairs):
-            # Nobody loses a lease, or an instance, over one reading that may have been a bad one.
+            # No lease or instance is lost over one reading, which may have been a bad one.
             observed = await self._read(record.uuid, afresh=True)
             layout = self.layout_of(observed)
             if layout != record.layout:  # only then: tables are kept by the layout's identity
@@ -194,7 +197,7 @@ class Reconciler:
         self._context.state.capacity_freed.emit()
 
     def _differences(self, record: GpuRecord, observed: ObservedGpu) -> tuple[Repair, ...]:
-        # What a plan counts on at this moment is none of this comparison's business.
+        # Instances that a plan has reserved are left to that plan.
         held = {each.gpu_instance_id for each in record.reserved.values()} - {None}
         free = tuple(each for each in observed.instances if each.gpu_instance_id not in held)
         instances = tuple(each for each in record.instances.values() if each.generation not in record.reserved)
@@ -214,7 +217,7 @@ class Reconciler:
             self._context.never_made -= never_made
 
     def take_facts(self, record: GpuRecord, observed: ObservedGpu) -> None:
-        """Mode, layout and number of the device as they are now."""
+        """Update a GPU's MIG mode, layout and device minor from what was read."""
         changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
         if moved:
@@ -230,7 +233,7 @@ class Reconciler:
             self._tell(EventKind.GPU_MODE_CHANGED, record, words)
 
     def layout_of(self, observed: ObservedGpu) -> Layout:
-        """What a GPU can be cut into now."""
+        """Return the profiles and placements that a GPU offers now."""
         if observed.mode.current:
             from_file = self._context.catalog.layout(observed.model, observed.memory_mib)
             layout, _ = reconcile_layout(observed.layout, from_file)
@@ -239,7 +242,7 @@ class Reconciler:
         return whole_gpu_layout(observed.model, observed.memory_mib)
 
     def tell_differences(self, observed: ObservedGpu) -> None:
-        """Tells where driver and catalog do not agree: once for a model, not for each of its GPUs or at each look."""
+        """Report where driver and catalog differ: once per model, not for each of its GPUs or at each reading."""
         journal = self._context.journal
         from_file = self._context.catalog.layout(observed.model, observed.memory_mib)
         for words in reconcile_layout(observed.layout, from_file)[1]:
@@ -250,7 +253,7 @@ class Reconciler:
     # When a GPU does not answer
 
     def hung(self, gpu: GpuUuid, what: str) -> None:
-        """A call has not come back in time."""
+        """Handle a driver call that has not returned in time: nothing is placed on its GPU until it does."""
         record = self._context.state.gpus[gpu]
         if record.hung:
             return  # the other thread of the GPU hangs now, too
@@ -258,7 +261,7 @@ class Reconciler:
         self._tell(EventKind.GPU_CORDONED, record, f"GPU {record.index} is set aside: {record.hung}")
 
     def answered(self, gpu: GpuUuid) -> None:
-        """All calls have come back after all."""
+        """Handle the return of all overdue calls of a GPU: read it again, then use it again."""
         if not self._context.closing:
             self._context.tasks.spawn(f"read-again-{gpu}", self._after_answer(gpu))
 
@@ -269,7 +272,7 @@ class Reconciler:
         self._take_back(gpu)
 
     def _take_back(self, gpu: GpuUuid) -> None:
-        """A GPU that was set aside for a call that has come back, and was read since."""
+        """Use a GPU again whose overdue call has returned, and which was read since."""
         record = self._context.state.gpus[gpu]
         if record.hung and not self._context.lanes[gpu].hung:
             record.hung = ""
@@ -277,10 +280,10 @@ class Reconciler:
             self._context.state.capacity_freed.emit()
 
     async def unread(self, gpu: GpuUuid, error: DriverError) -> None:
-        """A reading has failed."""
+        """Handle a failed reading: a GPU that is lost ends leases, one that fails repeatedly gets no more instances."""
         record = self._context.state.gpus[gpu]
         if error.kind is DriverErrorKind.TIMEOUT:
-            return  # the lane has told
+            return  # the worker has reported it
         if error.kind is not DriverErrorKind.GPU_LOST:
             times = self._failed_readings[gpu] = self._failed_readings.get(gpu, 0) + 1
             if times >= MOST_FAILED_READINGS and not record.unreadable:
@@ -295,7 +298,7 @@ class Reconciler:
         held = (each.lease for each in record.instances.values() if each.lease is not None)
         # Another GPU of the same lease may be lost at this moment, too: it ends once.
         ends = (self._lifetimes.end(each, EndReason.GPU_LOST) for each in dict.fromkeys(held) if each not in going_on)
-        with contextlib.suppress(LedgerError):  # the next look ends them
+        with contextlib.suppress(LedgerError):  # the next reconciliation ends them
             await asyncio.gather(*ends)
 
     def _tell_who_goes_on(self, lost: Iterable[Instance]) -> None:
@@ -304,7 +307,7 @@ class Reconciler:
             if told is not None:
                 self._context.journal.tell(told)
 
-    # What else is looked at
+    # What else is checked
 
     def _look_at_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
         now = self._context.clock.now()
@@ -325,7 +328,7 @@ class Reconciler:
     def unused_leases(self) -> frozenset[LeaseId]:
         """Return the leases on whose instances no process has been seen for an hour.
 
-        Of a pod the kubelet tells when it has ended; whether it computes is nobody's question.
+        Leases of pods are not among them: they end with their pod, whether it uses its devices or not.
         """
         state = self._context.state
         return frozenset(
@@ -339,14 +342,14 @@ class Reconciler:
         return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= _HOUR
 
     def boot_id_now(self) -> str:
-        """The machine's, or where it cannot be read the one that is known."""
+        """Return the machine's boot id; where it cannot be read, the known one."""
         try:
             return self._context.host.boot_id()
         except OSError:
             return self.boot_id
 
     async def _look_at_boot_id(self) -> None:
-        """After a reboot (a simulated one leaves this process alive) nothing that is recorded exists any more."""
+        """Reconcile after a reboot, which no recorded instance survives. A simulated one leaves this process alive."""
         boot_id = self.boot_id_now()
         if boot_id == self.boot_id:
             return
@@ -355,7 +358,7 @@ class Reconciler:
         await self.adopt_boot_id(boot_id)
 
     async def adopt_boot_id(self, boot_id: str) -> None:
-        """The records belong to this boot from now on."""
+        """Note that the records belong to this boot from now on; a reboot also ends a doubt about the ledger."""
         state = self._context.state
         doubt = state.doubt
         settled: tuple[Change, ...] = ()
@@ -367,7 +370,7 @@ class Reconciler:
         try:
             await self._context.journal.write((PutBootId(boot_id), *settled))
         except LedgerError:
-            return  # the next look tries again
+            return  # the next reconciliation tries again
         self.boot_id, state.doubt = boot_id, doubt
         if doubt is None:
             state.settle_doubt()

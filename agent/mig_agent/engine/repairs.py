@@ -1,4 +1,4 @@
-"""Carrying out what recovery found: the repairs of one GPU as one record, then what the hardware has to lose."""
+"""Execution of repairs: the repairs of one GPU are committed as one record, then half-made instances are destroyed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mig_agent.engine.state import GpuRecord
 class Repairs:
     """Carries out the repairs that recovery returned.
 
-    Not thread-safe; use from the event loop. Its methods are called under the lock of the GPU's lane.
+    Not thread-safe; use from the event loop. Its methods are called with the lock of the GPU's worker held.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Repairs:
         self._remover = remover
 
     async def carry_out(self, record: GpuRecord, repairs: Iterable[Repair]) -> None:
-        """Commits the repairs and then destroys what is half there. Raises LedgerError, and nothing was done then."""
+        """Commit the repairs, then destroy half-made instances. Raises LedgerError: then nothing was changed."""
         draft = Transaction(self._context.journal)
         left_over: list[FinishDestroy] = []
         for repair in repairs:
@@ -84,9 +84,9 @@ class Repairs:
                 self._update(draft, repair)
 
     async def have_whole(self, record: GpuRecord) -> None:
-        """A GPU without MIG mode is one instance, that is always there. Raises LedgerError.
+        """Add the one instance that a GPU without MIG mode always has, if it is missing. Raises LedgerError.
 
-        A ledger that is in doubt and does not know it cannot tell whether it is leased: then it is somebody else's.
+        It is foreign while the ledger is in doubt, which does not know then whether it is leased.
         """
         if record.mode.current or any(each.slot.profile.is_whole_gpu for each in record.instances.values()):
             return
@@ -171,7 +171,7 @@ class Repairs:
         return wanted and complete and not observed.processes
 
     async def take_over_unused(self, record: GpuRecord, observed: ObservedGpu) -> None:
-        """Foreign instances that were in use when they were found, and are not any more. Raises LedgerError."""
+        """Take over foreign instances that were in use when they were found and are free now. Raises LedgerError."""
         unused = {each.gpu_instance_id for each in observed.instances if self._may_take_over(each)}
         draft = Transaction(self._context.journal)
         for each in record.instances.values():
@@ -185,7 +185,7 @@ class Repairs:
 
     def _change(self, draft: Transaction, generation: int, to: InstanceState) -> None:
         def apply() -> None:
-            # As it is then: an end of its lease may stand before this in the same record.
+            # As it is then: the same record may have ended its lease before this.
             instance = self._known(generation)
             if instance is not None:
                 self._context.state.put(replace(instance, state=to, since=now, reason=""))
@@ -222,7 +222,7 @@ class Repairs:
         draft.applied.append(apply)
 
     async def _finish(self, record: GpuRecord, left: FinishDestroy) -> None:
-        """Destroys what a crash or a failure left half made; what cannot go now is blocked."""
+        """Destroy an instance that a crash or a failure left half-made; block it if that fails."""
         context = self._context
         known = self._known(left.generation)
         profile = record.layout.by_id.get(left.profile_id)
@@ -258,7 +258,7 @@ class Repairs:
 
 
 def _unknown(observed: ObservedInstance) -> Profile:
-    """Stands for a profile that the layout does not list."""
+    """Return a stand-in for a profile that the layout does not list."""
     placement: Placement = observed.placement
     return Profile(
         id=observed.profile_id,

@@ -1,4 +1,4 @@
-"""What the engine answers: granted leases with their devices, and a node at one moment."""
+"""The results of the manager's calls: granted leases with their devices, and the node at one moment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Device:
 
     generation: Generation
     uuid: str
-    """`MIG-...`; the GPU's own for a whole GPU."""
+    """The UUID of the MIG instance, `MIG-...`; the GPU's for a whole GPU."""
     gpu: GpuUuid
     gpu_index: int
     profile: str
@@ -38,55 +38,56 @@ class Device:
     gpu_instance_id: int | None
     compute_instance_id: int | None
     reused: bool
-    """Whether an idle instance served, with no creation."""
+    """Whether an idle instance was leased again, so that none had to be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """A lease for its holder; the token is for nobody else's eyes."""
+    """A granted lease with its token, which only the lease's holder may see."""
 
     lease: Lease
     token: str
     devices: tuple[Device, ...]
     notes: tuple[str, ...] = ()
-    """For the person, such as a near miss."""
+    """Hints for people, such as a near miss: a little less memory would have fitted a smaller profile."""
     revision: int
     confirm_by: float | None = None
-    """When the lease ends unless its client confirms that it has this answer; None where nothing is awaited."""
+    """When the lease ends unless its client confirms this answer, in seconds since the epoch; None if it need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A lease that its token has brought back, or that had come back before."""
+    """A lease that was recovered by its token, by this call or before it."""
 
     lease: Lease
     anew: bool
-    """False where it was there already."""
+    """Whether this call recovered the lease; False where it was active already."""
     notes: tuple[str, ...] = ()
-    """For the person: what is not as it was."""
+    """Hints for people: what of the lease is not as it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntry:
-    """A request that waits."""
+    """A request in the queue, as status shows it."""
 
     request: RequestKey
     who: Holder
     priority: int
     position: int
-    """1 for the first."""
+    """The position in the queue, 1 for the first."""
     since: float
+    """When the request began to wait, in seconds since the epoch."""
     wants: tuple[Want, ...]
 
     @property
     def request_id(self) -> RequestId:
-        """As who asks knows it."""
+        """The id that the caller gave the request."""
         return self.request.id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The node as last published, and what is around it."""
+    """The node as last published, with the queue and all else that a status shows."""
 
     view: NodeView
     queue: tuple[QueueEntry, ...]
@@ -94,67 +95,67 @@ class Snapshot:
     driver_version: str
     strict_fifo: bool
     reservation_after_seconds: float
-    """How long a request waits now before it keeps GPUs from those behind it."""
+    """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
     doubt: Doubt | None = None
-    """Why the ledger does not account for everything that may be leased; None where it does."""
+    """Why the ledger may not account for everything that is leased; None where it does."""
     socket_problems: tuple[str, ...] = ()
-    """Sockets of the agent that cannot be reached by their paths, in words."""
+    """One message for each socket of the agent that cannot be reached by its path."""
     recoverable: int = 0
-    """Leases of before that their tokens bring back, as far as is known."""
+    """How many leases of a lost ledger their tokens can still recover, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for an hour."""
     missing: Mapping[int, str] = field(default_factory=dict)
-    """GPUs that have not answered since the start, by index, and why."""
+    """The error of each GPU that has not answered since the start, by index."""
     paused: tuple[str, ...] = ()
-    """Why nothing is granted and the driver is left alone, in words, each reason once; empty while it serves."""
+    """The reasons for which the agent is paused, each once; empty while it serves."""
     silent: frozenset[LeaseId] = frozenset()
     """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
     left: frozenset[LeaseId] = frozenset()
-    """Leases whose holder's process has ended: its pid may be another one's by now."""
+    """Leases whose holder's process has ended; another process may have its pid by now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What other threads may read of the node: built on the event loop, finished, and replaced as a whole."""
+    """What other threads may read of the node: a finished value, built on the event loop and replaced as a whole."""
 
     view: NodeView
     started_at: float
     queue_length: int = 0
     reservation_after_seconds: float = 0.0
-    """How long a request waits now before it keeps GPUs from those behind it."""
+    """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
     unused: frozenset[LeaseId] = frozenset()
-    """Leases on whose instances no process had been seen for an hour at the last look; some may have ended since."""
+    """Leases that had shown no process for an hour at the last reconciliation; some may have ended since."""
     paused: tuple[str, ...] = ()
-    """Why nothing is granted and the driver is left alone, in words; empty while it serves."""
+    """The reasons for which the agent is paused; empty while it serves."""
     sockets_missing: int = 0
-    """Sockets of the agent that cannot be reached by their paths."""
+    """How many sockets of the agent cannot be reached by their paths."""
     in_doubt: bool = False
-    """True while the ledger does not account for everything: it was damaged, or restored from a backup."""
+    """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeAnswer:
-    """How switching MIG mode went."""
+    """The result of switching MIG mode."""
 
     gpu: GpuUuid
     gpu_index: int
     mode: MigMode
     needs: Literal["", "reset", "reboot"]
-    """What it still takes to come into effect."""
+    """What the change needs to come into effect; empty where it is in effect."""
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseAnswer:
-    """How pausing or resuming went."""
+    """The result of pausing or resuming."""
 
     paused: tuple[str, ...]
-    """Why the agent is paused now, in words; empty while it serves."""
+    """The reasons for which the agent is paused now; empty while it serves."""
     driver_released: bool
-    """Whether the driver is let go: nothing of it is open, and it can be unloaded."""
+    """Whether the driver is released: this process has nothing of it open, and it can be unloaded."""
     message: str
-    """Why the driver is not as it is wanted, in words; empty when it is."""
+    """Why the driver could not be released or opened, as a message; empty when it could."""

@@ -1,10 +1,10 @@
-"""The node as the engine knows it, at three depths.
+"""The node's state in memory: committed, published and reserved.
 
 What is *put* here is committed. What is *published* is a finished, frozen value of what is committed, built on the
-event loop at each publication; it is what everybody sees, and the only part that other threads may read. What is
-*reserved* is laid over the committed part while a plan is being carried out, and is seen by the planner alone, so that
-nothing is planned twice. Records never build on what is merely reserved: a failed commit needs nothing undone here but
-its own reservations.
+event loop at each publication; it is what clients see, and the only part that other threads may read. What is
+*reserved* lies over the committed part while a plan is being carried out, and only the planner sees it, so that no
+slice is planned twice. Records never build on reservations: a failed commit has nothing to undo here except its own
+reservations.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mig_agent.engine.thread_check import LoopBound
 
 @dataclass(slots=True, kw_only=True)
 class GpuRecord:
-    """What is known of one GPU beside its instances."""
+    """Holds what is known of one GPU, with its committed and its reserved instances."""
 
     index: int
     uuid: GpuUuid
@@ -42,26 +42,26 @@ class GpuRecord:
     mode: MigMode
     minor: int | None = None
     cordon: Cordon | None = None
-    """An administrator's, and recorded."""
+    """The cordon that an administrator asked for, as recorded; None where there is none."""
     hung: str = ""
-    """The driver's call that does not come back."""
+    """The driver call that has not returned in time, as a message; empty when there is none."""
     unreadable: str = ""
-    """Why it cannot be read, again and again."""
+    """Why reading it has failed several times in a row; empty when it can be read."""
     switching: str = ""
-    """What is done to its mode at this moment."""
+    """The change of its MIG mode that is in progress, as a message; empty when there is none."""
     lost: str = ""
-    """Why the driver no longer answers for it."""
+    """The driver's report that the GPU is lost, as a message; empty while it is not."""
     instances: dict[Generation, Instance] = field(default_factory=dict)
     reserved: dict[Generation, Instance] = field(default_factory=dict)
 
     @property
     def trouble(self) -> str:
-        """Why nothing can be placed on it now, found out by ourselves; empty when all is well."""
+        """Why the agent itself places nothing on the GPU now; empty when it can. An administrator's cordon is apart."""
         return self.switching or self.hung or self.unreadable
 
     @property
     def state(self) -> GpuState:
-        """What is done with it."""
+        """The GPU's state, as clients see it."""
         if self.lost:
             return GpuState.LOST
         if self.cordon is not None or self.trouble:
@@ -70,7 +70,7 @@ class GpuRecord:
 
     @property
     def reason(self) -> str:
-        """Why it is not ready, in words."""
+        """Why the GPU is not ready, as a message; empty when it is."""
         if self.lost or self.trouble:
             return self.lost or self.trouble
         if self.cordon is not None:
@@ -85,7 +85,10 @@ class GpuRecord:
 
 
 class Signal:
-    """Calls its subscribers, at once and in the order in which they subscribed. Use from the event loop."""
+    """Calls its subscribers, at once and in the order in which they subscribed.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self) -> None:
         self._subscribers: list[Callable[[], None]] = []
@@ -101,15 +104,18 @@ class Signal:
 
 
 class State:
-    """Holds all of it. Belongs to the event loop, except for `view`, which any thread may read."""
+    """Holds GPUs, instances and leases: committed, published and reserved.
+
+    Not thread-safe; use from the event loop, except for `view`, which any thread may read.
+    """
 
     def __init__(self, node: str, revision: int, last_generation: int) -> None:
         self.view_changed = Signal()
-        """There is another view."""
+        """Emitted when a new view was published."""
         self.capacity_freed = Signal()
-        """A request that waits may fit now: something was released, destroyed, found or uncordoned."""
+        """Emitted when a waiting request may fit now: something was released, destroyed, found or uncordoned."""
         self.status_changed = Signal()
-        """Something has changed that is published beside the view, such as the length of the queue."""
+        """Emitted when something changed that is published beside the view, such as the length of the queue."""
         self._node = node
         self.revision = revision
         self.gpus: dict[GpuUuid, GpuRecord] = {}
@@ -117,22 +123,23 @@ class State:
         self._gpu_of: dict[Generation, GpuUuid] = {}
         self._unrecorded: set[Generation] = set()
         self.unmanaged: dict[Generation, GpuUuid] = {}
-        """Of leases: instances as they were on record at the start. What is on a GPU that is not managed, or does not
-        answer yet, is known from here alone."""
+        """The GPU of each leased instance, as recorded when the agent started: for an instance on a GPU that is not
+        managed, or does not answer yet, the only source."""
         self.doubt: Doubt | None = None
-        """While there is one, what the ledger does not account for is nobody's to give or destroy."""
+        """Why the ledger may not account for everything that is leased: while it is set, instances that the ledger does
+        not account for are neither leased nor destroyed. None where the ledger is complete."""
         self.former: dict[LeaseId, EvidentLease] = {}
-        """While there is a doubt: leases of before, which their tokens may bring back."""
+        """While `doubt` is set: leases of the lost ledger, which their holders may recover by their tokens."""
         self._last_generation = last_generation
         self._committed_gpus: dict[GpuUuid, Gpu] = {}
         self._working_gpus: dict[GpuUuid, Gpu] = {}
         self._frozen_leases: MappingProxyType[LeaseId, Lease] | None = None
         self._working: NodeView | None = None
         self.is_ahead = False
-        """Whether something was changed that is not published yet."""
+        """Whether there are changes that are not published yet."""
         self._view = NodeView(node=node, revision=revision, gpus=(), leases=MappingProxyType({}))
 
-    # Looking
+    # Reading
 
     @property
     def view(self) -> NodeView:
@@ -141,17 +148,17 @@ class State:
 
     @property
     def working_view(self) -> NodeView:
-        """What the planner sees: with the reservations."""
+        """The node as the planner sees it: committed, published or not, with the reservations on top."""
         if self._working is None:
             gpus = tuple(self._working_gpu(uuid) for uuid in self.gpus)
-            # Not a copy: the planner looks at it at once, and only for the words of a refusal.
+            # Not a copy: the planner reads it at once, and only for the message of a refusal.
             leases = MappingProxyType(self._leases)
             self._working = NodeView(node=self._node, revision=self.revision, gpus=gpus, leases=leases)
         return self._working
 
     @property
     def leases(self) -> MappingProxyType[LeaseId, Lease]:
-        """The leases that stand, as they are now."""
+        """The active leases as committed, published or not."""
         return MappingProxyType(self._leases)
 
     def gpu(self, uuid: GpuUuid) -> Gpu:
@@ -159,12 +166,12 @@ class State:
         return self._committed_gpu(uuid)
 
     def instance(self, generation: Generation) -> Instance | None:
-        """An instance as committed."""
+        """Return an instance as committed; None where there is none of this generation."""
         uuid = self._gpu_of.get(generation)
         return None if uuid is None else self.gpus[uuid].instances.get(generation)
 
     def instances_of(self, lease: LeaseId) -> Iterator[Instance]:
-        """The instances of a lease that are still there."""
+        """Yield the instances of an active lease that still exist."""
         known = self._leases.get(lease)
         for generation in known.instances if known is not None else ():
             instance = self.instance(generation)
@@ -172,55 +179,55 @@ class State:
                 yield instance
 
     def is_doubtful(self, generation: Generation) -> bool:
-        """Return whether an instance that a restored ledger tells of may be another's by now."""
+        """Return whether another lease may have this instance by now: a restored ledger does not know."""
         return self.doubt is not None and generation <= self.doubt.generation
 
     def is_unrecorded(self, generation: Generation) -> bool:
-        """Whether the ledger could not be told how this instance is now."""
+        """Return whether the ledger does not have this instance as it is now, since a commit failed or is pending."""
         return generation in self._unrecorded
 
-    # Changing
+    # Writing
 
     def note_unrecorded(self, generation: Generation) -> None:
-        """The ledger does not know yet how this instance is now."""
+        """Note that the ledger does not have this instance as it is now."""
         self._unrecorded.add(generation)
 
     def note_recorded(self, generation: Generation) -> None:
-        """The ledger knows."""
+        """Note that the ledger has this instance as it is now."""
         self._unrecorded.discard(generation)
 
     def next_generation(self) -> Generation:
-        """A number that no instance had before."""
+        """Return a generation number that no instance had before."""
         self._last_generation += 1
         return Generation(self._last_generation)
 
     def add_gpu(self, record: GpuRecord) -> None:
-        """A GPU to be managed."""
+        """Put a GPU under management."""
         self.gpus[record.uuid] = record
         self._sort()
         self.touch(record.uuid)
 
     def renumber(self, gpu: GpuUuid, index: int) -> None:
-        """Give a GPU the index that the driver counts it by now."""
+        """Set a GPU's index to the one that the driver has for it now."""
         self.gpus[gpu].index = index
         self._sort()
         self.touch(gpu)
 
     def remove_gpu(self, gpu: GpuUuid) -> None:
-        """A GPU that is not managed any more, with its instances; the leases stay."""
+        """Stop managing a GPU: it and its instances are removed, its leases stay active."""
         for generation in self.gpus.pop(gpu).instances:
             self._gpu_of.pop(generation, None)
             self._unrecorded.discard(generation)
         self.touch(gpu)
 
     def touch(self, gpu: GpuUuid) -> None:
-        """Note that the GPU's record was changed: everybody sees it from the next publication on."""
+        """Note that a GPU's record was changed: the next published view shows it."""
         self._committed_gpus.pop(gpu, None)
         self._working_gpus.pop(gpu, None)
         self._changed()
 
     def put(self, instance: Instance) -> None:
-        """An instance as it is now."""
+        """Add an instance, or replace the one of its generation."""
         gpu = instance.slot.gpu
         if self.former:
             before = self.gpus[gpu].instances.get(instance.generation)
@@ -233,7 +240,7 @@ class State:
         self.touch(gpu)
 
     def drop(self, generation: Generation) -> None:
-        """An instance that is gone."""
+        """Remove an instance that no longer exists; does nothing if it is not known."""
         self._unrecorded.discard(generation)
         gpu = self._gpu_of.pop(generation, None)
         if gpu is not None:
@@ -244,29 +251,29 @@ class State:
             self.touch(gpu)
 
     def settle_doubt(self) -> None:
-        """Nothing is in doubt any more, and no lease of before comes back."""
+        """End the doubt about the ledger: no lease of the lost ledger can be recovered from now on."""
         self.doubt = None
         self.former = {}
 
     def void_former(self, uuid: str, why: str) -> None:
-        """No lease of before that had this device comes back: it is gone, or another's; `why` says it in words."""
+        """Void the leases of the lost ledger that had this device; `why` completes "its device ..."."""
         for each in tuple(voided(self.former.values(), uuid, f"its device {uuid} {why}")):
             self.former[each.lease.id] = each
 
     def put_lease(self, lease: Lease) -> None:
-        """A lease as it is now."""
+        """Add a lease, or replace the one of its id."""
         self._leases[lease.id] = lease
         self._frozen_leases = None
         self._changed()
 
     def drop_lease(self, lease: LeaseId) -> None:
-        """A lease that has ended."""
+        """Remove a lease that has ended; does nothing if it is not known."""
         self._leases.pop(lease, None)
         self._frozen_leases = None
         self._changed()
 
     def publish(self, revision: int) -> None:
-        """Show everybody what is committed by now, as one new view of this revision."""
+        """Publish what is committed by now as one new view with this revision."""
         if self._frozen_leases is None:
             self._frozen_leases = MappingProxyType(dict(self._leases))
         gpus = tuple(map(self._committed_gpu, self.gpus))
@@ -278,7 +285,7 @@ class State:
         self.view_changed.emit()
 
     def reserve(self, instances: Iterable[Instance]) -> None:
-        """Lays instances over what is committed, for the planner."""
+        """Lay instances over what is committed, for the planner."""
         for instance in instances:
             gpu = instance.slot.gpu
             self.gpus[gpu].reserved[instance.generation] = instance
@@ -286,14 +293,14 @@ class State:
         self._working = None
 
     def unreserve(self, instances: Iterable[Instance]) -> None:
-        """Takes them off again."""
+        """Remove reservations that `reserve` has made."""
         for instance in instances:
             gpu = instance.slot.gpu
             if self.gpus[gpu].reserved.pop(instance.generation, None) is not None:
                 self._working_gpus.pop(gpu, None)
         self._working = None
 
-    # Building views: only what changed is built anew, and only on the event loop
+    # Building views: only what changed is built again, and only on the event loop
 
     def _sort(self) -> None:
         self.gpus = dict(sorted(self.gpus.items(), key=lambda item: item[1].index))

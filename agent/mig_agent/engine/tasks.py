@@ -1,4 +1,4 @@
-"""Tasks on the event loop: long ones are created, named and guarded here, and long computations take turns."""
+"""Tasks on the event loop: background tasks are started and supervised here, and long computations take turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 AGAIN_SECONDS = 5.0
-"""Until a loop that failed begins anew."""
+"""The pause before a loop that failed is restarted, in seconds."""
 
 _Answer = TypeVar("_Answer")
 
@@ -17,30 +17,30 @@ _LOG = structlog.get_logger("mig_agent.engine")
 
 
 class Tasks:
-    """Keeps tasks alive as long as they run, and tells of those that fail."""
+    """Supervises background tasks: holds a reference to each while it runs, and logs its failure."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[Any]] = set()
 
     def spawn(self, name: str, coroutine: Coroutine[object, object, _Answer]) -> asyncio.Task[_Answer]:
-        """Runs it in the background. It ought to deal with its own errors; others are logged."""
+        """Run a coroutine in the background. An error that it does not handle is logged."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._running.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def keep(self, name: str, loop: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
-        """The same for a loop that must not end: what it did not expect is logged, and it begins anew."""
+        """Run a loop in the background that must not end: after an error, which is logged, it is restarted."""
 
-        async def again_and_again() -> None:
+        async def restarting() -> None:
             while True:
                 try:
                     return await loop()
-                except Exception:  # noqa: BLE001 -- whatever it was, what the loop looks after goes on
+                except Exception:  # noqa: BLE001 -- whatever it was, the loop's work goes on
                     _LOG.exception("a background task begins anew", task=name)
                     await asyncio.sleep(AGAIN_SECONDS)
 
-        return self.spawn(name, again_and_again())
+        return self.spawn(name, restarting())
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -48,28 +48,31 @@ class Tasks:
             _LOG.error("a background task failed", task=task.get_name(), exc_info=task.exception())
 
     async def end(self, seconds: float) -> None:
-        """Gives what runs so long to come to its end, then cancels it."""
+        """Wait for the running tasks, then cancel those that have not ended after some seconds."""
         if self._running:
             await asyncio.wait(tuple(self._running), timeout=seconds)
-        left = tuple(self._running)
-        for task in left:
+        unfinished = tuple(self._running)
+        for task in unfinished:
             task.cancel()
-        if left:
-            await asyncio.wait(left, timeout=1.0)
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=1.0)
 
 
 _ROUNDS = 8
-"""Of the event loop, between two turns: a call that has come in gets through to its answer in about so many."""
+"""Iterations of the event loop between two turns: about as many as a call takes from its arrival to its answer."""
 
 
 class Fairness:
-    """One turn at a time, first come first served. Belongs to the event loop."""
+    """Lets long computations take turns, first come first served, so that calls are answered in between.
+
+    Not thread-safe; use from the event loop.
+    """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def mine(self) -> None:
-        """Returns when it is the caller's turn, which lasts until its next await."""
+        """Wait until it is the caller's turn, which lasts until its next await."""
         async with self._lock:
             for _ in range(_ROUNDS):
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A check for tests: what belongs to the event loop is used on no other thread."""
+"""A check for tests: objects of the event loop are used on no other thread."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar, Self
 
 
 class LoopBound:
-    """Makes every use of an object on another thread than the one that made it an AssertionError.
+    """Raises AssertionError when an object is used on another thread than the one that made it.
 
-    To be named before the class that it guards: `class CheckedState(LoopBound, State)`. It makes each access slower, so
-    only an agent whose setting `check_threads` is on uses it.
+    A base class, named before the class that it guards: `class CheckedState(LoopBound, State)`. It makes each access
+    slower, so only an agent whose setting `check_threads` is on uses it.
     """
 
     ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset()
-    """Attributes that other threads may read: those that hold, or return, a value that is replaced as a whole."""
+    """The attributes that other threads may read: they hold, or return, a value that is replaced as a whole."""
 
     def __new__(cls, *_args: object, **_named: object) -> Self:
         """Remember the thread that makes the object."""
