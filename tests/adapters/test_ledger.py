@@ -132,6 +132,7 @@ def lease(number: int, *generations: int) -> Lease:
         holder=Holder(tenant="team", name="alice", uid=1000, pid=77),
         instances=tuple(map(Generation, generations)),
         created_at=10.0 + number,
+        asker=CallerId("name slurm"),
         expires_at=99.0,
         pid=4711,
         hold=True,
@@ -227,8 +228,9 @@ def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
     assert [each.lease.id for each in found.leases] == ["lease-2"]
     assert found.cordons == {}
     reader = Ledger.open(tmp_path / LEDGER_FILE)
-    assert reader.find_request(key("request-1")) == ()
-    (standing,) = reader.find_request(key("request-2"))
+    assert reader.find_request(key("request-1")) is None
+    standing = reader.find_request(key("request-2"))
+    assert standing is not None
     assert standing.lease == lease(2, 2)
     reader.close()
 
@@ -386,7 +388,8 @@ def test_only_the_latest_ended_leases_are_read_at_start(tmp_path: Path, monkeypa
     reader = Ledger.open(tmp_path / LEDGER_FILE)
     assert [each.lease.id for each in reader.contents.leases] == ["lease-5", "lease-6", "lease-7"]
     assert reader.contents.more_ended
-    (old,) = reader.find_request(key("request-1"))
+    old = reader.find_request(key("request-1"))
+    assert old is not None
     assert (old.lease.id, old.end_reason) == ("lease-1", "released")
     reader.close()
 
@@ -448,7 +451,8 @@ def test_a_pods_lease_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(PutLease(pods_lease(1, 3, 4), "d"), PutLease(lease(2, 5), "d"))
     assert [each.lease for each in contents(tmp_path).leases] == [pods_lease(1, 3, 4), lease(2, 5)]
-    (found,) = writer.ledger.find_request(key("request-1"))
+    found = writer.ledger.find_request(key("request-1"))
+    assert found is not None
     assert found.lease == pods_lease(1, 3, 4)
     writer.ledger.close()
 
@@ -531,9 +535,10 @@ def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> No
         writer.write(PutLease(each, "d"))
     writer.write(EndLease(kai.id, 50.0, "released"))
     for each in (slurm, kai, alice):
-        (found,) = writer.ledger.find_request(each.request_key)
+        found = writer.ledger.find_request(each.request_key)
+        assert found is not None
         assert (found.lease, found.ended_at) == (each, 50.0 if each is kai else None)
-    assert writer.ledger.find_request(key("7f2c-1", "name bob")) == ()
+    assert writer.ledger.find_request(key("7f2c-1", "name bob")) is None
     writer.ledger.close()
     assert [each.lease for each in contents(tmp_path).leases] == [slurm, alice, kai]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger.records import RenewLease
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
@@ -318,19 +317,6 @@ async def test_a_promise_outlives_the_agent_with_its_deadline(tmp_path: Path) ->
         again.clock.advance(61.0)
         await again.until(lambda: len(again.leases) == 1)
         assert again.leases == {handed.id: handed}
-
-
-async def test_a_deadline_that_a_version_before_gave_to_a_pods_lease_ends_nothing(tmp_path: Path) -> None:
-    """It knows nothing of arrivals, and lets who has the token renew."""
-    node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
-    granted = await promise(node)
-    await node.manager.arrived(granted.lease.id, POD)
-    await node.manager._context.journal.write((RenewLease(granted.lease.id, node.clock.now() + 30.0),))
-    await killed(node)
-    async with engine(tmp_path, clock=node.clock, follows_pods=True) as again:
-        again.clock.advance(31.0)
-        await again.quiet()
-        assert again.leases[granted.lease.id].expires_at is None
 
 
 async def test_a_reboot_ends_it_and_a_pod_that_comes_then_is_told(tmp_path: Path) -> None:

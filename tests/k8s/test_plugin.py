@@ -80,7 +80,6 @@ def shows(heartbeat: str = "", **counts: int) -> NodeFacts:
         name="node-1",
         uid="uid",
         heartbeat=heartbeat,
-        kubelet_version="v1.36.2",
         allocatable={
             f"nvidia.com/mig-{name.replace('_', '.').removeprefix('p')}": str(n) for name, n in counts.items()
         },

@@ -13,12 +13,9 @@ import pytest
 
 from mig_agent.adapters.clock import VirtualClock
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
-from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
-from mig_agent.frontends.kubernetes.device_plugin.environment import NOBODY_KNOWN
 from mig_agent.frontends.kubernetes.pods import tracker
-from mig_agent.frontends.kubernetes.pods.api_evidence import NAMELESS_SECONDS
 from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
 from support.engine import ADMIN, Node, engine
@@ -116,7 +113,6 @@ async def world(
     *,
     alone: bool = False,
     clock: Callable[[], float] | None = None,
-    recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
 ) -> AsyncIterator[World]:
     gpus = "" if (folder / STATE_FILE).exists() else "a100-40gb:1"
     async with engine(folder, gpus, follows_pods=True) as node:
@@ -127,7 +123,6 @@ async def world(
             node=NODE,
             arrival_seconds=ARRIVAL,
             alone=alone,
-            recorded=recorded,
             now=clock or node.clock.now,
         )
         following.start()
@@ -345,87 +340,6 @@ async def test_nobody_is_watched_while_there_is_nobody(tmp_path: Path, monkeypat
         await at.node.until(lambda: not at.server.watches)
         await at.promise(at.server.put("y"))
         await at.watched()
-
-
-async def served(at: World, number: int = 0) -> Lease:
-    """As a device plugin that gives devices by environment variables makes them: it is not told for whom."""
-    device = KubeletDevice(resource=RESOURCE, id=f"mig-agent-{number}")
-    granted = await at.node.acquire("1g.5gb", holder=Holder(pod=NOBODY_KNOWN), kubelet_devices=(device,))
-    return granted.lease
-
-
-def entry(lease: Lease, uid: str) -> CheckpointEntry:
-    return CheckpointEntry(pod_uid=uid, container="main", devices=lease.kubelet_devices)
-
-
-@pytest.mark.parametrize("end", ["finished", "gone", "another"])
-async def test_a_lease_that_names_no_pod_ends_with_the_one_that_the_kubelet_has_on_record(
-    tmp_path: Path, end: str
-) -> None:
-    """Those of environment mode, when the agent came back without a device plugin."""
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, recorded=lambda: tuple(entries)) as at:
-        at.server.put("x", node=NODE, phase="Running")
-        at.server.put("y", node=NODE, phase="Running")
-        first, second = await served(at), await served(at, 1)
-        entries += [entry(first, "u-x"), entry(second, "u-y")]
-        await at.watched()
-        at.server.show()
-        await at.node.until(lambda: {first.id, second.id} <= at.follower._owners.keys())
-        entries.clear()  # whatever becomes of it now
-        if end == "finished":
-            at.server.put("x", node=NODE, phase="Succeeded")
-        else:
-            del at.server.pods["a", "x"]
-            if end == "another":
-                at.server.put("x", node=NODE, phase="Running", uid="u-x2")
-        at.server.show()
-        assert "its pod" in await at.ended(first)
-        assert second.id in at.node.leases
-
-
-def much_later() -> float:
-    """The moment from which on a watch is surely not just behind."""
-    return VirtualClock().now() + NAMELESS_SECONDS + 1.0
-
-
-async def test_a_pod_on_record_that_the_node_does_not_have_any_more_has_gone(tmp_path: Path) -> None:
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, clock=much_later, recorded=lambda: tuple(entries)) as at:
-        at.server.put("y", node=NODE, phase="Running")
-        lease, other = await served(at), await served(at, 1)
-        entries += [entry(lease, "u-x"), entry(other, "u-y")]
-        await at.watched()
-        at.server.show()
-        assert "its pod is gone" in await at.ended(lease)
-        assert other.id in at.node.leases
-
-
-async def test_without_a_record_it_ends_when_no_pod_could_be_the_one(tmp_path: Path) -> None:
-    async with world(tmp_path, alone=True, clock=much_later) as at:
-        lease = await served(at)
-        at.server.put("x", node=NODE, phase="Running")
-        at.server.put("y", node=NODE, phase="Running", resources={})
-        known = await at.promise(at.server.put("z", node=NODE, resources={}))
-        await at.watched()
-        at.server.show()
-        await at.arrived(known)
-        assert lease.id in at.node.leases, "x asks for what it is"
-        del at.server.pods["a", "x"]
-        at.server.show()
-        assert "its pod is gone" in await at.ended(lease)
-
-
-async def test_where_nobody_tells_of_pods_a_lease_that_names_none_stays(tmp_path: Path) -> None:
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, recorded=lambda: tuple(entries)) as at:
-        lease = await served(at)
-        entries.append(entry(lease, "u-x"))
-        other = await at.promise(at.server.put("z", node=NODE))
-        await at.watched()
-        at.server.refuse()
-        await at.arrived(other)
-        assert lease.id in at.node.leases
 
 
 @pytest.mark.parametrize("alone", [True, False])

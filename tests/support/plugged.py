@@ -46,10 +46,6 @@ class Words:
     """Neither answers."""
     does_not_answer: bool = False
     """The API server alone."""
-    lists_finished: bool = False
-    """It is a kubelet before 1.34."""
-    bound_to_node: bool = True
-    """Whether the API server tells which pods are bound to the node."""
     told: list[tuple[Pod | None, str, str]] = field(default_factory=list)
     patched: list[Mapping[str, int]] = field(default_factory=list)
 
@@ -71,12 +67,6 @@ class Words:
         if self.silent or self.does_not_answer:
             raise KubeApiError("cannot read the pod: no answer")
         return self.facts.get(name)
-
-    def bound(self) -> Mapping[tuple[str, str], PodFacts] | None:
-        """What the watch of the node's pods shows."""
-        if self.silent or not self.bound_to_node:
-            return None
-        return {(each.namespace, each.name): each for each in self.facts.values()}
 
     async def patch_resources(self, counts: Mapping[str, int], capacity: Mapping[str, int]) -> None:
         """Kept."""
@@ -178,9 +168,6 @@ async def plugged(
             api=api,
             node="node-1",
             changed=lambda: None,
-            lists_finished=lambda: words.lists_finished,
-            resources=resources,
-            bound=words.bound,
         )
         allocating = Allocator(node.manager, book, injector.qualified, lambda: None)
         try:

@@ -18,7 +18,7 @@ CallerId = NewType("CallerId", str)
 """Whose request ids: `uid 1000`, `name slurm`."""
 NO_REQUEST_ID: Final = RequestId("")
 UNRECORDED_CALLER: Final = CallerId("")
-"""Who asked for a lease that a version before this one has recorded."""
+"""Of a request that has not reached the engine yet, which knows who calls."""
 
 
 class RequestKey(NamedTuple):

@@ -10,8 +10,8 @@ from dataclasses import replace
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.store import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.model import UNRECORDED_CALLER, LeaseId, Request, RequestKey
-from mig_agent.engine.callers import Caller, caller_id_of_uid
+from mig_agent.core.model import LeaseId, Request, RequestKey
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.journal import ledger_refusal
 
 
@@ -20,6 +20,7 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
 
     How long to wait and when does not: a retry may be more patient.
     """
+    pod = request.holder.pod
     asked = (
         [
             (
@@ -40,17 +41,10 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
         caller.uid,
         # What a user of this machine is called may not be known at every moment.
         caller.name if caller.uid is None else "",
-        *_of_pod(request),
+        None if pod is None else (pod.namespace, pod.name, pod.uid),
+        [(each.resource, each.id) for each in request.kubelet_devices],
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-
-
-def _of_pod(request: Request) -> tuple[object, ...]:
-    """Nothing for other requests: their digests stay what they were before there were pods."""
-    pod = request.holder.pod
-    if pod is None:
-        return ()
-    return (pod.namespace, pod.name, pod.uid, [(each.resource, each.id) for each in request.kubelet_devices])
 
 
 def _given(request: Request, caller: Caller) -> tuple[str, str]:
@@ -59,14 +53,6 @@ def _given(request: Request, caller: Caller) -> tuple[str, str]:
     if name == own or name.startswith(f"{own} ("):
         name = name[len(own) :]
     return "" if tenant == caller.tenant else tenant, name
-
-
-def _request_of(recorded: RecordedLease) -> RequestKey:
-    """Of users of this machine that version has recorded who they are."""
-    lease = recorded.lease
-    if lease.asker == UNRECORDED_CALLER and lease.holder.uid is not None:
-        return RequestKey(caller_id_of_uid(lease.holder.uid), lease.request_id)
-    return lease.request_key
 
 
 class RequestLog:
@@ -82,12 +68,12 @@ class RequestLog:
             if each.ended_at is None:
                 self.granted(each)
             else:
-                request = self._request_of[each.lease.id] = _request_of(each)
+                request = self._request_of[each.lease.id] = each.lease.request_key
                 self._ended[request] = each
 
     def granted(self, lease: RecordedLease) -> None:
         """A new lease."""
-        request = self._request_of[lease.lease.id] = _request_of(lease)
+        request = self._request_of[lease.lease.id] = lease.lease.request_key
         self._standing[request] = lease
 
     def ended(self, lease: LeaseId, at: float, reason: str) -> None:
@@ -113,22 +99,17 @@ class RequestLog:
         return bool(old) or self._more_ended
 
     def of_request(self, request: RequestKey) -> RecordedLease | None:
-        """What a request led to, or may have led to where who asked is not on record: its digest tells then.
+        """Return the lease that a request led to; None for a new one.
 
         Raises RefusedError where the ledger cannot be asked.
         """
-        keys = (request, RequestKey(UNRECORDED_CALLER, request.id))
-        for key in keys:
-            found = self._standing.get(key) or self._ended.get(key)
-            if found is not None:
-                return found
-        if not self._more_ended:
-            return None
+        found = self._standing.get(request) or self._ended.get(request)
+        if found is not None or not self._more_ended:
+            return found
         try:
-            recorded = {_request_of(each): each for each in self._ledger.find_request(request)}
+            return self._ledger.find_request(request)
         except LedgerError as error:
             raise ledger_refusal(error) from error
-        return next((recorded[key] for key in keys if key in recorded), None)
 
     def of_lease(self, lease: LeaseId) -> RecordedLease | None:
         """What is remembered of a lease; None where it ended long ago or never was."""

@@ -53,7 +53,7 @@ class PodResources:
         return Identity.of(self._socket)
 
     async def list(self) -> tuple[ListedPod, ...]:
-        """The pods that the kubelet counts as active; one before 1.34 lists those that have finished, too.
+        """Return the pods that the kubelet counts as active.
 
         Raises KubeletError. A kubelet that has just started answers before it has heard of its pods again.
         """

@@ -140,7 +140,7 @@ _LEASE_COLUMNS = (
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
-_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker IN ('', ?)"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker = ?"  # noqa: S608 -- of constants
 _EVENTS = (
     "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
     " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
@@ -199,12 +199,10 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
     return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
 
 
-def find_request(connection: sqlite3.Connection, request: RequestKey) -> tuple[RecordedLease, ...]:
-    """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
-
-    Raises READING_ERRORS.
-    """
-    return tuple(map(_lease, connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchall()))
+def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:
+    """Return the lease that a request led to, active or ended; None where there is none. Raises READING_ERRORS."""
+    row = connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchone()
+    return None if row is None else _lease(row)
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:

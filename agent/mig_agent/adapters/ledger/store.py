@@ -190,8 +190,8 @@ class Ledger:
             self._is_missing = True
         return words
 
-    def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
-        """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
+    def find_request(self, request: RequestKey) -> RecordedLease | None:
+        """Return the lease that a request led to, active or ended; None where there is none.
 
         From one thread only; takes microseconds. Raises LedgerError.
         """

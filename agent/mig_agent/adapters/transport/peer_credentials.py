@@ -37,13 +37,11 @@ class Peer:
     """Whether there is no place for its connection, and its calls are only to be told so."""
     host: str = ""
     """Where it connects from over TCP; then there is neither user nor process."""
-    owner: int | None = None
-    """Whose subordinate uid it is; None for one that is nobody's."""
 
     @property
     def counted_as(self) -> int | str | None:
         """Whose connections share one bound."""
-        return self.host or (self.uid if self.owner is None else self.owner)
+        return self.host or self.uid
 
     def __str__(self) -> str:
         """For the log."""

@@ -46,8 +46,6 @@ class AllocationTable:
     """By each of its devices."""
     requests: dict[RequestKey, tuple[KubeletDevice, ...]] = field(default_factory=dict)
     """What is asked for now; each device is counted either by its place on a GPU or as wanted, never twice."""
-    abandoned: set[RequestKey] = field(default_factory=set)
-    """Requests that nobody waits for any more; a lease that one of them leads to all the same ends."""
     hopeless: frozenset[KubeletDevice] = frozenset()
     """Of pods that this node could never serve, even empty: nothing is kept free for them."""
     given_again: dict[KubeletDevice, LeaseId] = field(default_factory=dict)
