@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.backfill import ReservationCache, WaitingRequest, backfill_order, in_order, reservation, sparing
+from mig_agent.core.backfill import ReservationCache, WaitingRequest, backfill_order, in_order, reservation
 from mig_agent.core.model import NodeView, Request, RequestKey
 from mig_agent.core.planning.plan import Plan, Policy
 from mig_agent.core.planning.search import NOTHING_RESERVED, find
@@ -106,13 +106,12 @@ def search(
     `known` is handed from one piece to the next.
     """
     ordered = in_order(waiting)
-    kept = spared = None
+    kept = None
     if strict_fifo:
         turns: Sequence[WaitingRequest] = ordered[:1]
     else:
         known = known or ReservationCache()
         kept = reservation(view, ordered, now, limit_seconds, known)
-        spared = sparing(view, ordered, kept, known)
         turns = backfill_order(view, ordered, kept, known)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
@@ -132,7 +131,5 @@ def search(
         if found is None:
             failed.add(shape)
             continue
-        if spared is not None and spared.is_touched(each, found):
-            found = find(view, each.request, policy, reserved=reserved | spared.gpus) or found
         return each, found
     return None
