@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.model import Holder, Pod, Request
+from mig_agent.core.model import Holder, Request
+from mig_agent.core.owner import Pod
 from mig_agent.engine import idempotency
 from mig_agent.engine.callers import Caller
 from support.engine import Node, engine
@@ -29,7 +30,7 @@ def asked(node: Node, want: str = "1g.5gb", **fields: Any) -> Request:
 
 
 def for_pod(node: Node) -> Request:
-    return asked(node, holder=Holder(tenant="namespace team-a", pod=POD), ttl_seconds=60.0)
+    return asked(node, holder=Holder(tenant="namespace team-a"), pod=POD, ttl_seconds=60.0)
 
 
 def reason(caught: pytest.ExceptionInfo[RefusedError]) -> Reason:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
-from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
+from mig_agent.core.model import Generation, Holder, Lease, LeaseId, RequestId
+from mig_agent.core.owner import TOKEN_OWNER, KubeletDevice, Pod, PodOwner
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
     UNCHANGED,
@@ -20,6 +21,7 @@ from mig_agent.frontends.kubernetes.pods.api_evidence import (
     by_watch,
     pod_of,
 )
+from support.owners import bound
 
 NODE = "n1"
 TAKEN = 1000.0
@@ -30,15 +32,16 @@ DEVICE = KubeletDevice(resource="nvidia.com/mig-1g.10gb", id="mig-agent-0")
 KEPT = Lease(
     id=LeaseId("l-1"),
     request_id=RequestId("r-1"),
-    holder=Holder(tenant="namespace team-a", pod=POD),
+    holder=Holder(tenant="namespace team-a"),
+    owner=PodOwner(pod=POD),
     instances=(Generation(1),),
     created_at=TAKEN,
 )
 """Promised, and confirmed without a deadline."""
 SHORT = replace(KEPT, expires_at=TAKEN + 60)
-ARRIVED = replace(KEPT, arrived=True)
-SERVED = replace(KEPT, kubelet_devices=(DEVICE,))
-UNNAMED = replace(KEPT, holder=replace(KEPT.holder, pod=NAMED))
+ARRIVED = replace(KEPT, owner=bound(POD))
+SERVED = replace(KEPT, owner=bound(POD, (DEVICE,)))
+UNNAMED = replace(KEPT, owner=PodOwner(pod=NAMED))
 UNNAMED_SHORT = replace(UNNAMED, expires_at=TAKEN + 60)
 HERE = PodFacts(namespace="team-a", name="train", uid="u-1", phase="Pending", node=NODE)
 OVER = replace(HERE, phase="Succeeded")
@@ -126,7 +129,7 @@ def test_a_static_pod_is_known_by_the_kubelets_uid_too() -> None:
 
 def test_a_lease_of_nobodys_pod_is_no_business_of_it() -> None:
     with pytest.raises(ValueError, match="cannot follow the pod of lease l-1"):
-        pod_of(replace(KEPT, holder=Holder(name="alice")))
+        pod_of(replace(KEPT, owner=TOKEN_OWNER))
 
 
 LEASES = st.sampled_from([KEPT, SHORT, ARRIVED, SERVED, UNNAMED, UNNAMED_SHORT])
@@ -147,7 +150,7 @@ def test_a_pod_that_runs_here_never_loses_its_lease(lease: Lease, facts: PodFact
     own = facts is not None and not facts.finished and (facts.uid == "u-1" or not pod_of(lease).uid)
     if facts is not None and own and facts.node == NODE:
         for verdict in (watched(lease, facts), by_answer(lease, facts, NODE, now, ARRIVAL)):
-            assert verdict == (UNCHANGED if lease.of_pod else Bound(pod=replace(POD, uid=facts.uid)))
+            assert verdict == (UNCHANGED if lease.owner.is_bound else Bound(pod=replace(POD, uid=facts.uid)))
 
 
 @given(lease=LEASES, facts=FACTS)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.adapters.kubelet import Identity, ListedContainer, ListedPod
-from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
     PodLiveness,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import GpuState, NodeView, Pod
+from mig_agent.core.model import GpuState, NodeView
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.pod_resources import in_kubernetes
 from mig_agent.frontends.kubernetes.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
 from mig_agent.frontends.kubernetes.node.controller import Shown, nothing, shown
@@ -274,7 +275,13 @@ def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind)
 def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
     words = "lease 7f of pod team-a/train ended: released by root by force, while its pod is on this node"
-    ended = Event(kind=EventKind.LEASE_ENDED, at=0.0, revision=1, words=words, data={"reason": "forced", **pod.facts()})
+    ended = Event(
+        kind=EventKind.LEASE_ENDED,
+        at=0.0,
+        revision=1,
+        words=words,
+        data={"reason": "forced", **PodOwner(pod=pod).event_data()},
+    )
     assert notice(ended) == Notice(reason="LeaseReleased", words=words, warning=True, about=pod)
 
 
@@ -291,7 +298,11 @@ def test_a_pod_is_told_that_its_lease_was_ended_by_force() -> None:
 )
 def test_a_pod_is_told_that_it_lost_a_device(kind: EventKind, reason: str, told: bool) -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
-    found = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason, **pod.facts()}))
+    found = notice(
+        Event(
+            kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason, **PodOwner(pod=pod).event_data()}
+        )
+    )
     expected = Notice(reason="DeviceLost", words="it is lost", warning=True, about=pod)
     assert found == (expected if told else None)
     nobody = notice(Event(kind=kind, at=0.0, revision=1, words="it is lost", data={"reason": reason}))

@@ -14,7 +14,7 @@ import pytest
 from mig_agent.adapters.kubelet import KubeletError, KubeletPaths, PluginSocket, register, remove_stale_sockets
 from mig_agent.adapters.kubelet.registration import channel_to
 from mig_agent.core.errors import Reason, RefusedError, refuse
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.core.requests import profile_want
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService

@@ -14,7 +14,8 @@ import pytest
 from mig_agent.adapters.clock import VirtualClock
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
+from mig_agent.core.model import Holder, Lease, LeaseId
+from mig_agent.core.owner import KubeletDevice, Owner, Pod
 from mig_agent.frontends.kubernetes.pods import tracker
 from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
@@ -85,14 +86,14 @@ class World:
 
     async def promise(self, pod: Pod, *, ttl: float | None = None) -> Lease:
         """A lease that a scheduler took for a pod."""
-        granted = await self.node.acquire("1g.5gb", holder=Holder(tenant="a", pod=pod), ttl_seconds=ttl)
+        granted = await self.node.acquire("1g.5gb", holder=Holder(tenant="a"), pod=pod, ttl_seconds=ttl)
         return granted.lease
 
     def lease(self, lease: Lease) -> Lease:
         return self.node.leases[lease.id]
 
     async def arrived(self, lease: Lease) -> None:
-        await self.node.until(lambda: self.lease(lease).arrived)
+        await self.node.until(lambda: self.lease(lease).owner.is_bound)
 
     async def ended(self, lease: Lease) -> str:
         """Why it ended."""
@@ -220,7 +221,7 @@ async def test_a_lease_for_good_whose_pod_never_comes_ends_when_that_is_said(
         await at.watched()
         at.server.show()
         await at.asked_of("x")
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.server.put("x", **fields)
         assert words in await at.ended(lease)
 
@@ -232,7 +233,7 @@ async def test_one_that_is_never_bound_is_waited_for_as_long_as_configured(tmp_p
         at.server.show()
         at.node.clock.advance(ARRIVAL - 1)
         await at.asked_of("x", 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.node.clock.advance(1)
         assert "has not come in 10m" in await at.ended(lease)
 
@@ -248,7 +249,7 @@ async def test_one_that_is_confirmed_again_is_waited_for_anew(tmp_path: Path) ->
         await at.node.manager.renew(lease.id, token, None, ADMIN)
         at.node.clock.advance(ARRIVAL - 1)
         await at.asked_of("x", len(at.server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.node.clock.advance(1)
         assert "has not come in 10m" in await at.ended(lease)
 
@@ -271,7 +272,7 @@ async def test_one_that_is_just_being_confirmed_is_not_overdue(tmp_path: Path) -
         await at.node.until(lambda: confirming)
         await confirming[0]
         await at.asked_of("x", len(at.server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
 
 
 async def test_the_next_agent_waits_anew_since_it_does_not_know_who_confirmed_what(tmp_path: Path) -> None:
@@ -284,7 +285,7 @@ async def test_the_next_agent_waits_anew_since_it_does_not_know_who_confirmed_wh
         await at.watched()
         server.show()
         await at.asked_of("x", len(server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         clock.advance(ARRIVAL)
         await at.ended(lease)
 
@@ -313,7 +314,7 @@ async def test_what_pods_ask_for_is_known_before_they_come_and_told(tmp_path: Pa
         at.server.show()
         at.server.bind("x")
         at.server.show()
-        await at.node.until(lambda: all(each.arrived for each in at.node.leases.values()))
+        await at.node.until(lambda: all(each.owner.is_bound for each in at.node.leases.values()))
         assert len(at.server.asked) == asked, "who shows in the watch, and is known, is not asked for"
 
 
@@ -336,7 +337,7 @@ async def test_nobody_is_watched_while_there_is_nobody(tmp_path: Path, monkeypat
         lease = await at.promise(at.server.put("x"))
         await at.watched()
         assert len(at.server.watches) == 1
-        await at.node.manager.end_for_pod(lease.id, "it is over")
+        await at.node.manager.owner_ended(lease.id, "it is over")
         await at.node.until(lambda: not at.server.watches)
         await at.promise(at.server.put("y"))
         await at.watched()
@@ -349,7 +350,7 @@ async def test_what_the_kubelets_devices_stand_for_is_a_plugins_where_there_is_o
     async with world(tmp_path, alone=alone) as at:
         pod = at.server.put("x", node=NODE, phase="Failed")
         device = KubeletDevice(resource=RESOURCE, id="mig-agent-0")
-        served = await at.node.acquire("1g.5gb", holder=Holder(pod=pod), kubelet_devices=(device,))
+        served = await at.node.acquire("1g.5gb", holder=Holder(), pod=pod, kubelet_devices=(device,))
         other = await at.promise(at.server.put("y", node=NODE))
         await at.watched()
         at.server.show()
@@ -364,16 +365,16 @@ async def test_what_cannot_be_recorded_is_done_when_it_can(tmp_path: Path, monke
     from mig_agent.core.errors import Reason, refuse  # noqa: PLC0415 -- of this test alone
 
     async with world(tmp_path) as at:
-        record = at.node.manager.arrived
+        record = at.node.manager.bind
         refused: list[LeaseId] = []
 
-        async def once_not(lease: LeaseId, pod: Pod) -> Lease:
+        async def once_not(lease: LeaseId, owner: Owner) -> Lease:
             if len(refused) < 2:
                 refused.append(lease)
                 raise refuse(Reason.LEDGER_FAILED, "cannot give it: the disk is full")
-            return await record(lease, pod)
+            return await record(lease, owner)
 
-        monkeypatch.setattr(at.node.manager, "arrived", once_not)
+        monkeypatch.setattr(at.node.manager, "bind", once_not)
         lease = await at.promise(at.server.put("x", node=NODE), ttl=60)
         await at.watched()
         at.server.show()
@@ -396,4 +397,4 @@ async def test_the_next_agent_goes_on_where_the_ledger_stands(tmp_path: Path) ->
         await at.watched()
         server.show()
         assert "its pod is gone" in await at.ended(leases[1])
-        assert at.lease(leases[0]).arrived
+        assert at.lease(leases[0]).owner.is_bound

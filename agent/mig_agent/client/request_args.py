@@ -12,7 +12,8 @@ from typing import TypedDict
 from mig_agent.client import arg_checks, types
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
+from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -73,7 +74,7 @@ def request_for(asking: Asking) -> pb.Request:
         priority=asking.get("priority", 0),
         wait_seconds=seconds(asking.get("wait")),
         ttl_seconds=seconds(asking.get("ttl")),
-        pid=asking.get("pid"),
+        owner=requests.owner_for(_pod(asking), asking.get("pid")),
         if_revision=asking.get("if_revision"),
     )
     requests.validate(request)
@@ -165,16 +166,17 @@ def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
 
 
 def _holder(asking: Asking) -> Holder:
-    given, name = asking.get("pod"), asking.get("name")
-    pod = None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
-    if pod is not None:
-        requests.validate_pod(pod)
+    name = asking.get("name")
     return Holder(
         tenant=asking.get("tenant", ""),
         # Of a pod's lease the agent makes it.
-        name=_name() if name is None and pod is None else name or "",
-        pod=pod,
+        name=_name() if name is None and asking.get("pod") is None else name or "",
     )
+
+
+def _pod(asking: Asking) -> Pod | None:
+    given = asking.get("pod")
+    return None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
 
 
 def _name() -> str:
@@ -188,21 +190,21 @@ def _message(request: Request) -> pb.Request:
     return pb.Request(
         wants=[_want(each) for each in request.wants],
         request_id=request.request_id,
-        holder=_holder_message(request.holder),
+        holder=_holder_message(request),
         gpus=request.gpus,
         priority=request.priority,
         wait_seconds=request.wait_seconds,
         ttl_seconds=request.ttl_seconds,
-        pid=request.pid,
+        pid=None if request.owner.process is None else request.owner.process.pid,
         if_revision=request.if_revision,
     )
 
 
-def _holder_message(holder: Holder) -> pb.Holder:
-    pod = holder.pod
+def _holder_message(request: Request) -> pb.Holder:
+    pod = request.owner.pod if isinstance(request.owner, PodOwner) else None
     return pb.Holder(
-        tenant=holder.tenant,
-        name=holder.name,
+        tenant=request.holder.tenant,
+        name=request.holder.name,
         pod=None if pod is None else pb.Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid),
     )
 

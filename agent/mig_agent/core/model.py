@@ -13,6 +13,8 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
+from mig_agent.core.owner import TOKEN_OWNER, Owner
+
 RequestId = NewType("RequestId", str)
 CallerId = NewType("CallerId", str)
 """Whose request ids: `uid 1000`, `name slurm`."""
@@ -196,43 +198,6 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
-    """A pod of Kubernetes that holds a lease. A pod of the same name with another UID is another pod."""
-
-    namespace: str
-    name: str
-    uid: str = ""
-    """Empty where it is not known."""
-
-    def may_be(self, other: Pod) -> bool:
-        """Whether both are the same pod, as far as is known: one of two without a UID may be the other."""
-        same_name = (self.namespace, self.name) == (other.namespace, other.name)
-        return same_name and (not self.uid or not other.uid or self.uid == other.uid)
-
-    def __str__(self) -> str:
-        """For messages, and the name of its holder: `pod team-a/train-7f2c`."""
-        return f"pod {self.namespace}/{self.name}"
-
-    def facts(self) -> dict[str, str]:
-        """For the data of events: `pod_namespace`, `pod_name`, `pod_uid`."""
-        return {"pod_namespace": self.namespace, "pod_name": self.name, "pod_uid": self.uid}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletDevice:
-    """One device as the kubelet counts it: an abstract id under the name of an extended resource."""
-
-    resource: str
-    """`nvidia.com/mig-1g.10gb`."""
-    id: str
-    """`mig-agent-3`."""
-
-    def __str__(self) -> str:
-        """For messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
-        return f"{self.resource} {self.id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """Who holds a lease or asks for one."""
 
@@ -241,12 +206,11 @@ class Holder:
     """As people should see it in messages: `alice`, `pod team-a/train-7f2c`."""
     uid: int | None = None
     pid: int | None = None
-    pod: Pod | None = None
-    """The pod whose lease it is, or is to be. Once the pod is there the lease ends with it, and by nobody else."""
+    """The process that asked."""
 
     def __str__(self) -> str:
         """For messages."""
-        return self.name or (str(self.pod) if self.pod is not None else self.tenant) or "somebody"
+        return self.name or self.tenant or "somebody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,32 +224,16 @@ class Lease:
     created_at: float
     expires_at: float | None = None
     """None: no deadline."""
-    pid: int | None = None
-    """The process whose end ends the lease."""
-    hold: bool = False
-    """Lives as long as a Hold stream."""
+    owner: Owner = TOKEN_OWNER
+    """Decides what ends the lease beside its deadline."""
     reused: tuple[bool, ...] = ()
     """For each device, whether an idle instance was reused for it."""
-    kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each device of a pod's lease, the kubelet's device that it stands for, in the order of `instances`."""
-    arrived: bool = False
-    """The pod that it was taken for has been seen on this node; it has no deadline any more."""
     asker: CallerId = UNRECORDED_CALLER
 
     @property
     def request_key(self) -> RequestKey:
         """The request that led to it."""
         return RequestKey(self.asker, self.request_id)
-
-    @property
-    def of_pod(self) -> bool:
-        """Whether a pod of this node has it: it ends with the pod, and by nobody else."""
-        return self.holder.pod is not None and (self.arrived or bool(self.kubelet_devices))
-
-    @property
-    def promised(self) -> bool:
-        """Whether it was taken for a pod that has not come yet: until then it is its holder's, by its token."""
-        return self.holder.pod is not None and not self.of_pod
 
 
 class GpuState(StrEnum):
@@ -367,13 +315,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """One device that a request asks for: exactly one of memory, profile, fraction and whole GPU."""
+    """One device that a request asks for: exactly one of memory, profile, fraction, whole GPU and slot."""
 
     memory_bytes: int | None = None
     profile: str | None = None
     fraction: float | None = None
     """0 < fraction <= 1 of a GPU's memory slices."""
     whole_gpu: bool = False
+    slot: Slot | None = None
+    """Exactly this placement of a profile on one GPU."""
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
     """Which attribute profiles may serve: {`+me`}; empty asks for plain ones only."""
@@ -395,11 +345,10 @@ class Request:
     wait_seconds: float | None = None
     """How long to queue; None: be refused at once; infinity: as long as the client stays."""
     ttl_seconds: float | None = None
-    pid: int | None = None
+    owner: Owner = TOKEN_OWNER
+    """What the lease will last as long as."""
     if_revision: int | None = None
     """Refuse when the node has changed since this revision."""
-    kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each want of a pod, the kubelet's device that it stands for; empty where no kubelet asks."""
     asker: CallerId = UNRECORDED_CALLER
     """Who calls, as the transport knows it."""
 

@@ -15,12 +15,11 @@ from mig_agent.engine.callers import Caller
 from mig_agent.engine.journal import ledger_refusal
 
 
-def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
+def digest_of(request: Request, caller: Caller) -> str:
     """What makes two requests the same: all that decides the answer, and who asks.
 
     How long to wait and when does not: a retry may be more patient.
     """
-    pod = request.holder.pod
     asked = (
         [
             (
@@ -36,13 +35,10 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
         request.gpus,
         *_given(request, caller),
         request.ttl_seconds,
-        request.pid,
-        hold,
+        request.owner.identity(),
         caller.uid,
         # What a user of this machine is called may not be known at every moment.
         caller.name if caller.uid is None else "",
-        None if pod is None else (pod.namespace, pod.name, pod.uid),
-        [(each.resource, each.id) for each in request.kubelet_devices],
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
 

@@ -39,7 +39,7 @@ def leases_with_devices_elsewhere(context: Context, gpu: GpuUuid) -> frozenset[L
     return frozenset(
         lease.id
         for lease in state.leases.values()
-        if lease.of_pod
+        if lease.owner.is_bound
         and any(_survives_elsewhere(context, lease.id, generation, gpu) for generation in lease.instances)
     )
 
@@ -68,7 +68,8 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
     if lease is None:
         return None
     number = lease.instances.index(instance.generation)
-    device = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
+    text = lease.owner.device_text(number)
+    device = f" ({text})" if text else ""
     return context.journal.event(
         EventKind.LEASE_REDUCED,
         f"lease {lease.id} of {lease.holder} lost {context.place(instance)}{device}: "
@@ -79,7 +80,7 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
         reason=reason,
         tenant=lease.holder.tenant,
         device=number,
-        pod=lease.holder.pod,
+        owner=lease.owner,
     )
 
 
@@ -168,7 +169,7 @@ class LeaseLifecycle:
         self._watches: dict[LeaseId, _Watches] = {}
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
         self._settling: dict[LeaseId, asyncio.Future[None]] = {}
-        """Of leases that were renewed or whose pod has come, what is on its way to the ledger."""
+        """Pending writes of leases that were renewed or bound."""
         self._noted: set[LeaseId] = set()
         """Leases of which the ledger says, or may say, that they are not confirmed."""
 
@@ -180,24 +181,25 @@ class LeaseLifecycle:
         """Whether the ledger says that a lease is not confirmed."""
         return lease in self._noted
 
-    def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
-        """Watches over a lease that stands; one that is not known to be delivered has a time of grace.
+    def begin(self, lease: Lease, *, delivered: bool) -> None:
+        """Start the timers and watches of an active lease.
 
-        But for a pod's that is there: the kubelet asks again for what it has not heard, and tells when it has ended.
+        A lease whose answer may not have reached the client ends after a grace period, unless its owner is bound.
         """
-        delivered = delivered or lease.of_pod
-        if delivered and lease.expires_at is None and lease.pid is None:
+        process = lease.owner.process
+        delivered = delivered or lease.owner.is_bound
+        if delivered and lease.expires_at is None and process is None:
             return
         watches = self._watches[lease.id] = _Watches()
-        if not delivered and lease.hold:
+        if not delivered and lease.owner.ends_with_stream:
             watches.grace = self._later(lease.id, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
         elif not delivered:
             self._await_confirmation(lease.id, watches)
         if lease.expires_at is not None:
             watches.deadline = self._deadline(lease.id, lease.expires_at)
-        if lease.pid is not None:
+        if process is not None:
             ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
-            watches.process = self._context.host.watch_client(lease.pid, pid_started, ended)
+            watches.process = self._context.host.watch_client(process.pid, process.started, ended)
 
     def delivered(self, lease: LeaseId) -> None:
         """Record in memory that the client has the answer, or is attached again: no time of grace runs any more."""
@@ -276,17 +278,17 @@ class LeaseLifecycle:
         await asyncio.shield(written)
 
     def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
-        """That the lease's pod has come, or that it goes on, is being recorded."""
+        """Note that a renewal or the binding of a lease is being recorded."""
         self._settling[lease] = written
         written.add_done_callback(lambda _: self._settling.pop(lease, None))
 
     async def settled(self, lease: LeaseId) -> None:
-        """Returns when it is known whether the lease ends, goes on or its pod has come, if that is being recorded."""
+        """Wait until pending writes of the lease (renewal, binding, end) have been committed or have failed."""
         while (written := self._settling.get(lease) or self._ending.get(lease)) is not None:
             await asyncio.wait((written,))
 
-    def arrived(self, lease: LeaseId) -> None:
-        """It is a pod's from now on: nothing but the pod's end ends it."""
+    def bound(self, lease: LeaseId) -> None:
+        """Stop the timers and watches of a lease that was bound: from now on only its owner's end ends it."""
         watches = self._watches.pop(lease, None)
         if watches is not None:
             watches.close()
@@ -349,7 +351,7 @@ class LeaseLifecycle:
             if current is None:
                 return
             state.put_lease(replace(current, expires_at=expires_at))
-            if not current.hold:
+            if not current.owner.ends_with_stream:
                 self._noted.discard(lease.id)
                 self.delivered(lease.id)  # whoever renews a lease has its answer
             watches = self._watches.setdefault(lease.id, _Watches())
@@ -413,7 +415,7 @@ class LeaseLifecycle:
                 reason=reason,
                 tenant=known.holder.tenant,
                 caller=caller,
-                pod=known.holder.pod,
+                owner=known.owner,
             )
         )
         draft.applied.append(partial(self._ended, lease, now, reason))
@@ -459,7 +461,7 @@ class LeaseLifecycle:
         known = self._context.state.leases.get(lease)
         watches = self._watches.get(lease)
         if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None or not watches.overdue):
-            return  # meanwhile its pod has come, its client has confirmed it, or has asked again
+            return  # meanwhile it was bound, its client has confirmed it, or has asked again
         if reason is EndReason.EXPIRED and known is not None:
             left = (known.expires_at or math.inf) - self._context.clock.now()
             if left > 0:

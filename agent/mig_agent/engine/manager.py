@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
@@ -13,21 +14,9 @@ from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import (
-    Generation,
-    Gpu,
-    Instance,
-    KubeletDevice,
-    Lease,
-    LeaseId,
-    NodeView,
-    Pod,
-    Request,
-    RequestKey,
-    Slot,
-    Want,
-)
+from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.owner import Owner, StreamOwner
 from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
@@ -98,12 +87,13 @@ class Manager:
         The same request id with the same request gets the same answer. Cancelling the call takes the request out of the
         queue, or undoes what was begun; a lease that was committed by then lives on for its time of grace.
         """
-        return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=False)
+        return await self._parts.acquisitions.acquire(request, caller, on_queued)
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
         """The same for a lease that lives as long as a stream; `hold_ended` tells of the stream's end."""
         try:
-            return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
+            held = replace(request, owner=StreamOwner(process=request.owner.process))
+            return await self._parts.acquisitions.acquire(held, caller, on_queued)
         except asyncio.CancelledError:
             left = RequestKey(caller.asker, request.request_id)
             self._context.tasks.spawn(f"left-{left.id}", self._left(left))
@@ -156,28 +146,21 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.recovering.recover(lease, token, caller)
 
-    async def end_for_pod(self, lease: LeaseId, words: str) -> None:
-        """Ends the lease of a pod; its instances stay, idle. `words` tell why: `its pod has ended`.
+    async def owner_ended(self, lease: LeaseId, words: str) -> None:
+        """End a lease because its owner has ended or will not come; `words` tell why: `its pod has ended`.
 
-        One that has ended is no error. Raises RefusedError where the end cannot be recorded, and then the lease stands.
+        One that has ended is no error. Raises RefusedError, and the lease goes on, where its end cannot be recorded.
         """
-        await self._parts.leases.end_for_pod(lease, words)
+        await self._parts.leases.owner_ended(lease, words)
 
-    async def arrived(self, lease: LeaseId, pod: Pod) -> Lease:
-        """The pod that a lease was taken for has been seen on this node: the lease is the pod's and ends with it.
+    async def bind(self, lease: LeaseId, owner: Owner) -> Lease:
+        """Bind a reserved lease to its owner, which is on this node: from now on only the owner's end ends the lease.
 
-        Its deadline is gone, and the pod's UID is recorded where it was not known. Nothing happens to one that has
-        arrived. Raises RefusedError where the lease has ended, was not taken for this pod, or cannot be recorded.
+        Its deadline is gone, and what was not known of the owner is recorded. Nothing happens to a lease that is bound
+        to this owner. Raises RefusedError where the lease has ended, was not taken for this owner, has other devices,
+        or cannot be recorded.
         """
-        return await self._parts.leases.arrived(lease, pod)
-
-    async def hand_over(self, lease: LeaseId, devices: Sequence[KubeletDevice], pod: Pod) -> Lease:
-        """As `arrived`, and from now on the kubelet's devices stand for the lease's instances, in their order.
-
-        Handing over the same devices again changes nothing. Raises RefusedError as `arrived` does, and where the lease
-        has other devices already or another number of instances.
-        """
-        return await self._parts.leases.arrived(lease, pod, devices)
+        return await self._parts.leases.bind(lease, owner)
 
     async def settled(self, lease: LeaseId) -> None:
         """Returns when nothing of a lease is on its way to the ledger: a renewal, that its pod has come, its end."""
@@ -272,9 +255,9 @@ class Manager:
         """
         return self._parts.acquisitions.has_places(request)
 
-    def making_for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
+    def reserving(self) -> tuple[tuple[Owner, tuple[Slot, ...]], ...]:
         """What is being made, and not leased yet, for pods that have not come: for whom, and where."""
-        return self._parts.acquisitions.for_pods()
+        return self._parts.acquisitions.reserving()
 
     @property
     def view(self) -> NodeView:

@@ -201,7 +201,7 @@ class Reconciler:
         recorded = Recorded(
             boot_id=self.boot_id,
             instances=tuple(map(_recorded, instances)),
-            of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.of_pod),
+            of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.owner.is_bound),
             beside=leases_with_devices_elsewhere(self._context, record.uuid),
             doubtful_up_to=0 if self._context.state.doubt is None else self._context.state.doubt.generation,
         )
@@ -323,15 +323,12 @@ class Reconciler:
                 self._blocks.block(instance, f"held by {names}")
 
     def unused_leases(self) -> frozenset[LeaseId]:
-        """Return the leases on whose instances no process has been seen for an hour.
-
-        Of a pod the kubelet tells when it has ended; whether it computes is nobody's question.
-        """
+        """Return the leases on whose instances no process has been seen for an hour, but for supervised ones."""
         state = self._context.state
         return frozenset(
             lease.id
             for lease in state.leases.values()
-            if lease.holder.pod is None and any(map(self._is_unused, state.instances_of(lease.id)))
+            if not lease.owner.is_supervised and any(map(self._is_unused, state.instances_of(lease.id)))
         )
 
     def _is_unused(self, instance: Instance) -> bool:

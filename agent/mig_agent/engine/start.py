@@ -95,8 +95,8 @@ async def start(
         lease = state.leases.get(each.lease.id)
         if lease is not None:
             # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
-            is_confirmed = not lease.hold and not parts.lifetimes.is_unconfirmed(lease.id)
-            parts.lifetimes.begin(lease, each.pid_started, delivered=is_confirmed)
+            is_confirmed = not lease.owner.ends_with_stream and not parts.lifetimes.is_unconfirmed(lease.id)
+            parts.lifetimes.begin(lease, delivered=is_confirmed)
     parts.started_at = now
     leases = counted(len(state.leases), "lease")
     words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"

@@ -44,7 +44,7 @@ from mig_agent.adapters.kubeapi.patches import (
 )
 from mig_agent.adapters.kubeapi.transport import ApiServer
 from mig_agent.adapters.threads import Call, CallThread
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 
 DEADLINE_SECONDS: Final = 20.0
 """For any call, whatever it waits for; longer than ApiServer takes for one that nothing stands before."""

@@ -10,7 +10,7 @@ from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.placement import tables_for
-from mig_agent.core.planning.profiles import share_of_gpus, smallest_profile
+from mig_agent.core.planning.profiles import served_by, share_of_gpus
 
 _TOLERANCE = 1e-9
 """For sums of fractions."""
@@ -82,6 +82,8 @@ class FeasibilityCache:
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self.wants = wants
+        self._named = frozenset(want.slot.gpu for want in wants if want.slot is not None)
+        """The GPUs of slots that the wants name; no other looks like one of these."""
         self._layouts: dict[int, Layout] = {}
         """By identity, which is quicker than by what is in them; kept, so that it stays theirs."""
         self._known: dict[tuple[bool, tuple[object, ...]], bool] = {}
@@ -99,7 +101,17 @@ class FeasibilityCache:
         """What is the same for sets that look alike, emptied."""
         self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
         boards = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-        return tuple(sorted((id(board.gpu.layout), board.held, board.engines) for board in boards))
+        return tuple(
+            sorted(
+                (
+                    id(board.gpu.layout),
+                    board.held,
+                    board.engines,
+                    board.gpu.uuid if board.gpu.uuid in self._named else "",
+                )
+                for board in boards
+            )
+        )
 
 
 def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
@@ -122,10 +134,10 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     is one) a GPU with a large one among them is better to keep: less of it stands idle meanwhile. `docs/placement.md`
     has what that is worth. Remembered with the frozen GPU.
     """
-    profile = smallest_profile(want, gpu.layout)
+    profile = served_by(want, gpu)
     if profile is None:
         return None
-    key = f"to end {profile.id}"
+    key = f"to end {profile.id} {'' if want.slot is None else want.slot.placement}"
     if key not in gpu.scratch:
         held = [each.slot.placement for each in gpu.instances if each.state is not InstanceState.IDLE]
         found: list[tuple[int, int, int]] = []
@@ -140,7 +152,8 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
 
 def _windows(board: Occupancy, want: Want) -> list[int]:
     """The masks of the windows that would serve the want."""
-    profile = smallest_profile(want, board.gpu.layout)
+    profile = served_by(want, board.gpu)
     if profile is None or not board.tables.engines_fit(board.engines + board.tables.engines_of(profile)):
         return []
-    return [ranked.window.mask for ranked in board.tables.ranked(profile.id, board.held)]
+    windows = (ranked.window for ranked in board.tables.ranked(profile.id, board.held))
+    return [each.mask for each in windows if want.slot is None or each.placement == want.slot.placement]

@@ -14,6 +14,7 @@ from itertools import product
 
 from mig_agent.core.model import Layout, Profile, Slot, Want
 from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.pinning import pin
 from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.profiles import smallest_profile
 
@@ -241,6 +242,8 @@ def pack(
     Idle instances are no obstacle. Costs are not looked at. With `most_steps`, None also when so many steps of the
     search found nothing: only for those who can do without an answer.
     """
+    if any(want.slot is not None for want in wants):
+        return _pack_pinned(boards, wants, exclude, most_steps)
     kinds = ItemClasses(boards, wants)
     if not all(any(served) for served in kinds.profiles):
         return None
@@ -253,6 +256,21 @@ def pack(
     for number, (shelf, counts) in enumerate(zip(shelves, chosen, strict=True)):
         for kind, window in shelf.windows_for(counts):
             placed[queues[kind].pop()] = (number, window)
+    return tuple(placed[number] for number in range(len(wants)))
+
+
+def _pack_pinned(
+    boards: Sequence[Occupancy], wants: Sequence[Want], exclude: frozenset[Slot], most_steps: int | None
+) -> tuple[tuple[int, Window], ...] | None:
+    pinned = pin(boards, wants, 0.0, exclude)
+    if pinned is None:
+        return None
+    others = [wants[number] for number in pinned.rest]
+    rest = pack(pinned.boards, others, exclude, most_steps=most_steps) if others else ()
+    if rest is None:
+        return None
+    placed = {number: (board, candidate.window) for number, (board, candidate) in pinned.places.items()}
+    placed.update(zip(pinned.rest, rest, strict=True))
     return tuple(placed[number] for number in range(len(wants)))
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable, lease_by_device
 

@@ -15,10 +15,12 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedPod
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.model import KubeletDevice, Lease, Pod
+from mig_agent.core.model import Lease
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition, AllocationTable
 from mig_agent.frontends.kubernetes.device_plugin.api import Api
+from mig_agent.frontends.kubernetes.owners import leases_of_pods
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
     PodLiveness,
@@ -37,7 +39,7 @@ _ASKING_SECONDS = 3.0
 
 _LOG = structlog.get_logger(__name__)
 Held = tuple[Pod, tuple[KubeletDevice, ...]]
-"""A pod and what it holds or asks for."""
+"""A pod and the devices that it has or asks for."""
 
 
 class PodLister(Protocol):
@@ -117,8 +119,8 @@ class KubeletPods:
         recorded = await asyncio.to_thread(self._recorded) if self._book.on_way else ()
         listing = Listing.of(before if before == self._kubelet.kubelet else None, pods)
         matter: list[Held] = [
-            *((each.holder.pod, each.kubelet_devices) for each in leases if each.holder.pod is not None),
-            *((each.pod, each.request.kubelet_devices) for each in waiting),
+            *((owner.pod, owner.devices) for _, owner in leases),
+            *((each.pod, each.owner.devices) for each in waiting),
         ]
         fates = {each: liveness_from_kubelet(*each, listing, self._seen) for each in matter}
         self._seen.note(listing, matter)
@@ -131,14 +133,16 @@ class KubeletPods:
         if gone:
             await self._draw(gone, leases, waiting)
 
-    async def _draw(self, gone: Collection[Held], leases: Sequence[Lease], waiting: Sequence[Acquisition]) -> None:
+    async def _draw(
+        self, gone: Collection[Held], leases: Sequence[tuple[Lease, PodOwner]], waiting: Sequence[Acquisition]
+    ) -> None:
         """Ends what pods held or asked for that are gone; of pods that share a name each by its own devices."""
         book = self._book
-        for lease in leases:
-            if (lease.holder.pod, lease.kubelet_devices) in gone:
+        for lease, owner in leases:
+            if (owner.pod, owner.devices) in gone:
                 book.ending.setdefault(lease.id, "its pod has ended")
         for acquisition in waiting:
-            if (acquisition.pod, acquisition.request.kubelet_devices) in gone:
+            if (acquisition.pod, acquisition.owner.devices) in gone:
                 book.forget(acquisition)
                 acquisition.task.cancel()
         await self._end()
@@ -169,14 +173,14 @@ class KubeletPods:
     async def _end(self) -> None:
         for lease, words in tuple(self._book.ending.items()):
             try:
-                await self._manager.end_for_pod(lease, words)
+                await self._manager.owner_ended(lease, words)
             except RefusedError as error:
                 _LOG.warning(error.refusal.message, hint=error.refusal.hint)
                 return  # at the next look
             self._book.ended(lease)
 
-    def _pods_leases(self) -> tuple[Lease, ...]:
-        return tuple(each for each in self._manager.view.leases.values() if each.kubelet_devices)
+    def _pods_leases(self) -> tuple[tuple[Lease, PodOwner], ...]:
+        return tuple(each for each in leases_of_pods(self._manager.view) if each[1].devices)
 
     def _tell_silence(self, words: str) -> None:
         if not self._silent:

@@ -13,7 +13,8 @@ import structlog
 from mig_agent.adapters.cdi import CdiFolder
 from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
-from mig_agent.core.model import KubeletDevice, NodeView
+from mig_agent.core.model import NodeView
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.core.planning.capacity import servable
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
@@ -34,7 +35,15 @@ from mig_agent.frontends.kubernetes.device_plugin.prestart import PreStart
 from mig_agent.frontends.kubernetes.device_plugin.registration import Registration
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from mig_agent.frontends.kubernetes.metrics import Devices
-from mig_agent.frontends.kubernetes.reservations import Asked, Counted, count_unreserved, kept, nobody_knows, promised
+from mig_agent.frontends.kubernetes.reservations import (
+    Asked,
+    Counted,
+    count_unreserved,
+    in_progress,
+    kept,
+    nobody_knows,
+    promised,
+)
 from mig_agent.frontends.kubernetes.resources import Naming, Resource, resources_of
 
 FIRST_LOOK_SECONDS: Final = 5.0
@@ -311,7 +320,7 @@ class Plugin:
 
     def _promises(self, view: NodeView, waiting: Sequence[KubeletDevice]) -> Counted:
         """What is kept for pods on their way; `waiting` are devices that the kubelet allocated and nobody has yet."""
-        keeping = (*kept(view), *self._manager.making_for_pods())
+        keeping = (*kept(view), *in_progress(self._manager.reserving()))
         if not keeping:
             return Counted(promised={}, unserved=tuple(waiting))
         wants = {name: resource.want for name, resource in self._resources.items()}

@@ -10,7 +10,7 @@ import grpc
 
 from mig_agent.adapters.grpc_errors import STATUS
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin import messages
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 from mig_agent.frontends.kubernetes.resources import Resource, number_of

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from mig_agent.adapters.kubeapi import PodFacts, PodName
-from mig_agent.core.model import Lease, Pod
+from mig_agent.core.model import Lease
+from mig_agent.core.owner import Pod
 from mig_agent.core.quantities import format_duration
+from mig_agent.frontends.kubernetes.owners import pod_owner
 
 Pods = Mapping[PodName, PodFacts]
 """Those that are bound to the node, as a watch shows them."""
@@ -54,12 +56,12 @@ def by_watch(lease: Lease, pods: Pods) -> Verdict:
     facts = pods.get((pod.namespace, pod.name))
     if facts is None or (facts.finished and not pod.uid):
         # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
-        return UNCHANGED if lease.promised and lease.expires_at is not None else ASK
+        return UNCHANGED if lease.owner.is_reserved and lease.expires_at is not None else ASK
     if pod.uid and pod.uid not in facts.uids:
         return ASK  # maybe the one before, which the watch has not seen go yet
     if facts.finished:
         return _ENDED
-    return _came(facts) if lease.promised else UNCHANGED
+    return _came(facts) if lease.owner.is_reserved else UNCHANGED
 
 
 def by_answer(
@@ -78,9 +80,9 @@ def by_answer(
     """
     pod = pod_of(lease)
     waited = now - max(lease.created_at, confirmed_at)
-    overdue = lease.promised and lease.expires_at is None and waited >= arrival_seconds
+    overdue = lease.owner.is_reserved and lease.expires_at is None and waited >= arrival_seconds
     never = Ended(words=f"its pod has not come in {format_duration(arrival_seconds)}") if overdue else UNCHANGED
-    if lease.promised and not pod.uid and (facts is None or facts.finished):
+    if lease.owner.is_reserved and not pod.uid and (facts is None or facts.finished):
         return never  # it may have been named before it was made
     if facts is None or (pod.uid and pod.uid not in facts.uids):
         return _GONE
@@ -90,14 +92,15 @@ def by_answer(
         return never
     if facts.node != node:
         return Ended(words=f"its pod is on node {facts.node}")
-    return _came(facts) if lease.promised else UNCHANGED
+    return _came(facts) if lease.owner.is_reserved else UNCHANGED
 
 
 def pod_of(lease: Lease) -> Pod:
     """The pod that a lease was taken for. Raises ValueError for a lease of anybody else."""
-    if lease.holder.pod is None:
+    owner = pod_owner(lease)
+    if owner is None:
         raise ValueError(f"cannot follow the pod of lease {lease.id}: it is no pod's")
-    return lease.holder.pod
+    return owner.pod
 
 
 def _came(facts: PodFacts) -> Bound:

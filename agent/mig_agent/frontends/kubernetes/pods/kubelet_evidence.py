@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.adapters.kubelet import Identity, ListedPod
-from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.owner import KubeletDevice, Pod
 
 Name = tuple[str, str]
 """Namespace and name."""

@@ -18,10 +18,12 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts, PodInformer, PodName
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Lease, LeaseId, Pod
+from mig_agent.core.model import Lease, LeaseId
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.backoff import Backoffs
+from mig_agent.frontends.kubernetes.owners import devices_of, pod_owner
 from mig_agent.frontends.kubernetes.pods.api import Api
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
@@ -146,7 +148,7 @@ class PodTracker:
             self._poke.clear()
 
     def _matter(self, leases: Iterable[Lease]) -> Iterable[Lease]:
-        return (each for each in leases if each.holder.pod is not None and (self._alone or not each.kubelet_devices))
+        return (each for each in leases if pod_owner(each) is not None and (self._alone or not devices_of(each)))
 
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
         if not is_busy:
@@ -203,7 +205,9 @@ class PodTracker:
         self._writing.forget_all_but({(lease, str(verdict)) for lease, verdict in verdicts.items()})
         for lease in leases:
             await self._draw(lease, verdicts[lease.id])
-        questions = [each for each in leases if verdicts[each.id] is ASK or (each.promised and self._is_unknown(each))]
+        questions = [
+            each for each in leases if verdicts[each.id] is ASK or (each.owner.is_reserved and self._is_unknown(each))
+        ]
         self._asking.forget_all_but({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
         # In turn: where nobody answers, one is asked for at a time.
@@ -217,7 +221,7 @@ class PodTracker:
         if self._pods is None:
             return ASK if self._is_lost else UNCHANGED  # it will tell in a moment
         verdict = by_watch(lease, self._pods)
-        return ASK if verdict is UNCHANGED and lease.promised and self._is_lost else verdict
+        return ASK if verdict is UNCHANGED and lease.owner.is_reserved and self._is_lost else verdict
 
     def _is_unknown(self, lease: Lease) -> bool:
         """Whether nobody knows yet what the pod asks for."""
@@ -257,9 +261,9 @@ class PodTracker:
         self._writing.tried(turn, self._clock())
         try:
             if isinstance(verdict, Bound):
-                await self._manager.arrived(lease.id, verdict.pod)
+                await self._manager.bind(lease.id, PodOwner(pod=verdict.pod, is_bound=True))
             else:
-                await self._manager.end_for_pod(lease.id, verdict.words)
+                await self._manager.owner_ended(lease.id, verdict.words)
         except RefusedError as error:
             _LOG.warning(error.refusal.message, hint=error.refusal.hint)
 
