@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of

@@ -17,7 +17,7 @@ from mig_agent.adapters.kubeapi import KubeApiError, KubeClient, NodeCondition, 
 from mig_agent.adapters.kubeapi import client as api_module
 from mig_agent.adapters.threads import Call
 from mig_agent.core.errors import ConfigError
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 from support.kubeapi import connected, until
 from support.webserver import Asked, Says, WebServer, json_of, web_server
 

@@ -19,7 +19,7 @@ from mig_agent.adapters.kubelet import (
 )
 from mig_agent.adapters.kubelet.checkpoint import _entries
 from mig_agent.adapters.kubelet.registration import one_line
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 
 # As a kubelet 1.36 wrote it, shortened.
 CHECKPOINT = {

@@ -21,7 +21,7 @@ from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
 from mig_agent.adapters.ledger.reader import Contents, Cordon
 from mig_agent.adapters.ledger.records import (
     AddEvent,
-    ArriveLease,
+    BindLease,
     Change,
     DropCordon,
     DropInstance,
@@ -50,18 +50,17 @@ from mig_agent.core.model import (
     Holder,
     Instance,
     InstanceState,
-    KubeletDevice,
     Lease,
     LeaseId,
     MigMode,
     Placement,
-    Pod,
     Profile,
     RequestId,
     RequestKey,
     Slot,
 )
 from mig_agent.core.observation import ObservedGpu
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner, ProcessOwner, StreamOwner
 
 PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
@@ -132,9 +131,9 @@ def lease(number: int, *generations: int) -> Lease:
         holder=Holder(tenant="team", name="alice", uid=1000, pid=77),
         instances=tuple(map(Generation, generations)),
         created_at=10.0 + number,
+        asker=CallerId("name slurm"),
         expires_at=99.0,
-        pid=4711,
-        hold=True,
+        owner=StreamOwner(process=ProcessOwner(pid=4711, started=123456)),
         reused=tuple(generation % 2 == 0 for generation in generations),
     )
 
@@ -144,8 +143,8 @@ def pods_lease(number: int, *generations: int) -> Lease:
         KubeletDevice(resource="nvidia.com/mig-1g.5gb", id=f"mig-agent-{each}") for each in range(len(generations))
     )
     pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
-    holder = Holder(tenant="team", name=str(pod), pod=pod)
-    return replace(lease(number, *generations), holder=holder, kubelet_devices=devices)
+    holder = Holder(tenant="team", name=str(pod))
+    return replace(lease(number, *generations), holder=holder, owner=PodOwner(pod=pod, devices=devices, is_bound=True))
 
 
 def key(request: str, asker: str = "name slurm") -> RequestKey:
@@ -175,7 +174,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         PutInstance(instance(2, InstanceState.CREATING)),
         PutInstance(instance(3, InstanceState.DESTROYING)),
         PutInstance(instance(4, InstanceState.BLOCKED)),
-        PutLease(lease(1, 1, 4), "digest", 123456),
+        PutLease(lease(1, 1, 4), "digest"),
         PutCordon(GPU, "fan", 7.0),
         AddEvent(event(41)),
     )
@@ -192,7 +191,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert found.instances[0].slot == Slot(GPU, PROFILE, Placement(6, 1))
     assert (found.instances[0].gpu_instance_id, found.instances[0].compute_instance_id) == (13, 0)
     assert [each.lease for each in found.leases] == [lease(1, 1, 4)]
-    assert (found.leases[0].digest, found.leases[0].pid_started, found.leases[0].ended_at) == ("digest", 123456, None)
+    assert (found.leases[0].digest, found.leases[0].ended_at) == ("digest", None)
     assert found.cordons == {GPU: Cordon(reason="fan", since=7.0)}
     assert (found.last_generation, found.last_revision) == (4, 41)
 
@@ -227,8 +226,9 @@ def test_what_is_dropped_is_gone(tmp_path: Path) -> None:
     assert [each.lease.id for each in found.leases] == ["lease-2"]
     assert found.cordons == {}
     reader = Ledger.open(tmp_path / LEDGER_FILE)
-    assert reader.find_request(key("request-1")) == ()
-    (standing,) = reader.find_request(key("request-2"))
+    assert reader.find_request(key("request-1")) is None
+    standing = reader.find_request(key("request-2"))
+    assert standing is not None
     assert standing.lease == lease(2, 2)
     reader.close()
 
@@ -270,7 +270,7 @@ def test_a_record_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="cannot write the ledger"):
         writer.write(PutCordon(GPU, "half", 1.0), PutLease(lease(1, 1), "the same again"))
     with pytest.raises(LedgerError):
-        writer.write(PutCordon(GPU, "half", 1.0), PutLease(replace(lease(2, 1), pid=2**70), "too large"))
+        writer.write(PutCordon(GPU, "half", 1.0), PutLease(replace(lease(2, 1), holder=Holder(uid=2**70)), "too large"))
     writer.write(PutBootId("it goes on"))
     writer.ledger.close()
     found = contents(tmp_path)
@@ -386,7 +386,8 @@ def test_only_the_latest_ended_leases_are_read_at_start(tmp_path: Path, monkeypa
     reader = Ledger.open(tmp_path / LEDGER_FILE)
     assert [each.lease.id for each in reader.contents.leases] == ["lease-5", "lease-6", "lease-7"]
     assert reader.contents.more_ended
-    (old,) = reader.find_request(key("request-1"))
+    old = reader.find_request(key("request-1"))
+    assert old is not None
     assert (old.lease.id, old.end_reason) == ("lease-1", "released")
     reader.close()
 
@@ -448,7 +449,8 @@ def test_a_pods_lease_is_read_as_it_was_written(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.write(PutLease(pods_lease(1, 3, 4), "d"), PutLease(lease(2, 5), "d"))
     assert [each.lease for each in contents(tmp_path).leases] == [pods_lease(1, 3, 4), lease(2, 5)]
-    (found,) = writer.ledger.find_request(key("request-1"))
+    found = writer.ledger.find_request(key("request-1"))
+    assert found is not None
     assert found.lease == pods_lease(1, 3, 4)
     writer.ledger.close()
 
@@ -531,9 +533,10 @@ def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> No
         writer.write(PutLease(each, "d"))
     writer.write(EndLease(kai.id, 50.0, "released"))
     for each in (slurm, kai, alice):
-        (found,) = writer.ledger.find_request(each.request_key)
+        found = writer.ledger.find_request(each.request_key)
+        assert found is not None
         assert (found.lease, found.ended_at) == (each, 50.0 if each is kai else None)
-    assert writer.ledger.find_request(key("7f2c-1", "name bob")) == ()
+    assert writer.ledger.find_request(key("7f2c-1", "name bob")) is None
     writer.ledger.close()
     assert [each.lease for each in contents(tmp_path).leases] == [slurm, alice, kai]
 
@@ -541,12 +544,11 @@ def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> No
 def test_devices_are_handed_over_and_a_uid_is_learnt(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     whole = pods_lease(1, 3)
-    assert whole.holder.pod is not None
-    unknown = replace(whole.holder, pod=replace(whole.holder.pod, uid=""))
-    writer.write(PutLease(replace(whole, holder=unknown, kubelet_devices=(), expires_at=99.0), "d"))
-    writer.write(ArriveLease(replace(whole, arrived=True)))
+    reserved = PodOwner(pod=Pod(namespace="team-a", name="train-7f2c"))
+    writer.write(PutLease(replace(whole, owner=reserved, expires_at=99.0), "d"))
+    writer.write(BindLease(whole))
     writer.ledger.close()
-    assert contents(tmp_path).leases[0].lease == replace(whole, arrived=True, expires_at=None)
+    assert contents(tmp_path).leases[0].lease == replace(whole, expires_at=None)
 
 
 def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.backfill import WaitingRequest, backfill_order, gpu_share, reservation, sparing
+from mig_agent.core.backfill import WaitingRequest, backfill_order, gpu_share, reservation
 from mig_agent.core.model import CallerId, GpuState, NodeView, Request, RequestId, RequestKey, Want
 from mig_agent.core.planning.feasibility import fewest_gpus, fits_when_empty
 from mig_agent.core.planning.plan import Plan, Policy
@@ -253,10 +253,7 @@ def test_next_to_start_is_the_first_that_the_planner_would_serve(view: NodeView,
     served = [each for each in turns if isinstance(plan(view, each.request), Plan)]
     assert (found[0] if found else None) == (served[0] if served else None)
     if found is not None:
-        spared = sparing(view, queue.waiting, None)
-        reserved = frozenset() if spared is None or spared.waiting == found[0] else spared.gpus
-        elsewhere = plan(view, found[0].request, reserved=reserved)
-        assert found[1] == (elsewhere if isinstance(elsewhere, Plan) else plan(view, found[0].request))
+        assert found[1] == plan(view, found[0].request)
 
 
 @given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
@@ -300,48 +297,12 @@ def test_order_is_priority_then_reservation_then_size() -> None:
     assert started(EMPTY, queue, 101) == "urgent"
 
 
-TWO = node(Machine(H100, [Has("1g.10gb", 6, "leased")]), Machine(H100, [Has("1g.10gb", 5, "leased")] * 1))
-
-
-def test_small_requests_avoid_the_gpu_that_drains_for_a_large_one() -> None:
-    """Without it the small one would go where it leaves most room, which is the very GPU that is nearest to empty."""
-    queue = queue_of((0, named("small", ONE)))
-    alone = next_to_start(TWO, queue.waiting, POLICY, 1, limit_seconds=100)
-    assert alone is not None
-    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
-    spared = sparing(TWO, queue.waiting, None)
-    assert spared is not None
-    found = next_to_start(TWO, queue.waiting, POLICY, 2, limit_seconds=100)
-    assert found is not None
-    assert found[0].request.request_id == "small"
-    assert not {device.gpu for device in found[1].devices} & spared.gpus
-
-
-def test_what_is_spared_is_no_reason_to_wait() -> None:
-    queue = queue_of((0, named("large", SEVEN)), (1, named("small", ONE)))
-    assert sparing(PARTLY, queue.waiting, None) is not None
-    assert started(PARTLY, queue, 2) == "small"
-
-
-def test_nothing_is_avoided_for_a_small_or_single_request() -> None:
-    assert sparing(PARTLY, queue_of((0, named("large", SEVEN))).waiting, None) is None
-    assert sparing(FULL, queue_of((0, named("a", ONE)), (0, named("b", ONE))).waiting, None) is None
-
-
 def test_the_share_of_a_request() -> None:
     view = node(Machine(H100), Machine(A30))
     assert gpu_share(view, request(SEVEN)) == 1.0
     assert gpu_share(view, request(ONE, ONE)) == 0.25
     assert gpu_share(view, request(memory("40G"))) == 0.5
     assert gpu_share(view, request(profile("9g.999gb"))) == 1.0
-
-
-@given(view=nodes((A30, H100), most=3), wants=st.lists(wants_for((A30, H100)), min_size=2, max_size=6))
-def test_avoiding_gpus_never_prevents_a_start(view: NodeView, wants: list[Want]) -> None:
-    """Sparing decides where, never whether."""
-    queue = queue_of(*((float(number), named(str(number), want)) for number, want in enumerate(wants)))
-    fits = any(isinstance(plan(view, each.request), Plan) for each in queue.waiting)
-    assert (next_to_start(view, queue.waiting, POLICY, 50.0, limit_seconds=100.0) is not None) == fits
 
 
 def test_resumed_search_tries_requests_that_came_since() -> None:

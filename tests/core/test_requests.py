@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.owner import ProcessOwner
 from mig_agent.core.requests import (
     MOST_WANTS,
     fraction_want,
@@ -115,7 +116,11 @@ def test_any_text_is_read_or_refused_in_words(text: str) -> None:
 
 def test_good_requests() -> None:
     validate(GOOD)
-    validate(replace(GOOD, gpus=("0", "GPU-abc"), wait_seconds=math.inf, ttl_seconds=60, pid=1, priority=-5))
+    validate(
+        replace(
+            GOOD, gpus=("0", "GPU-abc"), wait_seconds=math.inf, ttl_seconds=60, owner=ProcessOwner(pid=1), priority=-5
+        )
+    )
     validate(Request(wants=(Want(whole_gpu=True),) * MOST_WANTS))
     validate(replace(GOOD, wait_seconds=0.0))
 
@@ -157,8 +162,8 @@ def with_want(**fields: object) -> Request:
         (replace(GOOD, ttl_seconds=0.0), "cannot lease"),
         (replace(GOOD, ttl_seconds=math.inf), "cannot lease"),
         (replace(GOOD, ttl_seconds=math.nan), "cannot lease"),
-        (replace(GOOD, pid=0), "not a process id"),
-        (replace(GOOD, pid=2**40), "not a process id"),
+        (replace(GOOD, owner=ProcessOwner(pid=0)), "not a process id"),
+        (replace(GOOD, owner=ProcessOwner(pid=2**40)), "not a process id"),
     ],
 )
 def test_requests_that_cannot_be_meant(request_: Request, words: str) -> None:

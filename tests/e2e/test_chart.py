@@ -146,7 +146,6 @@ def test_without_an_image_it_says_what_is_missing(helm: str) -> None:
         "nodelabel=x",
         "nodeLabel=abc",
         "image.tag=latest",
-        "deviceInjection=nri",
         "paths.cdi=cdi",
         "metrics.port=0",
         "resources.memory={10}",

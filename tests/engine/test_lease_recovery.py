@@ -14,10 +14,12 @@ from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, InstanceState, LeaseId, Pod, Want
+from mig_agent.core.model import Holder, InstanceState, LeaseId, Want
+from mig_agent.core.owner import Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted, Recovered
 from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
+from support.owners import bound
 
 WHOLE = Want(whole_gpu=True, text="a whole GPU")
 ALICE = Caller(name="alice", uid=1001)
@@ -108,7 +110,7 @@ async def test_a_held_lease_comes_back_as_an_ordinary_one(tmp_path: Path) -> Non
         after.clock.advance(3600)
         await after.quiet()
         assert list(after.leases) == [granted.lease.id]
-        assert not after.leases[granted.lease.id].hold
+        assert not after.leases[granted.lease.id].owner.ends_with_stream
         await after.release(granted)
 
 
@@ -318,9 +320,9 @@ async def test_after_a_restored_backup_what_was_leased_since_comes_back(tmp_path
 async def test_a_pods_lease_comes_back_with_what_is_left_of_it(tmp_path: Path) -> None:
     pod = Pod(namespace="team", name="train", uid="7f2c")
     async with engine(tmp_path, "a100-40gb:2", follows_pods=True) as node:
-        holder = Holder(name="pod team/train", tenant="namespace team", pod=pod)
-        granted = await node.acquire("3g.20gb", "1g.5gb", holder=holder)
-        await node.manager.arrived(granted.lease.id, pod)
+        holder = Holder(name="pod team/train", tenant="namespace team")
+        granted = await node.acquire("3g.20gb", "1g.5gb", holder=holder, pod=pod)
+        await node.manager.bind(granted.lease.id, bound(pod))
         node.simulator.destroy_foreign(node.where(granted, 1))
         await node.look()
         assert list(node.leases) == [granted.lease.id]
@@ -328,7 +330,7 @@ async def test_a_pods_lease_comes_back_with_what_is_left_of_it(tmp_path: Path) -
     async with engine(tmp_path, follows_pods=True) as after:
         found = await recover(after, granted)
         assert "had been lost" in found.notes[0]
-        assert after.leases[granted.lease.id].arrived
+        assert after.leases[granted.lease.id].owner.is_bound
         assert [each.uuid for each in after.instances(InstanceState.LEASED)] == [granted.devices[0].uuid]
     async with engine(tmp_path, follows_pods=True) as last:
         assert list(last.leases) == [granted.lease.id]

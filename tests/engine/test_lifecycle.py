@@ -122,7 +122,7 @@ async def test_a_held_lease_ends_with_its_client(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.manager.hold(node.request("4G"), ANYBODY)
         node.manager.delivered(granted.lease.id)
-        assert node.leases[granted.lease.id].hold
+        assert node.leases[granted.lease.id].owner.ends_with_stream
         await node.manager.hold_ended(granted.lease.id, StreamEnd.CLOSED)
         assert not node.leases
         assert await ended(node) == "stream-ended"

@@ -12,11 +12,13 @@ import pytest
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod, Request
+from mig_agent.core.model import Holder, InstanceState, Request
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.core.requests import profile_want
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from support.engine import ADMIN, CREATE, Node, engine, killed, start
+from support.owners import devices_of
 
 KUBELET = Caller(name="kubelet", admin=True)
 ONE = profile_want("1g.5gb")
@@ -27,8 +29,10 @@ def of_pod(node: Node, *profiles: str, pod: str = "train-7f2c", uid: str = "6b8f
         KubeletDevice(resource=f"nvidia.com/mig-{profile}", id=f"mig-agent-{number}")
         for number, profile in enumerate(profiles)
     )
-    holder = Holder(tenant="team-a", pod=Pod(namespace="team-a", name=pod, uid=uid))
-    return node.request(*profiles, holder=holder, kubelet_devices=devices, asker=KUBELET.asker, **fields)
+    of = Pod(namespace="team-a", name=pod, uid=uid)
+    return node.request(
+        *profiles, holder=Holder(tenant="team-a"), pod=of, kubelet_devices=devices, asker=KUBELET.asker, **fields
+    )
 
 
 async def leased(node: Node, *profiles: str, **fields: Any) -> Granted:
@@ -49,7 +53,7 @@ async def test_it_is_named_by_its_pod(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb")
         assert granted.lease.holder.name == str(granted.lease.holder) == "pod team-a/train-7f2c"
-        assert granted.lease.kubelet_devices == (KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-0"),)
+        assert devices_of(granted.lease) == (KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-0"),)
         (told,) = node.told(EventKind.LEASE_GRANTED)
         assert told.message.startswith("pod team-a/train-7f2c got lease ")
         with pytest.raises(RefusedError, match="pod team-a/train-7f2c"):
@@ -71,8 +75,8 @@ async def test_it_outlives_the_agent_with_all_that_is_known_of_it(tmp_path: Path
 async def test_it_ends_for_its_pod_and_leaves_its_instances_idle(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb", "2g.10gb")
-        await node.manager.end_for_pod(granted.lease.id, "the kubelet lists its pod no more")
-        await node.manager.end_for_pod(granted.lease.id, "again: that is no error")
+        await node.manager.owner_ended(granted.lease.id, "the kubelet lists its pod no more")
+        await node.manager.owner_ended(granted.lease.id, "again: that is no error")
         assert not node.leases
         assert len(node.instances(InstanceState.IDLE)) == 2
         (ended,) = node.told(EventKind.LEASE_ENDED)
@@ -85,7 +89,7 @@ async def test_its_end_can_be_recorded_while_the_agent_is_paused(tmp_path: Path)
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb")
         await node.manager.pause("", ADMIN, lasting=True)
-        await node.manager.end_for_pod(granted.lease.id, "its pod has ended")
+        await node.manager.owner_ended(granted.lease.id, "its pod has ended")
         assert not node.leases
         await node.manager.resume("", ADMIN, lasting=True)
         assert node.layout().endswith("=idle")
@@ -100,10 +104,10 @@ async def test_an_end_that_cannot_be_recorded_is_refused_and_the_lease_stands(tm
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "_commit", full)
             with pytest.raises(RefusedError) as refused:
-                await node.manager.end_for_pod(granted.lease.id, "its pod has ended")
+                await node.manager.owner_ended(granted.lease.id, "its pod has ended")
         assert refused.value.refusal.reason is Reason.LEDGER_FAILED
         assert set(node.leases) == {granted.lease.id}
-        await node.manager.end_for_pod(granted.lease.id, "its pod has ended")
+        await node.manager.owner_ended(granted.lease.id, "its pod has ended")
         assert not node.leases
 
 
@@ -126,7 +130,7 @@ async def test_the_count_follows_what_is_leased_and_what_is_on_its_way(tmp_path:
         assert (creatable(ONE), creatable(ONE, [ONE, ONE]), creatable(ONE, [profile_want("7g.40gb")])) == (7, 5, 0)
         first = await leased(node, "1g.5gb")
         assert creatable(ONE) == 6
-        await node.manager.end_for_pod(first.lease.id, "over")
+        await node.manager.owner_ended(first.lease.id, "over")
         assert (creatable(ONE), creatable(profile_want("7g.40gb"))) == (7, 1)
         await node.manager.cordon("0", on=True, reason="", caller=ADMIN)
         assert creatable(ONE) == 0
@@ -149,10 +153,10 @@ async def test_a_request_is_counted_once_while_it_is_served(tmp_path: Path) -> N
         await node.until(lambda: node.manager.snapshot.queue)
         assert not node.manager.has_places(of_pod(node, request_id="waits").key)
         assert not node.manager.has_places(of_pod(node, request_id="unknown").key)
-        await node.manager.end_for_pod(full.lease.id, "over")
-        await node.manager.end_for_pod(granted.lease.id, "over")
+        await node.manager.owner_ended(full.lease.id, "over")
+        await node.manager.owner_ended(granted.lease.id, "over")
         assert node.manager.has_places((await waits).lease.request_key)
-        await node.manager.end_for_pod((await waits).lease.id, "over")
+        await node.manager.owner_ended((await waits).lease.id, "over")
         assert not node.manager.has_places((await waits).lease.request_key)
 
 
@@ -181,7 +185,7 @@ async def test_each_change_is_told_once(tmp_path: Path) -> None:
 
         granted = await leased(node, "1g.5gb")
         await last(6)
-        await node.manager.end_for_pod(granted.lease.id, "over")
+        await node.manager.owner_ended(granted.lease.id, "over")
         await last(7)
         await node.manager.pause("", ADMIN, lasting=True)
         await last(0)
@@ -195,7 +199,7 @@ async def test_room_that_comes_back_with_nothing_recorded_is_told_too(tmp_path: 
     """A plan takes its places before anything is written down; when it comes to nothing they are free again."""
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb")
-        await node.manager.end_for_pod(granted.lease.id, "over")
+        await node.manager.owner_ended(granted.lease.id, "over")
         counts: list[int] = []
         node.manager.on_view.append(lambda: counts.append(node.manager.creatable(ONE)))
         execution = node.manager._parts.room._executor
@@ -221,7 +225,7 @@ async def test_nobody_ends_it_under_a_pod_that_lives(tmp_path: Path, renew: bool
         assert refusal.message.startswith(f"cannot touch lease {lease}: pod team-a/train-7f2c has it")
         assert refusal.hint == "kubectl delete pod train-7f2c -n team-a"
         assert set(node.leases) == {lease}
-        await node.manager.end_for_pod(lease, "its pod has ended")
+        await node.manager.owner_ended(lease, "its pod has ended")
         assert not node.leases
 
 

@@ -9,12 +9,14 @@ import pytest
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import GpuState, Holder, InstanceState, KubeletDevice, Pod, live_devices
+from mig_agent.core.model import GpuState, Holder, InstanceState, live_devices
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from mig_agent.simulator import Code
 from support.engine import Node, engine, killed, start
 from support.ledgers import rewritten
+from support.owners import bound
 
 KUBELET = Caller(name="kubelet", scheduler=True)
 POD = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
@@ -26,8 +28,8 @@ async def leased(node: Node, *profiles: str) -> Granted:
         KubeletDevice(resource=f"nvidia.com/mig-{profile}", id=f"mig-agent-{number}")
         for number, profile in enumerate(profiles)
     )
-    holder = Holder(tenant="team-a", pod=POD)
-    return await node.manager.acquire(node.request(*profiles, holder=holder, kubelet_devices=devices), KUBELET)
+    request = node.request(*profiles, holder=Holder(tenant="team-a"), pod=POD, kubelet_devices=devices)
+    return await node.manager.acquire(request, KUBELET)
 
 
 def standing_now(node: Node, granted: Granted) -> list[bool]:
@@ -110,7 +112,7 @@ async def test_a_gpu_that_was_reset_has_nothing_of_it_any_more_and_serves_others
         assert node.layout(1) == ""
         assert standing_now(node, granted).count(False) == 1
         assert (await node.acquire("7g.40gb")).devices[0].gpu_index == 1
-        await node.manager.end_for_pod(granted.lease.id, "its pod has ended")
+        await node.manager.owner_ended(granted.lease.id, "its pod has ended")
         assert [each.state for each in node.instances(gpu=0)] == [InstanceState.IDLE]
         assert [each.state for each in node.instances(gpu=1)] == [InstanceState.LEASED]
 
@@ -221,10 +223,10 @@ async def test_what_is_left_of_it_after_its_compute_instance_was_taken_goes(tmp_
 async def test_a_lease_that_was_taken_for_a_pod_is_the_pods_once_it_has_come(tmp_path: Path, arrives: bool) -> None:
     """Until then no container has its nodes, and it is all or nothing like any other."""
     async with engine(tmp_path, "a100-40gb:2") as node:
-        request = node.request("7g.40gb", "7g.40gb", holder=Holder(tenant="team-a", pod=POD))
+        request = node.request("7g.40gb", "7g.40gb", holder=Holder(tenant="team-a"), pod=POD)
         granted = await node.manager.acquire(request, KUBELET)
         if arrives:
-            await node.manager.arrived(granted.lease.id, POD)
+            await node.manager.bind(granted.lease.id, bound(POD))
         node.simulator.lose_gpu(1)
         await node.look()
         await node.quiet()

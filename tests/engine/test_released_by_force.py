@@ -11,11 +11,13 @@ import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Pod
+from mig_agent.core.model import Holder, InstanceState
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from mig_agent.simulator import Code
 from support.engine import ADMIN, ANYBODY, Node, engine
+from support.owners import bound
 
 SCHEDULER = Caller(name="volcano", scheduler=True)
 POD = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
@@ -24,10 +26,11 @@ LISTING = "nvmlDeviceGetComputeRunningProcesses_v3"
 
 
 async def arrived(node: Node, *wants: str, **fields: Any) -> Granted:
-    holder = Holder(tenant="namespace team-a", pod=POD)
-    granted = await node.manager.acquire(node.request(*(wants or ("1g.5gb",)), holder=holder, **fields), SCHEDULER)
+    holder = Holder(tenant="namespace team-a")
+    request = node.request(*(wants or ("1g.5gb",)), holder=holder, pod=POD, **fields)
+    granted = await node.manager.acquire(request, SCHEDULER)
     node.manager.delivered(granted.lease.id)
-    await node.manager.arrived(granted.lease.id, POD)
+    await node.manager.bind(granted.lease.id, bound(POD))
     return granted
 
 
@@ -84,7 +87,7 @@ async def test_what_the_kubelet_counts_stays(tmp_path: Path) -> None:
     """The container has it open, whether or not something computes at this moment."""
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node)
-        await node.manager.hand_over(granted.lease.id, (DEVICE,), POD)
+        await node.manager.bind(granted.lease.id, bound(POD, (DEVICE,)))
         with refused(Reason.IN_USE, str(DEVICE)):
             await force(node, granted)
         assert set(node.leases) == {granted.lease.id}
@@ -96,7 +99,7 @@ async def test_what_is_handed_over_at_that_moment_stays(tmp_path: Path) -> None:
         node.simulator.hang(LISTING)
         forced = node.start(force(node, granted))
         await node.stuck(reader=True)
-        await node.manager.hand_over(granted.lease.id, (DEVICE,), POD)
+        await node.manager.bind(granted.lease.id, bound(POD, (DEVICE,)))
         node.simulator.clear()
         with refused(Reason.IN_USE, str(DEVICE)):
             await forced

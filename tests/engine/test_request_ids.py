@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.core.model import Holder, Pod, Request
+from mig_agent.core.model import Holder, Request
+from mig_agent.core.owner import Pod
 from mig_agent.engine import idempotency
 from mig_agent.engine.callers import Caller
 from support.engine import Node, engine
-from support.ledgers import rewritten
 
 POD = Pod(namespace="team-a", name="train", uid="7f2c")
 SLURM = Caller(name="slurm", scheduler=True)
@@ -32,7 +30,7 @@ def asked(node: Node, want: str = "1g.5gb", **fields: Any) -> Request:
 
 
 def for_pod(node: Node) -> Request:
-    return asked(node, holder=Holder(tenant="namespace team-a", pod=POD), ttl_seconds=60.0)
+    return asked(node, holder=Holder(tenant="namespace team-a"), pod=POD, ttl_seconds=60.0)
 
 
 def reason(caught: pytest.ExceptionInfo[RefusedError]) -> Reason:
@@ -125,38 +123,3 @@ async def test_ids_of_very_many_leases_that_ended_are_their_callers(
                 await node.manager.acquire(asked(node), caller)
             assert reason(caught) is Reason.LEASE_ENDED
         await node.manager.acquire(asked(node), KAI)
-
-
-def as_before_ids_had_callers(folder: Path) -> None:
-    """The ledger as the version before this one has written it."""
-    with rewritten(folder / LEDGER_FILE) as connection:
-        connection.execute("UPDATE lease SET asker = ''")
-
-
-async def test_leases_of_the_version_before_are_still_given_to_who_asked(tmp_path: Path) -> None:
-    async with engine(tmp_path, "a100-40gb") as node:
-        local = await node.manager.acquire(asked(node), ALICE)
-        node.manager.delivered(local.lease.id)
-    as_before_ids_had_callers(tmp_path)
-    async with engine(tmp_path) as node:
-        assert (await node.manager.acquire(asked(node), ALICE)).token == local.token
-        # Of a user it is on record who that was, so nobody else is kept from the id.
-        promised = await node.manager.acquire(for_pod(node), SLURM)
-        node.manager.delivered(promised.lease.id)
-    with sqlite3.connect(tmp_path / LEDGER_FILE) as connection:
-        (rows,) = zip(*connection.execute("SELECT asker FROM lease ORDER BY created_at, asker"), strict=True)
-        assert rows == ("", "name slurm")
-    connection.close()
-
-
-async def test_of_a_certificates_lease_of_the_version_before_its_request_tells(tmp_path: Path) -> None:
-    async with engine(tmp_path, "a100-40gb") as node:
-        promised = await node.manager.acquire(for_pod(node), SLURM)
-        node.manager.delivered(promised.lease.id)
-    as_before_ids_had_callers(tmp_path)
-    async with engine(tmp_path) as node:
-        assert (await node.manager.acquire(for_pod(node), SLURM)).token == promised.token
-        for caller in (KAI, ALICE):
-            with pytest.raises(RefusedError) as caught:
-                await node.manager.acquire(for_pod(node), caller)
-            assert reason(caught) is Reason.REQUEST_ID_REUSED

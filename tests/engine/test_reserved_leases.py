@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from mig_agent.adapters.ledger.records import RenewLease
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, LeaseId, Pod
+from mig_agent.core.model import Holder, InstanceState, LeaseId
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from support.engine import ADMIN, ANYBODY, CREATE, Node, engine, killed, start
+from support.owners import bound, devices_of, pod_of
 
 SCHEDULER = Caller(name="volcano", scheduler=True)
 POD = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
@@ -24,8 +25,8 @@ TWO = KubeletDevice(resource="nvidia.com/mig-2g.10gb", id="mig-agent-0")
 
 
 async def promise(node: Node, *wants: str, pod: Pod = POD, delivered: bool = True, **fields: Any) -> Granted:
-    holder = Holder(tenant="namespace team-a", pod=pod)
-    request = node.request(*(wants or ("1g.5gb",)), holder=holder, **{"ttl_seconds": 60.0, **fields})
+    holder = Holder(tenant="namespace team-a")
+    request = node.request(*(wants or ("1g.5gb",)), holder=holder, pod=pod, **{"ttl_seconds": 60.0, **fields})
     granted = await node.manager.acquire(request, SCHEDULER)
     if delivered:
         node.manager.delivered(granted.lease.id)
@@ -45,10 +46,10 @@ async def refused(call: Any) -> Reason:
 async def test_it_is_promised_until_its_pod_comes(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        assert granted.lease.promised
+        assert granted.lease.owner.is_reserved
         assert str(granted.lease.holder) == "pod team-a/train-7f2c"
-        came = await node.manager.arrived(granted.lease.id, POD)
-        assert (came.arrived, came.promised, came.expires_at) == (True, False, None)
+        came = await node.manager.bind(granted.lease.id, bound(POD))
+        assert (came.owner.is_bound, came.owner.is_reserved, came.expires_at) == (True, False, None)
         assert node.leases == {came.id: came}
         (told,) = node.told(EventKind.LEASE_BOUND)
         assert told.message == f"pod team-a/train-7f2c has come for lease {came.id}"
@@ -64,7 +65,7 @@ async def test_it_ends_at_its_deadline_and_its_instance_is_idle(tmp_path: Path) 
         await node.until(lambda: not node.leases)
         (idle,) = node.instances()
         assert idle.state is InstanceState.IDLE
-        assert await refused(node.manager.arrived(granted.lease.id, POD)) is Reason.LEASE_ENDED
+        assert await refused(node.manager.bind(granted.lease.id, bound(POD))) is Reason.LEASE_ENDED
 
 
 async def test_its_holder_renews_and_releases_it_by_its_token(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ async def test_its_holder_renews_and_releases_it_by_its_token(tmp_path: Path) ->
         await node.quiet()
         assert set(node.leases) == {id_}
         confirmed = await node.manager.renew(id_, token, None, SCHEDULER)
-        assert (confirmed.expires_at, confirmed.promised) == (None, True)
+        assert (confirmed.expires_at, confirmed.owner.is_reserved) == (None, True)
         await node.manager.release(id_, token, SCHEDULER)
         assert not node.leases
 
@@ -92,7 +93,7 @@ async def test_one_whose_answer_was_not_delivered_lapses(tmp_path: Path) -> None
 async def test_a_pod_that_comes_before_the_answer_is_delivered_keeps_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node, delivered=False)
-        await node.manager.arrived(granted.lease.id, POD)
+        await node.manager.bind(granted.lease.id, bound(POD))
         node.clock.advance(100_000.0)
         await node.quiet()
         assert set(node.leases) == {granted.lease.id}
@@ -103,10 +104,10 @@ async def test_a_scheduler_that_was_killed_gets_the_same_lease_and_token(tmp_pat
         granted = await promise(node, request_id=POD.uid)
         again = await promise(node, request_id=POD.uid)
         assert (again.lease, again.token, again.devices) == (granted.lease, granted.token, granted.devices)
-        await node.manager.hand_over(granted.lease.id, (ONE,), POD)
+        await node.manager.bind(granted.lease.id, bound(POD, (ONE,)))
         later = await promise(node, request_id=POD.uid)
         assert (later.lease.id, later.token, later.devices) == (granted.lease.id, granted.token, granted.devices)
-        assert later.lease.arrived
+        assert later.lease.owner.is_bound
         assert await refused(promise(node, "2g.10gb", request_id=POD.uid)) is Reason.REQUEST_ID_REUSED
 
 
@@ -119,9 +120,9 @@ async def test_it_is_the_pods_and_ends_with_it_alone(tmp_path: Path, devices: tu
         granted = await promise(node)
         id_, token = granted.lease.id, granted.token
         if devices is None:
-            await node.manager.arrived(id_, POD)
+            await node.manager.bind(id_, bound(POD))
         else:
-            await node.manager.hand_over(id_, devices, POD)
+            await node.manager.bind(id_, bound(POD, devices))
         for caller in (SCHEDULER, ADMIN):
             assert await refused(node.manager.release(id_, token, caller)) is Reason.IN_USE
             assert await refused(node.manager.renew(id_, token, 1.0, caller)) is Reason.IN_USE
@@ -129,36 +130,36 @@ async def test_it_is_the_pods_and_ends_with_it_alone(tmp_path: Path, devices: tu
         await node.quiet()
         assert set(node.leases) == {id_}
         assert not node.manager.snapshot.unused
-        await node.manager.end_for_pod(id_, "its pod has ended")
+        await node.manager.owner_ended(id_, "its pod has ended")
         assert not node.leases
 
 
 async def test_the_kubelets_devices_stand_for_its_instances(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node, "1g.5gb", "2g.10gb")
-        handed = await node.manager.hand_over(granted.lease.id, (ONE, TWO), POD)
-        assert handed.kubelet_devices == (ONE, TWO)
-        assert (handed.arrived, handed.expires_at, handed.instances) == (True, None, granted.lease.instances)
-        again = await node.manager.hand_over(granted.lease.id, (ONE, TWO), POD)
+        handed = await node.manager.bind(granted.lease.id, bound(POD, (ONE, TWO)))
+        assert devices_of(handed) == (ONE, TWO)
+        assert (handed.owner.is_bound, handed.expires_at, handed.instances) == (True, None, granted.lease.instances)
+        again = await node.manager.bind(granted.lease.id, bound(POD, (ONE, TWO)))
         assert again == handed
-        assert await node.manager.arrived(granted.lease.id, POD) == handed
+        assert await node.manager.bind(granted.lease.id, bound(POD)) == handed
         assert len(node.told(EventKind.LEASE_BOUND)) == 1
-        assert await refused(node.manager.hand_over(granted.lease.id, (TWO, ONE), POD)) is Reason.IN_USE
+        assert await refused(node.manager.bind(granted.lease.id, bound(POD, (TWO, ONE)))) is Reason.IN_USE
 
 
 async def test_one_that_has_arrived_is_handed_over_all_the_same(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        await node.manager.arrived(granted.lease.id, POD)
-        handed = await node.manager.hand_over(granted.lease.id, (ONE,), POD)
+        await node.manager.bind(granted.lease.id, bound(POD))
+        handed = await node.manager.bind(granted.lease.id, bound(POD, (ONE,)))
         assert node.leases == {handed.id: handed}
 
 
 async def test_a_uid_that_was_not_known_is_recorded(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
     granted = await promise(node, pod=Pod(namespace="team-a", name="train-7f2c"))
-    came = await node.manager.arrived(granted.lease.id, POD)
-    assert came.holder.pod == POD
+    came = await node.manager.bind(granted.lease.id, bound(POD))
+    assert pod_of(came) == POD
     await killed(node)
     async with engine(tmp_path, clock=node.clock, follows_pods=True) as again:
         assert again.leases == {came.id: came}
@@ -175,23 +176,23 @@ async def test_a_uid_that_was_not_known_is_recorded(tmp_path: Path) -> None:
 async def test_another_pod_never_gets_it(tmp_path: Path, other: Pod) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        assert await refused(node.manager.arrived(granted.lease.id, other)) is Reason.IN_USE
-        assert await refused(node.manager.hand_over(granted.lease.id, (ONE,), other)) is Reason.IN_USE
+        assert await refused(node.manager.bind(granted.lease.id, bound(other))) is Reason.IN_USE
+        assert await refused(node.manager.bind(granted.lease.id, bound(other, (ONE,)))) is Reason.IN_USE
         assert node.leases == {granted.lease.id: granted.lease}
 
 
 async def test_what_was_not_taken_for_a_pod_is_not_given_to_one(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await node.acquire("1g.5gb")
-        assert await refused(node.manager.arrived(granted.lease.id, POD)) is Reason.IN_USE
-        assert await refused(node.manager.arrived(LeaseId("never"), POD)) is Reason.LEASE_ENDED
+        assert await refused(node.manager.bind(granted.lease.id, bound(POD))) is Reason.IN_USE
+        assert await refused(node.manager.bind(LeaseId("never"), bound(POD))) is Reason.LEASE_ENDED
 
 
 async def test_as_many_devices_as_instances_are_handed_over(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        assert await refused(node.manager.hand_over(granted.lease.id, (ONE, TWO), POD)) is Reason.INVALID_REQUEST
-        assert node.leases[granted.lease.id].promised
+        assert await refused(node.manager.bind(granted.lease.id, bound(POD, (ONE, TWO)))) is Reason.INVALID_REQUEST
+        assert node.leases[granted.lease.id].owner.is_reserved
 
 
 # At the same moment
@@ -203,7 +204,7 @@ async def test_a_release_and_an_arrival_at_once_have_one_winner(tmp_path: Path) 
         for pod_first in (True, False):
             granted = await promise(node)
             id_, token = granted.lease.id, granted.token
-            came = node.manager.hand_over(id_, (ONE,), POD)
+            came = node.manager.bind(id_, bound(POD, (ONE,)))
             released = node.manager.release(id_, token, SCHEDULER)
             both = (came, released) if pod_first else (released, came)
             outcomes = await asyncio.gather(*both, return_exceptions=True)
@@ -211,8 +212,8 @@ async def test_a_release_and_an_arrival_at_once_have_one_winner(tmp_path: Path) 
             assert isinstance(outcomes[1], RefusedError)
             if pod_first:
                 assert outcomes[1].refusal.reason is Reason.IN_USE
-                assert node.leases[id_].kubelet_devices == (ONE,)
-                await node.manager.end_for_pod(id_, "over")
+                assert devices_of(node.leases[id_]) == (ONE,)
+                await node.manager.owner_ended(id_, "over")
             else:
                 assert outcomes[1].refusal.reason is Reason.LEASE_ENDED
             assert not node.leases
@@ -221,11 +222,11 @@ async def test_a_release_and_an_arrival_at_once_have_one_winner(tmp_path: Path) 
 async def test_a_deadline_that_comes_while_the_pod_does_ends_nothing(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        came = node.start(node.manager.arrived(granted.lease.id, POD))
+        came = node.start(node.manager.bind(granted.lease.id, bound(POD)))
         renewed = node.start(node.manager.renew(granted.lease.id, granted.token, 30.0, SCHEDULER))
         await asyncio.sleep(0)
         node.clock.advance(61.0)
-        assert (await came).arrived
+        assert (await came).owner.is_bound
         assert await refused(renewed) is Reason.IN_USE
         node.clock.advance(100_000.0)
         await node.quiet()
@@ -272,22 +273,22 @@ async def test_two_arrivals_at_once_are_one(tmp_path: Path) -> None:
         granted = await promise(node)
         id_ = granted.lease.id
         bare, handed, again = await asyncio.gather(
-            node.manager.arrived(id_, POD),
-            node.manager.hand_over(id_, (ONE,), POD),
-            node.manager.arrived(id_, POD),
+            node.manager.bind(id_, bound(POD)),
+            node.manager.bind(id_, bound(POD, (ONE,))),
+            node.manager.bind(id_, bound(POD)),
         )
-        assert (bare.kubelet_devices, handed.kubelet_devices, again.kubelet_devices) == ((), (ONE,), (ONE,))
+        assert (devices_of(bare), devices_of(handed), devices_of(again)) == ((), (ONE,), (ONE,))
         assert node.leases[id_] == handed
 
 
 async def test_one_that_goes_away_does_not_keep_the_pod_from_having_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
-        came = node.start(node.manager.hand_over(granted.lease.id, (ONE,), POD))
+        came = node.start(node.manager.bind(granted.lease.id, bound(POD, (ONE,))))
         await asyncio.sleep(0)
         came.cancel()
         await asyncio.wait((came,))
-        await node.until(lambda: node.leases[granted.lease.id].kubelet_devices == (ONE,))
+        await node.until(lambda: devices_of(node.leases[granted.lease.id]) == (ONE,))
 
 
 # Where it cannot be recorded, and after a crash
@@ -301,16 +302,16 @@ async def test_an_arrival_that_cannot_be_recorded_is_refused_and_it_stays_promis
         granted = await promise(node)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "_commit", full)
-            assert await refused(node.manager.hand_over(granted.lease.id, (ONE,), POD)) is Reason.LEDGER_FAILED
+            assert await refused(node.manager.bind(granted.lease.id, bound(POD, (ONE,)))) is Reason.LEDGER_FAILED
         assert node.leases == {granted.lease.id: granted.lease}
-        await node.manager.hand_over(granted.lease.id, (ONE,), POD)
-        assert node.leases[granted.lease.id].kubelet_devices == (ONE,)
+        await node.manager.bind(granted.lease.id, bound(POD, (ONE,)))
+        assert devices_of(node.leases[granted.lease.id]) == (ONE,)
 
 
 async def test_a_promise_outlives_the_agent_with_its_deadline(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
     granted = await promise(node)
-    handed = await node.manager.hand_over((await promise(node, "2g.10gb")).lease.id, (TWO,), POD)
+    handed = await node.manager.bind((await promise(node, "2g.10gb")).lease.id, bound(POD, (TWO,)))
     await killed(node)
     async with engine(tmp_path, clock=node.clock, follows_pods=True) as again:
         assert again.leases == {granted.lease.id: granted.lease, handed.id: handed}
@@ -320,19 +321,6 @@ async def test_a_promise_outlives_the_agent_with_its_deadline(tmp_path: Path) ->
         assert again.leases == {handed.id: handed}
 
 
-async def test_a_deadline_that_a_version_before_gave_to_a_pods_lease_ends_nothing(tmp_path: Path) -> None:
-    """It knows nothing of arrivals, and lets who has the token renew."""
-    node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
-    granted = await promise(node)
-    await node.manager.arrived(granted.lease.id, POD)
-    await node.manager._context.journal.write((RenewLease(granted.lease.id, node.clock.now() + 30.0),))
-    await killed(node)
-    async with engine(tmp_path, clock=node.clock, follows_pods=True) as again:
-        again.clock.advance(31.0)
-        await again.quiet()
-        assert again.leases[granted.lease.id].expires_at is None
-
-
 async def test_a_reboot_ends_it_and_a_pod_that_comes_then_is_told(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
     granted = await promise(node)
@@ -340,20 +328,20 @@ async def test_a_reboot_ends_it_and_a_pod_that_comes_then_is_told(tmp_path: Path
     node.simulator.reboot()
     async with engine(tmp_path, clock=node.clock, follows_pods=True) as again:
         assert not again.leases
-        assert await refused(again.manager.arrived(granted.lease.id, POD)) is Reason.LEASE_ENDED
+        assert await refused(again.manager.bind(granted.lease.id, bound(POD))) is Reason.LEASE_ENDED
 
 
 async def test_while_paused_pods_come_all_the_same(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         await node.manager.pause("", ADMIN, lasting=True)
-        assert (await node.manager.hand_over(granted.lease.id, (ONE,), POD)).arrived
+        assert (await node.manager.bind(granted.lease.id, bound(POD, (ONE,)))).owner.is_bound
 
 
 async def test_without_kubernetes_nobody_tells_that_a_pod_has_ended(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await promise(node)
-        await node.manager.arrived(granted.lease.id, POD)
+        await node.manager.bind(granted.lease.id, bound(POD))
         await node.manager.renew(granted.lease.id, granted.token, 30.0, ANYBODY)
         node.clock.advance(31.0)
         await node.until(lambda: not node.leases)
@@ -368,10 +356,10 @@ async def test_what_is_being_made_for_a_pod_is_told_until_it_is_leased(tmp_path:
         asked = node.start(promise(node, "1g.5gb"))
         other = node.start(node.acquire("1g.5gb"))
         await node.stuck()
-        ((pod, (slot,)),) = node.manager.making_for_pods()
-        assert (pod, slot.profile.name) == (POD, "1g.5gb")
+        ((owner, (slot,)),) = node.manager.reserving()
+        assert (owner, slot.profile.name) == (PodOwner(pod=POD), "1g.5gb")
         node.simulator.clear()
         granted = await asked
-        assert node.manager.making_for_pods() == ()
+        assert node.manager.reserving() == ()
         await other
-        assert node.leases[granted.lease.id].promised
+        assert node.leases[granted.lease.id].owner.is_reserved

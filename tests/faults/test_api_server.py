@@ -22,7 +22,6 @@ PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from mig_agent.adapters.kubeapi import KubeClient
-from mig_agent.core.model import Pod
 
 async def main():
     api = KubeClient.connect(Path(sys.argv[1]), "n1")

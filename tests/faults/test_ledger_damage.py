@@ -51,6 +51,7 @@ from mig_agent.core.model import (
     RequestId,
     Slot,
 )
+from mig_agent.core.owner import TOKEN_OWNER, StreamOwner
 from support.figures import Figure
 
 GPU = GpuUuid("GPU-1")
@@ -83,7 +84,7 @@ def lease(number: int, *, hold: bool) -> Lease:
         holder=Holder(tenant="team", name="alice", uid=1000, pid=77),
         instances=(Generation(number),),
         created_at=10.0 + number,
-        hold=hold,
+        owner=StreamOwner() if hold else TOKEN_OWNER,
         reused=(False,),
         asker=CallerId("uid 1000"),
     )
@@ -460,6 +461,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from mig_agent.adapters.ledger.store import Ledger
+from mig_agent.core.owner import StreamOwner, TOKEN_OWNER
 Ledger.open(Path(sys.argv[1])).close()
 """
 

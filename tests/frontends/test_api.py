@@ -10,10 +10,12 @@ from typing import TypeVar
 import grpc
 import pytest
 
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, LeaseId, Pod
+from mig_agent.core.model import Holder, InstanceState, LeaseId
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import asking
+from support.owners import bound
 from support.service import TIMEOUT, Service, ask, detail_of, service
 
 _Message = TypeVar("_Message")
@@ -86,7 +88,7 @@ async def test_a_pods_lease_that_it_does_not_use_is_ended_by_an_administrators_f
         pod = Pod(namespace="team-a", name="train", uid="7f2c")
         holder = pb.Holder(pod=pb.Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid))
         granted = await served.acquire(memory="4G", holder=holder)
-        await served.node.manager.arrived(LeaseId(granted.lease.id), pod)
+        await served.node.manager.bind(LeaseId(granted.lease.id), bound(pod))
         for stub, force, reason in (
             (served.users, True, "not-permitted"),
             (served.admins, False, "in-use"),
@@ -545,7 +547,7 @@ async def test_reason_must_be_one_line(served: Service, reason: str) -> None:
 async def test_the_lease_of_a_pod_names_it(served: Service) -> None:
     pod = Pod(namespace="team-a", name="train-7f2c", uid="6b8f")
     device = KubeletDevice(resource="nvidia.com/mig-1g.5gb", id="mig-agent-3")
-    request = served.node.request("1g.5gb", holder=Holder(tenant="team-a", pod=pod), kubelet_devices=(device,))
+    request = served.node.request("1g.5gb", holder=Holder(tenant="team-a"), pod=pod, kubelet_devices=(device,))
     await served.node.manager.acquire(request, Caller(name="kubelet", admin=True))
     (lease,) = (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).leases
     assert lease.holder.name == "pod team-a/train-7f2c"
@@ -562,7 +564,7 @@ async def test_lease_of_a_pod_is_reserved_until_the_pod_is_bound(served: Service
     assert (granted.lease.pod, granted.lease.arrived) == (there, False)
     assert granted.lease.holder == pb.Holder(tenant="namespace team-a", name="pod team-a/train-7f2c")
     assert granted.lease.expires_at
-    came = await served.node.manager.arrived(LeaseId(granted.lease.id), pod)
+    came = await served.node.manager.bind(LeaseId(granted.lease.id), bound(pod))
     (lease,) = (await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)).leases
     assert (lease.id, lease.pod, lease.arrived) == (came.id, there, True)
     assert not lease.HasField("expires_at")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError, UsageError
-from mig_agent.core.model import Holder, Pod
+from mig_agent.core.model import Holder
+from mig_agent.core.owner import TOKEN_OWNER, Pod, PodOwner
 from mig_agent.engine.callers import Caller
 from mig_agent.frontends.grpc.decode import held_request_from, request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -24,16 +25,18 @@ def asked(pod: dict[str, str] | None = None, *, tenant: str = "", name: str = ""
 @pytest.mark.parametrize("caller", [SCHEDULER, ROOT])
 def test_administrators_and_schedulers_may_request_for_pods(caller: Caller) -> None:
     pod = Pod(**TRAIN)
-    assert request_from(asked(TRAIN), caller).holder == Holder(
-        tenant="namespace team-a", name="pod team-a/train-7f2c", uid=caller.uid, pid=caller.pid, pod=pod
+    request = request_from(asked(TRAIN), caller)
+    assert request.holder == Holder(
+        tenant="namespace team-a", name="pod team-a/train-7f2c", uid=caller.uid, pid=caller.pid
     )
-    given = request_from(asked(TRAIN, tenant="vision", name="the run"), caller).holder
-    assert (given.tenant, given.name, given.pod) == ("vision", "the run", pod)
+    assert request.owner == PodOwner(pod=pod)
+    given = request_from(asked(TRAIN, tenant="vision", name="the run"), caller)
+    assert (given.holder.tenant, given.holder.name, given.owner) == ("vision", "the run", PodOwner(pod=pod))
 
 
 def test_the_uid_may_be_left_out() -> None:
-    holder = request_from(asked({**TRAIN, "uid": ""}), SCHEDULER).holder
-    assert holder.pod == Pod(namespace="team-a", name="train-7f2c")
+    request = request_from(asked({**TRAIN, "uid": ""}), SCHEDULER)
+    assert request.owner == PodOwner(pod=Pod(namespace="team-a", name="train-7f2c"))
 
 
 @pytest.mark.parametrize("caller", [ALICE, Caller()])
@@ -43,7 +46,7 @@ def test_other_callers_may_not_request_for_pods(caller: Caller) -> None:
     refusal = refused.value.refusal
     assert refusal.reason is Reason.NOT_PERMITTED
     assert refusal.message.startswith("cannot ask for pod team-a/train-7f2c: ")
-    assert request_from(asked(), caller).holder.pod is None
+    assert request_from(asked(), caller).owner == TOKEN_OWNER
 
 
 @pytest.mark.parametrize(
@@ -71,4 +74,4 @@ def test_lease_for_a_pod_has_no_process_and_no_stream() -> None:
         request_from(asked(TRAIN, pid=7), ROOT)
     with pytest.raises(UsageError, match="cannot hold a lease for pod team-a/train-7f2c by a stream"):
         held_request_from(asked(TRAIN), ROOT)
-    assert held_request_from(asked(), ROOT).holder.pod is None
+    assert held_request_from(asked(), ROOT).owner == TOKEN_OWNER

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedContainer, ListedPod
-from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
+from mig_agent.core.model import Holder, Lease, LeaseId, RequestId
+from mig_agent.core.owner import TOKEN_OWNER, KubeletDevice, Pod, PodOwner
 from mig_agent.frontends.kubernetes.device_plugin.allocations import ContainerDevices, belongs_to, container_devices
 
 SMALL, LARGE, FOREIGN = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "example.com/nic"
@@ -95,7 +96,14 @@ def test_of_two_containers_with_the_same_the_one_with_more_is_named_behind_what_
 
 
 def lease_of(pod: Pod | None) -> Lease:
-    return Lease(id=LeaseId("lease-1"), request_id=RequestId("r"), holder=Holder(pod=pod), instances=(), created_at=0.0)
+    return Lease(
+        id=LeaseId("lease-1"),
+        request_id=RequestId("r"),
+        holder=Holder(),
+        owner=TOKEN_OWNER if pod is None else PodOwner(pod=pod),
+        instances=(),
+        created_at=0.0,
+    )
 
 
 def test_a_lease_belongs_to_the_very_same_pod() -> None:

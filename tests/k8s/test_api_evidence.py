@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
-from mig_agent.core.model import Generation, Holder, KubeletDevice, Lease, LeaseId, Pod, RequestId
+from mig_agent.core.model import Generation, Holder, Lease, LeaseId, RequestId
+from mig_agent.core.owner import TOKEN_OWNER, KubeletDevice, Pod, PodOwner
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
-    NAMELESS_SECONDS,
     UNCHANGED,
     Bound,
     Ended,
     Verdict,
     by_answer,
     by_watch,
-    found,
     pod_of,
 )
+from support.owners import bound
 
 NODE = "n1"
 TAKEN = 1000.0
@@ -32,15 +32,16 @@ DEVICE = KubeletDevice(resource="nvidia.com/mig-1g.10gb", id="mig-agent-0")
 KEPT = Lease(
     id=LeaseId("l-1"),
     request_id=RequestId("r-1"),
-    holder=Holder(tenant="namespace team-a", pod=POD),
+    holder=Holder(tenant="namespace team-a"),
+    owner=PodOwner(pod=POD),
     instances=(Generation(1),),
     created_at=TAKEN,
 )
 """Promised, and confirmed without a deadline."""
 SHORT = replace(KEPT, expires_at=TAKEN + 60)
-ARRIVED = replace(KEPT, arrived=True)
-SERVED = replace(KEPT, kubelet_devices=(DEVICE,))
-UNNAMED = replace(KEPT, holder=replace(KEPT.holder, pod=NAMED))
+ARRIVED = replace(KEPT, owner=bound(POD))
+SERVED = replace(KEPT, owner=bound(POD, (DEVICE,)))
+UNNAMED = replace(KEPT, owner=PodOwner(pod=NAMED))
 UNNAMED_SHORT = replace(UNNAMED, expires_at=TAKEN + 60)
 HERE = PodFacts(namespace="team-a", name="train", uid="u-1", phase="Pending", node=NODE)
 OVER = replace(HERE, phase="Succeeded")
@@ -51,9 +52,9 @@ GOING = replace(HERE, deleting=True)
 CAME = Bound(pod=POD)
 
 
-def watched(lease: Lease, facts: PodFacts | None, now: float = TAKEN) -> Verdict:
+def watched(lease: Lease, facts: PodFacts | None) -> Verdict:
     pods = {} if facts is None else {(facts.namespace, facts.name): facts}
-    return by_watch(lease, pods, now)
+    return by_watch(lease, pods)
 
 
 @pytest.mark.parametrize(
@@ -126,25 +127,9 @@ def test_a_static_pod_is_known_by_the_kubelets_uid_too() -> None:
     assert by_answer(ARRIVED, mirror, NODE, TAKEN, ARRIVAL) == UNCHANGED
 
 
-def test_a_pod_that_is_known_by_its_uid_alone_is_found_and_missed_by_it() -> None:
-    nameless = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="", uid="u-1")))
-    assert watched(nameless, HERE) == UNCHANGED
-    assert watched(nameless, OVER) == Ended(words="its pod has ended")
-    assert watched(nameless, None) == UNCHANGED, "the watch could be behind"
-    assert watched(nameless, None, TAKEN + NAMELESS_SECONDS) == Ended(words="its pod is gone")
-    nobody = replace(SERVED, holder=replace(SERVED.holder, pod=Pod(namespace="", name="not known")))
-    later = TAKEN + NAMELESS_SECONDS
-    assert watched(nobody, replace(HERE, resources={DEVICE.resource: 1}), later) == UNCHANGED, "it could be the one"
-    assert watched(nobody, replace(OVER, resources={DEVICE.resource: 1}), later) == Ended(words="its pod is gone")
-    assert watched(nobody, HERE, TAKEN) == UNCHANGED, "the watch could be behind"
-    assert watched(nobody, HERE, later) == Ended(words="its pod is gone"), "nobody asks for what it is"
-    assert watched(replace(nobody, kubelet_devices=()), None, later) == UNCHANGED, "of it nothing can be said at all"
-    assert found(Pod(namespace="", name="", uid=""), {("team-a", "train"): HERE}) is None
-
-
 def test_a_lease_of_nobodys_pod_is_no_business_of_it() -> None:
     with pytest.raises(ValueError, match="cannot follow the pod of lease l-1"):
-        pod_of(replace(KEPT, holder=Holder(name="alice")))
+        pod_of(replace(KEPT, owner=TOKEN_OWNER))
 
 
 LEASES = st.sampled_from([KEPT, SHORT, ARRIVED, SERVED, UNNAMED, UNNAMED_SHORT])
@@ -164,15 +149,13 @@ MOMENTS = st.floats(0, 10 * ARRIVAL).map(lambda after: TAKEN + after)
 def test_a_pod_that_runs_here_never_loses_its_lease(lease: Lease, facts: PodFacts | None, now: float) -> None:
     own = facts is not None and not facts.finished and (facts.uid == "u-1" or not pod_of(lease).uid)
     if facts is not None and own and facts.node == NODE:
-        for verdict in (watched(lease, facts, now), by_answer(lease, facts, NODE, now, ARRIVAL)):
-            assert verdict == (UNCHANGED if lease.of_pod else Bound(pod=replace(POD, uid=facts.uid)))
+        for verdict in (watched(lease, facts), by_answer(lease, facts, NODE, now, ARRIVAL)):
+            assert verdict == (UNCHANGED if lease.owner.is_bound else Bound(pod=replace(POD, uid=facts.uid)))
 
 
-@given(lease=LEASES, facts=FACTS, now=MOMENTS)
-def test_a_watch_alone_ends_a_lease_only_of_the_very_pod_that_has_ended(
-    lease: Lease, facts: PodFacts | None, now: float
-) -> None:
-    if isinstance(watched(lease, facts, now), Ended):
+@given(lease=LEASES, facts=FACTS)
+def test_a_watch_alone_ends_a_lease_only_of_the_very_pod_that_has_ended(lease: Lease, facts: PodFacts | None) -> None:
+    if isinstance(watched(lease, facts), Ended):
         assert facts is not None
         assert facts.finished
         assert facts.uid == pod_of(lease).uid

@@ -11,13 +11,15 @@ import pytest
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
+from mig_agent.core.model import Holder, Lease
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.device_plugin.prestart import KUBELET
 from mig_agent.simulator import Code
 from support.engine import CREATE, killed
 from support.ledgers import rewritten
+from support.owners import bound, devices_of, pod_of
 from support.plugged import MIDDLE, SMALL, Plugged, devices, plugged
 
 SCHEDULER = Caller(name="volcano", scheduler=True)
@@ -30,15 +32,17 @@ def pod(name: str = "train", uid: str | None = None) -> Pod:
 
 
 async def promise(at: Plugged, *wants: str, of: Pod | None = None, **fields: Any) -> Granted:
-    holder = Holder(tenant="namespace team-a", pod=of or pod())
-    request = at.node.request(*(wants or ("1g.10gb",)), holder=holder, **{"ttl_seconds": 60.0, **fields})
+    holder = Holder(tenant="namespace team-a")
+    request = at.node.request(
+        *(wants or ("1g.10gb",)), holder=holder, pod=of or pod(), **{"ttl_seconds": 60.0, **fields}
+    )
     granted = await at.node.manager.acquire(request, SCHEDULER)
     at.node.manager.delivered(granted.lease.id)
     return granted
 
 
 def standing(at: Plugged) -> dict[str, tuple[KubeletDevice, ...]]:
-    return {lease.id: lease.kubelet_devices for lease in at.node.leases.values()}
+    return {lease.id: devices_of(lease) for lease in at.node.leases.values()}
 
 
 def events(at: Plugged, word: str = "PromiseNotUsed") -> list[str]:
@@ -51,9 +55,9 @@ async def test_the_pod_gets_the_lease_that_was_taken_for_it(tmp_path: Path) -> N
         await at.admit("train", *devices(5))
         await at.start(*devices(5))
         (lease,) = at.node.leases.values()
-        assert (lease.id, lease.kubelet_devices) == (granted.lease.id, devices(5))
-        assert (lease.arrived, lease.expires_at) == (True, None)
-        assert lease.holder.pod == pod()
+        assert (lease.id, devices_of(lease)) == (granted.lease.id, devices(5))
+        assert (lease.owner.is_bound, lease.expires_at) == (True, None)
+        assert pod_of(lease) == pod()
         assert at.node.creations() == 1
         assert at.folder.names() == ("mig-1g.10gb-5",)
         at.node.clock.advance(100_000.0)
@@ -67,7 +71,7 @@ async def test_the_pod_gets_the_lease_that_was_taken_for_it(tmp_path: Path) -> N
 async def test_reserved_lease_bound_before_is_still_given_its_devices(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
-        await at.node.manager.arrived(granted.lease.id, pod())
+        await at.node.manager.bind(granted.lease.id, bound(pod()))
         await at.admit("train", *devices(0))
         await at.start(*devices(0))
         assert standing(at) == {granted.lease.id: devices(0)}
@@ -95,8 +99,8 @@ async def test_devices_of_several_containers_are_one_reservation(tmp_path: Path)
         await at.start(small[1])
         (lease,) = at.node.leases.values()
         assert lease.id == granted.lease.id
-        assert lease.kubelet_devices[0] == middle[0]
-        assert set(lease.kubelet_devices) == {*small, *middle}
+        assert devices_of(lease)[0] == middle[0]
+        assert set(devices_of(lease)) == {*small, *middle}
         await asyncio.gather(at.start(*middle), at.start(small[0]))
         assert at.node.creations() == 3
         assert len(at.node.told(EventKind.LEASE_BOUND)) == 1
@@ -166,7 +170,7 @@ async def test_one_without_a_uid_may_be_for_the_next_pod_of_that_name_and_stays(
         await at.admit("train", *devices(1), uid="of-the-next")
         await at.start(*devices(1))
         assert standing(at) == {granted.lease.id: devices(1)}
-        assert at.node.leases[granted.lease.id].holder.pod == pod(uid="of-the-next")
+        assert pod_of(at.node.leases[granted.lease.id]) == pod(uid="of-the-next")
         assert not events(at)
 
 
@@ -219,8 +223,8 @@ async def test_reservation_that_expires_while_binding_is_bound_or_replaced(tmp_p
             at.node.clock.advance(1_000.0)
             await at.node.quiet()
             (lease,) = at.node.leases.values()
-            assert lease.kubelet_devices == devices(number)
-            assert lease.holder.pod == granted.lease.holder.pod
+            assert devices_of(lease) == devices(number)
+            assert pod_of(lease) == pod_of(granted.lease)
             at.words.drop(name)
             await at.following.look()
             assert not at.node.leases
@@ -237,7 +241,7 @@ async def test_uid_comes_from_the_api_server_if_the_checkpoint_has_none(tmp_path
         at.words.recorded = ()
         await at.start(*devices(0))
         assert standing(at) == {granted.lease.id: devices(0), former.lease.id: ()}
-        assert at.node.leases[granted.lease.id].holder.pod == pod()
+        assert pod_of(at.node.leases[granted.lease.id]) == pod()
 
 
 async def test_start_is_refused_with_a_message_while_the_uid_is_unknown(tmp_path: Path) -> None:
@@ -303,9 +307,9 @@ async def test_request_in_progress_is_cancelled_for_a_reservation(tmp_path: Path
         at.node.simulator.clear()
         await asyncio.gather(take(), slow)
         await at.start(*devices(0))
-        mine = [each for each in at.node.leases.values() if each.kubelet_devices]
-        assert [each.kubelet_devices for each in mine] == [devices(0)]
-        assert not [each for each in at.node.leases.values() if not each.kubelet_devices], "the other one has ended"
+        mine = [each for each in at.node.leases.values() if devices_of(each)]
+        assert [devices_of(each) for each in mine] == [devices(0)]
+        assert not [each for each in at.node.leases.values() if not devices_of(each)], "the other one has ended"
 
 
 # Trouble
@@ -341,7 +345,7 @@ async def test_the_same_container_started_twice_at_once_gets_one(tmp_path: Path)
 async def test_lost_instance_is_replaced(tmp_path: Path) -> None:
     async with plugged(tmp_path) as at:
         granted = await promise(at)
-        await at.node.manager.arrived(granted.lease.id, pod())
+        await at.node.manager.bind(granted.lease.id, bound(pod()))
         at.node.simulator.destroy_foreign(at.node.where(granted))
         await at.node.look()
         await at.admit("train", *devices(0))
@@ -392,7 +396,7 @@ async def test_binding_survives_a_crash(tmp_path: Path) -> None:
     """Killed between the record and the file: the kubelet asks again, and the file is written then."""
     async with plugged(tmp_path) as at:
         granted = await promise(at)
-        await at.node.manager.hand_over(granted.lease.id, devices(0), pod())
+        await at.node.manager.bind(granted.lease.id, bound(pod(), devices(0)))
         await killed(at.node)
     async with plugged(tmp_path, "") as again:
         await again.admit("train", *devices(0))

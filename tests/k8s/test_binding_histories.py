@@ -16,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.model import Holder, InstanceState, KubeletDevice, Lease, LeaseId, Pod
+from mig_agent.core.model import Holder, InstanceState, Lease, LeaseId
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.reservations import kept, leases_for, match_slots, promised, slots_of
 from support.clock import VirtualClock
 from support.engine import PATIENCE_SECONDS, killed
+from support.owners import bound, devices_of, pod_of
 from support.plugged import Plugged, Words, plugged
 
 EXAMPLES = int(os.environ.get("HISTORIES", "15"))
@@ -105,9 +107,9 @@ class History:
             await self.take_for(each, tuple(FITTING[resource] for resource in each.asks[: 1 + other % 2]), other)
 
     async def take_for(self, each: Each, wants: tuple[str, ...], other: int) -> None:
-        holder = Holder(tenant="namespace team-a", pod=each.pod)
+        holder = Holder(tenant="namespace team-a")
         ttl = None if other % 4 == 0 else TTL_SECONDS
-        request = self.at.node.request(*wants, holder=holder, ttl_seconds=ttl)
+        request = self.at.node.request(*wants, holder=holder, pod=each.pod, ttl_seconds=ttl)
         try:
             granted = await self.at.node.manager.acquire(request, SCHEDULER)
         except RefusedError:
@@ -120,8 +122,7 @@ class History:
         each = self.one(number)
         if each is not None:
             other = Each(Pod(namespace="team-a", name=each.pod.name, uid="another"), each.asks)
-            holder = Holder(pod=other.pod)
-            request = self.at.node.request("1g.10gb", holder=holder, ttl_seconds=TTL_SECONDS)
+            request = self.at.node.request("1g.10gb", holder=Holder(), pod=other.pod, ttl_seconds=TTL_SECONDS)
             try:
                 granted = await self.at.node.manager.acquire(request, SCHEDULER)
             except RefusedError:
@@ -134,13 +135,13 @@ class History:
             try:
                 await self.at.node.manager.release(lease.id, granted.token, SCHEDULER)
             except RefusedError:
-                assert lease.of_pod, "what is promised is its scheduler's"
+                assert lease.owner.is_bound, "what is promised is its scheduler's"
             else:
-                assert lease.promised, "what is a pod's ends with it"
+                assert lease.owner.is_reserved, "what is a pod's ends with it"
 
     async def renew(self, number: int, other: int) -> None:
         lease = self.lease(number)
-        if lease is not None and (granted := self.taken.get(lease.id)) is not None and lease.promised:
+        if lease is not None and (granted := self.taken.get(lease.id)) is not None and lease.owner.is_reserved:
             ttl = None if other % 3 == 0 else TTL_SECONDS
             await self.at.node.manager.renew(lease.id, granted.token, ttl, SCHEDULER)
 
@@ -163,11 +164,11 @@ class History:
 
     async def arrive(self, number: int, _other: int) -> None:
         lease = self.lease(number)
-        if lease is None or lease.holder.pod is None:
+        if lease is None:
             return
-        each = self.pods.get(lease.holder.pod.name)
-        if each is not None and each.devices and each.pod == lease.holder.pod:
-            await self.at.node.manager.arrived(lease.id, each.pod)
+        each = self.pods.get(pod_of(lease).name)
+        if each is not None and each.devices and each.pod == pod_of(lease):
+            await self.at.node.manager.bind(lease.id, bound(each.pod))
 
     async def start(self, number: int, _other: int) -> None:
         each = self.one(number)
@@ -202,15 +203,15 @@ class History:
             return
         each.runs = True
         for lease in due:
-            assert set(self.at.node.leases[lease].kubelet_devices) <= set(each.devices), "it got what was taken for it"
-            assert self.at.node.leases[lease].kubelet_devices
+            assert set(devices_of(self.at.node.leases[lease])) <= set(each.devices), "it got what was taken for it"
+            assert devices_of(self.at.node.leases[lease])
 
     def due(self, each: Each) -> dict[LeaseId, Lease]:
         """What was taken for the pod, and fits its devices."""
         view = self.at.node.manager.snapshot.view
-        standing = {one for lease in view.leases.values() for one in lease.kubelet_devices}
+        standing = {one for lease in view.leases.values() for one in devices_of(lease)}
         missing = [one for one in each.devices if one not in standing]
-        leases = [lease for lease in leases_for(view, each.pod) if lease.holder.pod == each.pod]
+        leases = [lease for lease in leases_for(view, each.pod) if pod_of(lease) == each.pod]
         layouts = {uuid: gpu.layout for uuid, gpu in view.by_uuid.items()}
         wants = [self.at.starting._resources[one.resource].want for one in missing]
         fits = match_slots([slots_of(lease, view) for lease in leases], wants, layouts)
@@ -227,8 +228,8 @@ class History:
                 one for one in self.at.words.recorded if not set(one.devices) & set(each.devices)
             )
         for lease in self.at.node.leases.values():  # as who follows the pods does
-            if lease.holder.pod == each.pod and not lease.kubelet_devices:
-                await self.at.node.manager.end_for_pod(lease.id, "its pod has ended")
+            if pod_of(lease) == each.pod and not devices_of(lease):
+                await self.at.node.manager.owner_ended(lease.id, "its pod has ended")
         await self.at.following.look()
         # What was being made for it may be leased all the same, and is seen to be nobody's then.
         await self.quiet()
@@ -244,7 +245,7 @@ class History:
             await self.end(0, 0)
         self.at.node.clock.advance(TTL_SECONDS + 1)
         await self.quiet()
-        assert all(lease.promised and lease.expires_at is None for lease in self.at.node.leases.values())
+        assert all(lease.owner.is_reserved and lease.expires_at is None for lease in self.at.node.leases.values())
         assert not self.at.book.acquisitions
 
     # What must be so
@@ -274,16 +275,15 @@ class History:
         given = Counter(generation for lease in leases for generation in lease.instances)
         assert all(count == 1 for count in given.values()), "no instance is given twice"
         assert set(given) == {each.generation for each in self.at.node.instances(InstanceState.LEASED)}
-        devices = Counter(device for lease in leases for device in lease.kubelet_devices)
+        devices = Counter(device for lease in leases for device in devices_of(lease))
         assert all(count == 1 for count in devices.values()), "one instance for each of the kubelet's devices"
         for lease in leases:
-            assert lease.holder.pod is not None
-            if lease.kubelet_devices:
-                each = self.pods[lease.holder.pod.name]
+            if devices_of(lease):
+                each = self.pods[pod_of(lease).name]
                 # What the kubelet asked for has no UID where its checkpoint could not be read.
-                assert lease.holder.pod == (each.pod if lease.holder.pod.uid else replace(each.pod, uid=""))
-                assert lease.holder.pod.uid or lease.id not in self.taken
-                assert set(lease.kubelet_devices) <= set(each.devices)
+                assert pod_of(lease) == (each.pod if pod_of(lease).uid else replace(each.pod, uid=""))
+                assert pod_of(lease).uid or lease.id not in self.taken
+                assert set(devices_of(lease)) <= set(each.devices)
                 assert lease.expires_at is None
             if lease.expires_at is not None:
                 assert lease.expires_at > self.at.node.clock.now(), "deadlines are kept"
@@ -296,9 +296,9 @@ class History:
         wants = {name: resource.want for name, resource in self.at.starting._resources.items()}
         asks = {each.pod: Counter(each.asks) for each in self.pods.values()}
         counts = promised(kept(view), view, wants, lambda pod: asks.get(pod, Counter()))
-        open_ = [lease for lease in leases if not lease.kubelet_devices]
+        open_ = [lease for lease in leases if not devices_of(lease)]
         assert sum(counts.values()) <= sum(len(lease.instances) for lease in open_)
-        has = Counter(device.resource for lease in leases for device in lease.kubelet_devices)
+        has = Counter(device.resource for lease in leases for device in devices_of(lease))
         everything = sum(asks.values(), Counter[str]())
         assert not Counter(counts) + has - everything, "no pod is counted with more than it asks for"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.adapters.kubelet import Identity, ListedContainer, ListedPod
-from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
     PodLiveness,
@@ -49,8 +49,8 @@ def after(*listings: Listing, pod: Pod = POD, numbers: tuple[int, ...] = (0,)) -
 THERE, ABSENT = listing(("train-0", [0])), listing(("other", [5]))
 
 
-def fate(now: Listing, seen: Seen, *numbers: int, lists_finished: bool = False) -> PodLiveness:
-    return liveness_from_kubelet(POD, tuple(map(device, numbers or (0,))), now, seen, lists_finished=lists_finished)
+def fate(now: Listing, seen: Seen, *numbers: int) -> PodLiveness:
+    return liveness_from_kubelet(POD, tuple(map(device, numbers or (0,))), now, seen)
 
 
 def test_a_listed_pod_lives() -> None:
@@ -106,11 +106,6 @@ def test_a_pod_whose_devices_are_never_listed_is_gone_with_its_name() -> None:
     named = listing(("train-0", []))
     assert fate(named, after(named)) is PodLiveness.UNSURE
     assert fate(ABSENT, after(named)) is PodLiveness.GONE
-
-
-def test_an_older_kubelet_lists_pods_that_have_ended() -> None:
-    assert fate(THERE, after(THERE), lists_finished=True) is PodLiveness.UNSURE
-    assert fate(ABSENT, after(THERE), lists_finished=True) is PodLiveness.GONE
 
 
 def facts(**changes: object) -> PodFacts:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mig_agent.adapters.kubelet import Identity
 from mig_agent.core.model import InstanceState
+from support.owners import devices_of
 from support.plugged import LARGE, Plugged, devices, plugged
 
 
@@ -94,7 +95,7 @@ async def test_a_pod_of_the_same_name_with_other_devices_does_not_keep_the_forme
         await at.start(*devices(1))
         await at.following.look()
         (lease,) = at.node.leases.values()
-        assert lease.kubelet_devices == devices(1)
+        assert devices_of(lease) == devices(1)
 
 
 async def test_pods_of_one_name_are_judged_each_by_its_own_devices(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ async def test_pods_of_one_name_are_judged_each_by_its_own_devices(tmp_path: Pat
                 await at.following.look()
         await at.following.look()
         (lease,) = at.node.leases.values()
-        assert lease.kubelet_devices == devices(1)
+        assert devices_of(lease) == devices(1)
         assert set(devices(1)) <= at.book.listed
         await at.following.look()
         assert len(at.node.leases) == 1
@@ -122,7 +123,7 @@ async def test_files_go_with_the_lease(tmp_path: Path) -> None:
         await running(at, "second", 1)
         at.words.drop("first")
         await at.following.look()
-        await at.injector.tidy(lambda: [each for lease in at.node.leases.values() for each in lease.kubelet_devices])
+        await at.injector.tidy(lambda: [each for lease in at.node.leases.values() for each in devices_of(lease)])
         assert at.folder.names() == ("mig-1g.10gb-1",)
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mig_agent.adapters.kubeapi import NodeCondition, NodeFacts
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import GpuState, NodeView, Pod
+from mig_agent.core.model import GpuState, NodeView
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.pod_resources import in_kubernetes
 from mig_agent.frontends.kubernetes.node.conditions import CONDITION, CORDONED, LOST, NONE, condition_of
 from mig_agent.frontends.kubernetes.node.controller import Shown, nothing, shown
@@ -273,7 +274,11 @@ def test_pod_gets_an_event_when_its_lease_is_released_by_force() -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
     words = "lease 7f of pod team-a/train ended: released by root by force, while its pod is on this node"
     ended = Event(
-        kind=EventKind.LEASE_ENDED, at=0.0, revision=1, message=words, data={"reason": "forced", **pod.facts()}
+        kind=EventKind.LEASE_ENDED,
+        at=0.0,
+        revision=1,
+        message=words,
+        data={"reason": "forced", **PodOwner(pod=pod).event_data()},
     )
     assert notice(ended) == Notice(reason="LeaseReleased", words=words, warning=True, about=pod)
 
@@ -291,7 +296,15 @@ def test_pod_gets_an_event_when_its_lease_is_released_by_force() -> None:
 )
 def test_pod_gets_an_event_when_it_loses_a_device(kind: EventKind, reason: str, told: bool) -> None:
     pod = Pod(namespace="team-a", name="train", uid="u-1")
-    found = notice(Event(kind=kind, at=0.0, revision=1, message="it is lost", data={"reason": reason, **pod.facts()}))
+    found = notice(
+        Event(
+            kind=kind,
+            at=0.0,
+            revision=1,
+            message="it is lost",
+            data={"reason": reason, **PodOwner(pod=pod).event_data()},
+        )
+    )
     expected = Notice(reason="DeviceLost", words="it is lost", warning=True, about=pod)
     assert found == (expected if told else None)
     nobody = notice(Event(kind=kind, at=0.0, revision=1, message="it is lost", data={"reason": reason}))

@@ -14,13 +14,15 @@ from prometheus_client import CollectorRegistry
 
 from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
-from mig_agent.core.model import Holder, KubeletDevice, Pod
+from mig_agent.core.model import Holder
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine import tasks
 from mig_agent.frontends.kubernetes.node_resources import controller
 from mig_agent.frontends.kubernetes.node_resources.controller import NodeStatus, NodeStatusSettings
 from mig_agent.frontends.kubernetes.node_resources.metrics import NodeStatusMetrics
 from mig_agent.frontends.kubernetes.node_resources.ownership import OURS
 from support.engine import ADMIN, Node, engine
+from support.owners import bound
 
 ONE, TWO, SEVEN, MEMORY = (
     "nvidia.com/mig-1g.5gb",
@@ -152,24 +154,24 @@ async def test_a_pods_lease_counts_for_what_the_pod_asks_for(tmp_path: Path) -> 
     """A scheduler takes off what the pod asks for; what it has left is what can be made."""
     async with world(tmp_path) as at:
         pod = Pod(namespace="a", name="x", uid="u-1")
-        granted = await at.node.acquire("1g.5gb", holder=Holder(pod=pod))
+        granted = await at.node.acquire("1g.5gb", holder=Holder(), pod=pod)
         await at.shows(one="7", memory="7", seven="0")  # nobody knows yet, so it counts for both
         at.asked[pod] = {ONE: 1}
         at.status.refresh()
         await at.shows(one="7", memory="6", seven="0")
-        await at.node.manager.arrived(granted.lease.id, pod)
+        await at.node.manager.bind(granted.lease.id, bound(pod))
         await at.shows(one="7", memory="6", seven="0")
         at.asked[pod] = {}
         at.status.refresh()
         await at.shows(one="6", memory="6")
-        await at.node.manager.end_for_pod(granted.lease.id, "its pod has ended")
+        await at.node.manager.owner_ended(granted.lease.id, "its pod has ended")
         await at.shows(one="7", memory="7", seven="1")
 
 
 async def test_a_pod_that_a_plugin_has_served_counts_as_before(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         device = KubeletDevice(resource=ONE, id="mig-agent-0")
-        await at.node.acquire("1g.5gb", holder=Holder(pod=Pod(namespace="a", name="x")), kubelet_devices=(device,))
+        await at.node.acquire("1g.5gb", holder=Holder(), pod=Pod(namespace="a", name="x"), kubelet_devices=(device,))
         await at.shows(one="7", memory="6", seven="0")
 
 
@@ -188,13 +190,13 @@ async def test_metrics_have_the_names_that_those_of_a_device_plugin_have(tmp_pat
         await at.node.until(lambda: says(possible=7, allocated=0, promised=0))
         pod = Pod(namespace="a", name="x", uid="u-1")
         at.asked[pod] = {ONE: 1}
-        granted = await at.node.acquire("1g.5gb", holder=Holder(pod=pod))
+        granted = await at.node.acquire("1g.5gb", holder=Holder(), pod=pod)
         await at.node.acquire("2g.10gb")
         await at.node.until(lambda: says(possible=5, allocated=0, promised=1))
-        await at.node.manager.arrived(granted.lease.id, pod)
+        await at.node.manager.bind(granted.lease.id, bound(pod))
         await at.node.until(lambda: says(possible=5, allocated=1, promised=0))
         served = KubeletDevice(resource=ONE, id="mig-agent-0")
-        await at.node.acquire("1g.5gb", holder=Holder(pod=Pod(namespace="a", name="y")), kubelet_devices=(served,))
+        await at.node.acquire("1g.5gb", holder=Holder(), pod=Pod(namespace="a", name="y"), kubelet_devices=(served,))
         await at.node.until(lambda: says(possible=5, allocated=2, promised=0))
         at.register(one=["GPU-1"])
         await at.node.until(lambda: registry.get_sample_value(POSSIBLE, {"resource": ONE}) is None)
@@ -268,7 +270,7 @@ async def test_numbers_are_zero_while_paused(tmp_path: Path) -> None:
     async with world(tmp_path) as at:
         pod = Pod(namespace="a", name="x", uid="u-1")
         at.asked[pod] = {ONE: 1}
-        await at.node.acquire("1g.5gb", holder=Holder(pod=pod))
+        await at.node.acquire("1g.5gb", holder=Holder(), pod=pod)
         await at.shows(one="7", two="3")
         await at.node.manager.pause("a new driver", ADMIN)
         await at.shows(one="1", two="0", memory="0")

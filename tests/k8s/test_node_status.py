@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 from mig_agent.adapters.kubelet import KubeletError
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatusPatcher
 from support.plugged import MIDDLE, SMALL, Words, devices
 

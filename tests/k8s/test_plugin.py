@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 from mig_agent.adapters.cdi import CDI_KIND, CdiFolder
 from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import KubeletPaths
-from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod
+from mig_agent.core.model import Holder, Lease
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition
 from mig_agent.frontends.kubernetes.device_plugin.metrics import PluginMetrics
@@ -24,6 +25,7 @@ from mig_agent.frontends.kubernetes.device_plugin.plugin import Plugin, PluginSe
 from mig_agent.frontends.kubernetes.device_plugin.registration import Offer, Registration
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from support.engine import CREATE, Node, engine
+from support.owners import bound, devices_of, pod_of
 from support.plugged import LARGE, MIDDLE, SMALL, Words, devices
 
 ADMIN = Caller(name="root", uid=0, admin=True)
@@ -80,7 +82,6 @@ def shows(heartbeat: str = "", **counts: int) -> NodeFacts:
         name="node-1",
         uid="uid",
         heartbeat=heartbeat,
-        kubelet_version="v1.36.2",
         allocatable={
             f"nvidia.com/mig-{name.replace('_', '.').removeprefix('p')}": str(n) for name, n in counts.items()
         },
@@ -108,7 +109,7 @@ async def test_device_is_counted_once_while_created_and_after() -> None:
         for number in range(7):
             await at.plugin.allocate([devices(number)])
             granted = await at.node.acquire("1g.10gb", kubelet_devices=devices(number))
-            assert granted.lease.kubelet_devices == devices(number)
+            assert devices_of(granted.lease) == devices(number)
             at.plugin.book.on_way.clear()
             assert await at.numbers(SMALL) == [7]
         assert await at.numbers(MIDDLE, LARGE) == [0, 0]
@@ -120,8 +121,8 @@ MEMORY = "mig-agent.io/memory-10g"
 
 async def promised(at: Running, *wants: str, name: str = "train", **fields: Any) -> Lease:
     """A lease taken for a pod that has not come."""
-    holder = Holder(pod=Pod(namespace="team-a", name=name, uid=f"uid-{name}"))
-    return (await at.node.acquire(*wants, holder=holder, **fields)).lease
+    pod = Pod(namespace="team-a", name=name, uid=f"uid-{name}")
+    return (await at.node.acquire(*wants, holder=Holder(), pod=pod, **fields)).lease
 
 
 async def test_reservation_is_counted_under_the_resource_that_the_pod_requests() -> None:
@@ -136,7 +137,7 @@ async def test_reservation_is_counted_under_the_resource_that_the_pod_requests()
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 1]
         at.plugin.asked = lambda _: {}
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [6, 6, 1]
-        await at.node.manager.end_for_pod(lease.id, "it never came")
+        await at.node.manager.owner_ended(lease.id, "it never came")
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
 
 
@@ -154,9 +155,9 @@ async def test_reservation_is_counted_once_while_it_is_bound() -> None:
         await at.plugin.allocate([devices(0)])
         assert (at.served(SMALL).target, at.served(SMALL).promised) == (7, 0), "the id on its way takes it"
         assert two.target == 3, "and no room is kept for it beside that"
-        pod = lease.holder.pod
+        pod = pod_of(lease)
         assert pod is not None
-        await at.node.manager.hand_over(lease.id, devices(0), pod)
+        await at.node.manager.bind(lease.id, bound(pod, devices(0)))
         at.plugin.book.on_way.clear()
         assert await at.numbers(SMALL, LARGE) == [7, 0]
         assert two.target == 3
@@ -187,8 +188,8 @@ async def test_pod_without_a_reservation_does_not_block_the_one_with_it() -> Non
         assert at.served(LARGE).target == 1
         (device,) = devices(0, resource=LARGE)
         at.plugin.book.acquisitions[device] = Acquisition(
-            pod=Pod(namespace="team-a", name="other"),
-            request=at.node.request("7g.80gb", kubelet_devices=(device,)),
+            owner=bound(Pod(namespace="team-a", name="other"), (device,)),
+            request=at.node.request("7g.80gb"),
             since=0.0,
             task=asyncio.get_running_loop().create_future(),  # type: ignore[arg-type]  # nothing waits for it
         )
@@ -278,8 +279,8 @@ async def test_a_device_that_is_lost_stays_taken_and_its_file_goes() -> None:
     """A kubelet that has just started asks nobody before it starts a container, which must not get what is lost."""
     async with running("h100-80gb:2") as at:
         both = devices(0, 1, resource=LARGE)
-        holder = Holder(pod=Pod(namespace="team-a", name="train", uid="u"))
-        lease = (await at.node.acquire("7g.80gb", "7g.80gb", kubelet_devices=both, holder=holder)).lease
+        pod = Pod(namespace="team-a", name="train", uid="u")
+        lease = (await at.node.acquire("7g.80gb", "7g.80gb", kubelet_devices=both, holder=Holder(), pod=pod)).lease
         injector = at.plugin._injector
         assert injector is not None
         await injector.inject(both, dict.fromkeys(both, lease))

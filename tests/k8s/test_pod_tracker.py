@@ -12,12 +12,10 @@ from typing import Any
 import pytest
 
 from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, PodFacts, PodName
-from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Holder, KubeletDevice, Lease, LeaseId, Pod
-from mig_agent.frontends.kubernetes.device_plugin.environment import NOBODY_KNOWN
+from mig_agent.core.model import Holder, Lease, LeaseId
+from mig_agent.core.owner import KubeletDevice, Owner, Pod
 from mig_agent.frontends.kubernetes.pods import tracker
-from mig_agent.frontends.kubernetes.pods.api_evidence import NAMELESS_SECONDS
 from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
 from mig_agent.simulator import STATE_FILE
 from support.clock import VirtualClock
@@ -88,14 +86,14 @@ class World:
 
     async def promise(self, pod: Pod, *, ttl: float | None = None) -> Lease:
         """A lease that a scheduler took for a pod."""
-        granted = await self.node.acquire("1g.5gb", holder=Holder(tenant="a", pod=pod), ttl_seconds=ttl)
+        granted = await self.node.acquire("1g.5gb", holder=Holder(tenant="a"), pod=pod, ttl_seconds=ttl)
         return granted.lease
 
     def lease(self, lease: Lease) -> Lease:
         return self.node.leases[lease.id]
 
     async def arrived(self, lease: Lease) -> None:
-        await self.node.until(lambda: self.lease(lease).arrived)
+        await self.node.until(lambda: self.lease(lease).owner.is_bound)
 
     async def ended(self, lease: Lease) -> str:
         """Why it ended."""
@@ -116,7 +114,6 @@ async def world(
     *,
     alone: bool = False,
     clock: Callable[[], float] | None = None,
-    recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
 ) -> AsyncIterator[World]:
     gpus = "" if (folder / STATE_FILE).exists() else "a100-40gb:1"
     async with engine(folder, gpus, follows_pods=True) as node:
@@ -127,7 +124,6 @@ async def world(
             node=NODE,
             arrival_seconds=ARRIVAL,
             alone=alone,
-            recorded=recorded,
             now=clock or node.clock.now,
         )
         following.start()
@@ -225,7 +221,7 @@ async def test_lease_without_deadline_ends_if_its_pod_is_never_bound(
         await at.watched()
         at.server.show()
         await at.asked_of("x")
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.server.put("x", **fields)
         assert words in await at.ended(lease)
 
@@ -237,7 +233,7 @@ async def test_unbound_lease_is_kept_for_the_configured_time(tmp_path: Path) -> 
         at.server.show()
         at.node.clock.advance(ARRIVAL - 1)
         await at.asked_of("x", 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.node.clock.advance(1)
         assert "has not come in 10m" in await at.ended(lease)
 
@@ -253,7 +249,7 @@ async def test_renewal_restarts_the_wait_for_the_pod(tmp_path: Path) -> None:
         await at.node.manager.renew(lease.id, token, None, ADMIN)
         at.node.clock.advance(ARRIVAL - 1)
         await at.asked_of("x", len(at.server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         at.node.clock.advance(1)
         assert "has not come in 10m" in await at.ended(lease)
 
@@ -276,7 +272,7 @@ async def test_lease_being_renewed_is_not_overdue(tmp_path: Path) -> None:
         await at.node.until(lambda: confirming)
         await confirming[0]
         await at.asked_of("x", len(at.server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
 
 
 async def test_restarted_agent_restarts_the_wait_for_the_pod(tmp_path: Path) -> None:
@@ -289,7 +285,7 @@ async def test_restarted_agent_restarts_the_wait_for_the_pod(tmp_path: Path) -> 
         await at.watched()
         server.show()
         await at.asked_of("x", len(server.asked) + 3)
-        assert at.lease(lease).promised
+        assert at.lease(lease).owner.is_reserved
         clock.advance(ARRIVAL)
         await at.ended(lease)
 
@@ -318,7 +314,7 @@ async def test_requests_of_pods_are_known_before_they_are_bound(tmp_path: Path) 
         at.server.show()
         at.server.bind("x")
         at.server.show()
-        await at.node.until(lambda: all(each.arrived for each in at.node.leases.values()))
+        await at.node.until(lambda: all(each.owner.is_bound for each in at.node.leases.values()))
         assert len(at.server.asked) == asked, "who shows in the watch, and is known, is not asked for"
 
 
@@ -341,91 +337,10 @@ async def test_no_watch_without_leases_of_pods(tmp_path: Path, monkeypatch: pyte
         lease = await at.promise(at.server.put("x"))
         await at.watched()
         assert len(at.server.watches) == 1
-        await at.node.manager.end_for_pod(lease.id, "it is over")
+        await at.node.manager.owner_ended(lease.id, "it is over")
         await at.node.until(lambda: not at.server.watches)
         await at.promise(at.server.put("y"))
         await at.watched()
-
-
-async def served(at: World, number: int = 0) -> Lease:
-    """As a device plugin that gives devices by environment variables makes them: it is not told for whom."""
-    device = KubeletDevice(resource=RESOURCE, id=f"mig-agent-{number}")
-    granted = await at.node.acquire("1g.5gb", holder=Holder(pod=NOBODY_KNOWN), kubelet_devices=(device,))
-    return granted.lease
-
-
-def entry(lease: Lease, uid: str) -> CheckpointEntry:
-    return CheckpointEntry(pod_uid=uid, container="main", devices=lease.kubelet_devices)
-
-
-@pytest.mark.parametrize("end", ["finished", "gone", "another"])
-async def test_a_lease_that_names_no_pod_ends_with_the_one_that_the_kubelet_has_on_record(
-    tmp_path: Path, end: str
-) -> None:
-    """Those of environment mode, when the agent came back without a device plugin."""
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, recorded=lambda: tuple(entries)) as at:
-        at.server.put("x", node=NODE, phase="Running")
-        at.server.put("y", node=NODE, phase="Running")
-        first, second = await served(at), await served(at, 1)
-        entries += [entry(first, "u-x"), entry(second, "u-y")]
-        await at.watched()
-        at.server.show()
-        await at.node.until(lambda: {first.id, second.id} <= at.follower._owners.keys())
-        entries.clear()  # whatever becomes of it now
-        if end == "finished":
-            at.server.put("x", node=NODE, phase="Succeeded")
-        else:
-            del at.server.pods["a", "x"]
-            if end == "another":
-                at.server.put("x", node=NODE, phase="Running", uid="u-x2")
-        at.server.show()
-        assert "its pod" in await at.ended(first)
-        assert second.id in at.node.leases
-
-
-def much_later() -> float:
-    """The moment from which on a watch is surely not just behind."""
-    return VirtualClock().now() + NAMELESS_SECONDS + 1.0
-
-
-async def test_a_pod_on_record_that_the_node_does_not_have_any_more_has_gone(tmp_path: Path) -> None:
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, clock=much_later, recorded=lambda: tuple(entries)) as at:
-        at.server.put("y", node=NODE, phase="Running")
-        lease, other = await served(at), await served(at, 1)
-        entries += [entry(lease, "u-x"), entry(other, "u-y")]
-        await at.watched()
-        at.server.show()
-        assert "its pod is gone" in await at.ended(lease)
-        assert other.id in at.node.leases
-
-
-async def test_without_a_record_it_ends_when_no_pod_could_be_the_one(tmp_path: Path) -> None:
-    async with world(tmp_path, alone=True, clock=much_later) as at:
-        lease = await served(at)
-        at.server.put("x", node=NODE, phase="Running")
-        at.server.put("y", node=NODE, phase="Running", resources={})
-        known = await at.promise(at.server.put("z", node=NODE, resources={}))
-        await at.watched()
-        at.server.show()
-        await at.arrived(known)
-        assert lease.id in at.node.leases, "x asks for what it is"
-        del at.server.pods["a", "x"]
-        at.server.show()
-        assert "its pod is gone" in await at.ended(lease)
-
-
-async def test_where_nobody_tells_of_pods_a_lease_that_names_none_stays(tmp_path: Path) -> None:
-    entries: list[CheckpointEntry] = []
-    async with world(tmp_path, alone=True, recorded=lambda: tuple(entries)) as at:
-        lease = await served(at)
-        entries.append(entry(lease, "u-x"))
-        other = await at.promise(at.server.put("z", node=NODE))
-        await at.watched()
-        at.server.refuse()
-        await at.arrived(other)
-        assert lease.id in at.node.leases
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -433,7 +348,7 @@ async def test_leases_with_kubelet_devices_are_left_to_the_device_plugin(tmp_pat
     async with world(tmp_path, alone=alone) as at:
         pod = at.server.put("x", node=NODE, phase="Failed")
         device = KubeletDevice(resource=RESOURCE, id="mig-agent-0")
-        served = await at.node.acquire("1g.5gb", holder=Holder(pod=pod), kubelet_devices=(device,))
+        served = await at.node.acquire("1g.5gb", holder=Holder(), pod=pod, kubelet_devices=(device,))
         other = await at.promise(at.server.put("y", node=NODE))
         await at.watched()
         at.server.show()
@@ -448,16 +363,16 @@ async def test_change_is_repeated_until_the_ledger_accepts_it(tmp_path: Path, mo
     from mig_agent.core.errors import Reason, refuse  # noqa: PLC0415 -- of this test alone
 
     async with world(tmp_path) as at:
-        record = at.node.manager.arrived
+        record = at.node.manager.bind
         refused: list[LeaseId] = []
 
-        async def once_not(lease: LeaseId, pod: Pod) -> Lease:
+        async def once_not(lease: LeaseId, owner: Owner) -> Lease:
             if len(refused) < 2:
                 refused.append(lease)
                 raise refuse(Reason.LEDGER_FAILED, "cannot give it: the disk is full")
-            return await record(lease, pod)
+            return await record(lease, owner)
 
-        monkeypatch.setattr(at.node.manager, "arrived", once_not)
+        monkeypatch.setattr(at.node.manager, "bind", once_not)
         lease = await at.promise(at.server.put("x", node=NODE), ttl=60)
         await at.watched()
         at.server.show()
@@ -480,4 +395,4 @@ async def test_restarted_agent_continues_from_the_ledger(tmp_path: Path) -> None
         await at.watched()
         server.show()
         assert "its pod is gone" in await at.ended(leases[1])
-        assert at.lease(leases[0]).arrived
+        assert at.lease(leases[0]).owner.is_bound

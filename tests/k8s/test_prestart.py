@@ -12,10 +12,12 @@ import pytest
 from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import InstanceState, KubeletDevice, Pod
+from mig_agent.core.model import InstanceState
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.frontends.kubernetes.device_plugin import prestart
 from mig_agent.frontends.kubernetes.device_plugin.allocations import lease_by_device, unserved
 from mig_agent.simulator import Code
+from support.owners import devices_of, pod_of
 from support.plugged import LARGE, MIDDLE, SMALL, Plugged, devices, plugged
 
 
@@ -40,8 +42,8 @@ async def test_a_pod_gets_an_instance_and_a_file(tmp_path: Path) -> None:
         at.words.put("train", one)
         await at.start(one)
         (lease,) = at.node.leases.values()
-        assert lease.holder.pod == Pod(namespace="team-a", name="train", uid="uid-train")
-        assert lease.kubelet_devices == (one,)
+        assert pod_of(lease) == Pod(namespace="team-a", name="train", uid="uid-train")
+        assert devices_of(lease) == (one,)
         assert lease.expires_at is None
         (uuid,) = uuids(at)
         assert variables(at, "mig-1g.10gb-3") == {"CUDA_VISIBLE_DEVICES": uuid, "NVIDIA_VISIBLE_DEVICES": "void"}
@@ -64,7 +66,7 @@ async def test_all_of_a_pod_is_one_request_whichever_container_starts_first(tmp_
         await at.admit("train", small[1], container="second")
         await at.start(small[0])
         (lease,) = at.node.leases.values()
-        assert set(lease.kubelet_devices) == {*small, *middle}
+        assert set(devices_of(lease)) == {*small, *middle}
         await asyncio.gather(at.start(*middle), at.start(small[1]))
         assert len(at.node.leases) == 1
         first = variables(at, "mig-1g.10gb-0")["CUDA_VISIBLE_DEVICES"].split(",")
@@ -95,12 +97,11 @@ async def test_two_pods_that_collide_never_hold_halves(tmp_path: Path) -> None:
         await at.node.until(lambda: len(at.node.manager.snapshot.queue) == 1)
         assert len(at.node.leases) == 1
         (held,) = at.node.leases.values()
-        assert held.holder.pod is not None
-        at.words.drop(held.holder.pod.name)
+        at.words.drop(pod_of(held).name)
         await at.following.look()  # had not seen it: the API server says that it is gone
         await asyncio.gather(*waiting)
         (other,) = at.node.leases.values()
-        assert other.holder.pod != held.holder.pod
+        assert pod_of(other) != pod_of(held)
 
 
 async def test_start_that_times_out_has_a_reason_and_keeps_its_place_in_the_queue(tmp_path: Path) -> None:
@@ -158,8 +159,7 @@ async def test_device_of_an_ended_pod_is_reassigned(tmp_path: Path) -> None:
         await at.start(*devices(0))
         after = at.lease(devices(0)[0])
         assert after.id != before
-        assert after.holder.pod is not None
-        assert after.holder.pod.uid == "uid-new"
+        assert pod_of(after).uid == "uid-new"
         assert len(at.node.leases) == 1
 
 
@@ -346,4 +346,4 @@ async def test_devices_of_another_plugin_with_the_same_name_are_ignored(tmp_path
         at.words.put("ours", theirs, container="second")
         await at.start(*devices(0))
         (lease,) = at.node.leases.values()
-        assert lease.kubelet_devices == devices(0)
+        assert devices_of(lease) == devices(0)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.kubelet import KubeletError, KubeletPaths
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.core.requests import profile_want
 from mig_agent.frontends.kubernetes.device_plugin import registration as module
 from mig_agent.frontends.kubernetes.device_plugin.registration import Offer, Registration

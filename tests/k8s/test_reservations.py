@@ -10,7 +10,8 @@ from itertools import permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mig_agent.core.model import GpuUuid, Holder, KubeletDevice, Layout, Lease, LeaseId, NodeView, Pod, Slot, Want
+from mig_agent.core.model import GpuUuid, Layout, Lease, LeaseId, NodeView, Slot, Want
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.core.planning.profiles import serves
 from mig_agent.frontends.kubernetes.reservations import (
     count_unreserved,
@@ -22,6 +23,7 @@ from mig_agent.frontends.kubernetes.reservations import (
 )
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.nodes import A100_40, H100, Has, Machine, node, nodes
+from support.owners import bound, pod_of
 
 SMALL, MIDDLE, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-2g.20gb", "nvidia.com/mig-3g.40gb"
 MEMORY, MORE = "mig-agent.io/memory-10g", "mig-agent.io/memory-20g"
@@ -41,7 +43,7 @@ def taken(*machines: Machine, pods: Sequence[Pod] = (POD,)) -> NodeView:
     """A node whose leases are taken for these pods in turn; the last one has all others."""
     view = node(*machines)
     leases = {
-        each.id: replace(each, holder=Holder(pod=pods[min(number, len(pods) - 1)]), created_at=float(number))
+        each.id: replace(each, owner=PodOwner(pod=pods[min(number, len(pods) - 1)]), created_at=float(number))
         for number, each in enumerate(view.leases.values())
     }
     return replace(view, leases=leases)
@@ -137,7 +139,7 @@ def test_devices_that_the_pod_has_are_not_counted_again() -> None:
     view = taken(Machine(H100, (ONE, Has("1g.10gb", 1, "leased", "p"))))
     (first, *_) = view.leases.values()
     device = KubeletDevice(resource=SMALL, id="mig-agent-0")
-    handed = replace(view, leases={**view.leases, first.id: replace(first, kubelet_devices=(device,))})
+    handed = replace(view, leases={**view.leases, first.id: replace(first, owner=bound(pod_of(first), (device,)))})
     assert count(handed, {SMALL: 1}) == {}
     assert count(handed, {SMALL: 2}) == {SMALL: 1}
     assert len(kept(handed)) == len(leases_for(handed, POD)) == 1
@@ -204,7 +206,7 @@ def test_no_instance_is_counted_twice_and_no_pod_gets_more_than_it_asks_for(
 ) -> None:
     pods = [Pod(namespace="team-a", name=f"pod-{number}", uid=str(number)) for number in range(3)]
     leases = {
-        each.id: replace(each, holder=Holder(pod=pods[number % 3])) for number, each in enumerate(view.leases.values())
+        each.id: replace(each, owner=PodOwner(pod=pods[number % 3])) for number, each in enumerate(view.leases.values())
     }
     view = replace(view, leases=leases)
     wants = wants_of(view)

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from mig_agent.core.model import KubeletDevice, NodeView
+from mig_agent.core.model import NodeView
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.frontends.kubernetes.resources import Naming, label_of, resources_of
 from support.nodes import A100_40, H100, LAYOUTS, RTX_PRO, Has, Machine, node, nodes, whole
+from support.owners import bound
 
 NAME = re.compile(r"[a-z0-9.-]+/[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
@@ -62,7 +64,7 @@ def test_leased_resource_stays_served_when_no_longer_offered() -> None:
     view = node(Machine(H100, [Has("1g.10gb", 0, "leased", "alice")]))
     (lease,) = view.leases.values()
     device = KubeletDevice(resource="mig-agent.io/memory-9g", id="mig-agent-0")
-    view = replace(view, leases={lease.id: replace(lease, kubelet_devices=(device,))})
+    view = replace(view, leases={lease.id: replace(lease, owner=bound(Pod(namespace="a", name="x"), (device,)))})
     found = {each.name: each for each in resources_of(view, Naming(amounts=()))}
     assert found["mig-agent.io/memory-9g"].want.profile == "1g.10gb"
     assert found["mig-agent.io/memory-9g"].label == "memory-9g"

@@ -96,7 +96,6 @@ def test_the_defaults_are_those_of_the_agent(values: dict[str, Any]) -> None:
     assert names["memoryPrefix"] == settings.memory_resource_prefix
     assert tuple(names["memory"]) == settings.memory_resources
     assert names["wholeGpu"] == settings.whole_gpu_resource
-    assert values["deviceInjection"] == settings.device_injection
     assert values["featureLabels"] == settings.feature_labels
     assert values["advertise"] == "device-plugin", "a pod of the DaemonSet finds a kubelet"
 

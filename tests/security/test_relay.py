@@ -11,15 +11,12 @@ import select
 import socket
 import struct
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import structlog.testing
 
-from mig_agent.adapters.subordinates import Subordinates
 from mig_agent.adapters.transport.connection_limits import ConnectionLimits, allow_open_files
 from mig_agent.adapters.transport.peer_credentials import Peer, bound_name, peer_from, peer_of
 from mig_agent.adapters.transport.proxy_connection import ConnectionEnds, Ending
@@ -413,52 +410,6 @@ def test_places_are_counted_in_all_and_for_one_user() -> None:
     assert not places.acquire(8)
     places.release(7)
     assert not places.acquire(7)
-
-
-async def test_a_user_with_subordinate_uids_is_one_user(folder: Path) -> None:
-    file = folder / "subuid"
-    file.write_text(f"{ME.uid}:100000:65536\n")
-    numbers = iter([ME.uid, 100_000, 165_535, 165_536])
-    subordinates = Subordinates(file)
-
-    def who(client: socket.socket) -> Peer:
-        uid = next(numbers)
-        return replace(peer_of(client), uid=uid, owner=subordinates.owner(uid or 0))
-
-    async with relaying(folder, places=ConnectionLimits(10, most_of_one=2), who=who) as place:
-        ends = [await place.linked(), await place.linked()]
-        third = await place.connect()
-        other, seen = await place.target.accept()
-        assert seen is not None
-        assert (seen.uid, seen.surplus) == (165_535, True)
-        ends.append(await place.linked())  # somebody else's
-        assert len(place.relay) == 3
-        for each in (third, other, *(side for both in ends for side in both)):
-            each.close()
-
-
-def test_subordinate_uids_belong_to_their_owners(tmp_path: Path) -> None:
-    file = tmp_path / "subuid"
-    asked = threading.Event()
-    found = {"alice": 1001, "bob": None}
-
-    def find(owner: str) -> int | None:
-        assert asked.wait(SECONDS)
-        return found[owner] if owner in found else int(owner)
-
-    subordinates = Subordinates(file, find)
-    assert subordinates.owner(100_000) == 100_000  # no such file
-    file.write_text("1002:300000:10\nalice:100000:65536\nbob:200000:65536\n\n# a note\ncarol:x:1\n:::\n")
-    named = {99_999: 99_999, 165_535: 1001, 165_536: 165_536, 200_007: 200_000, 300_009: 1002, 300_010: 300_010}
-    meanwhile = named | {165_535: 100_000}
-    assert {uid: subordinates.owner(uid) for uid in named} == meanwhile  # a directory that hangs holds nobody up
-    asked.set()
-    deadline = time.monotonic() + SECONDS
-    while {uid: subordinates.owner(uid) for uid in named} != named:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    file.unlink()
-    assert subordinates.owner(165_535) == 165_535
 
 
 def test_files_for_connections_are_as_many_as_the_process_may_have() -> None:

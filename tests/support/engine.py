@@ -19,6 +19,7 @@ from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
+from mig_agent.core.owner import Pod, PodOwner, ProcessOwner
 from mig_agent.core.requests import memory_want, profile_want
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import EngineSettings
@@ -31,6 +32,7 @@ from support.simulated import machine
 
 PATIENCE_SECONDS = 30.0
 ANYBODY = Caller(name="somebody")
+A_POD = Pod(namespace="team-a", name="train-0")
 ADMIN = Caller(name="root", uid=0, admin=True)
 CREATE = "nvmlDeviceCreateGpuInstanceWithPlacement"
 CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance"
@@ -57,8 +59,16 @@ class Node:
     # Requests
 
     def request(self, *wants: str | Want, name: str = "alice", **fields: Any) -> Request:
-        """A request for devices: a profile's name, a quantity of memory, or a Want."""
+        """A request for devices: a profile's name, a quantity of memory, or a Want.
+
+        `pod`, `kubelet_devices` and `pid` say who will own the lease.
+        """
         holder = fields.pop("holder", Holder(name=name, tenant=fields.pop("tenant", "")))
+        pod, devices, pid = (fields.pop(each, None) for each in ("pod", "kubelet_devices", "pid"))
+        if pod is not None or devices:
+            fields["owner"] = PodOwner(pod=pod or A_POD, devices=devices or (), is_bound=bool(devices))
+        elif pid is not None:
+            fields["owner"] = ProcessOwner(pid=pid)
         return Request(
             wants=tuple(_want(each) for each in wants),
             request_id=RequestId(fields.pop("request_id", uuid.uuid4().hex)),

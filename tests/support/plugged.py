@@ -13,7 +13,8 @@ from typing import Any
 from mig_agent.adapters.cdi import CDI_KIND, CdiFolder
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
 from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedContainer, ListedPod
-from mig_agent.core.model import KubeletDevice, Lease, Pod
+from mig_agent.core.model import Lease
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocator
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
@@ -22,6 +23,7 @@ from mig_agent.frontends.kubernetes.device_plugin.kubelet_pods import KubeletPod
 from mig_agent.frontends.kubernetes.device_plugin.prestart import PreStart
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.engine import Node, engine
+from support.owners import devices_of, pod_of
 
 SMALL, MIDDLE, LARGE = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/mig-7g.80gb"
 SECONDS = 30.0
@@ -46,10 +48,6 @@ class Words:
     """Neither answers."""
     does_not_answer: bool = False
     """The API server alone."""
-    lists_finished: bool = False
-    """It is a kubelet before 1.34."""
-    bound_to_node: bool = True
-    """Whether the API server tells which pods are bound to the node."""
     told: list[tuple[Pod | None, str, str]] = field(default_factory=list)
     patched: list[Mapping[str, int]] = field(default_factory=list)
 
@@ -71,12 +69,6 @@ class Words:
         if self.silent or self.does_not_answer:
             raise KubeApiError("cannot read the pod: no answer")
         return self.facts.get(name)
-
-    def bound(self) -> Mapping[tuple[str, str], PodFacts] | None:
-        """What the watch of the node's pods shows."""
-        if self.silent or not self.bound_to_node:
-            return None
-        return {(each.namespace, each.name): each for each in self.facts.values()}
 
     async def patch_resources(self, counts: Mapping[str, int], capacity: Mapping[str, int]) -> None:
         """Kept."""
@@ -124,13 +116,12 @@ class Plugged:
 
     def lease(self, device: KubeletDevice) -> Lease:
         """The lease that stands for a device."""
-        (found,) = (each for each in self.node.leases.values() if device in each.kubelet_devices)
+        (found,) = (each for each in self.node.leases.values() if device in devices_of(each))
         return found
 
     def holder(self, device: KubeletDevice) -> str:
         """The name of the pod that has it."""
-        pod = self.lease(device).holder.pod
-        return pod.name if pod is not None else ""
+        return pod_of(self.lease(device)).name
 
     async def admit(self, name: str, *has: KubeletDevice, container: str = "main", uid: str = "") -> None:
         """What the kubelet does with a container: allocates by resource, then shows it."""
@@ -178,9 +169,6 @@ async def plugged(
             api=api,
             node="node-1",
             changed=lambda: None,
-            lists_finished=lambda: words.lists_finished,
-            resources=resources,
-            bound=words.bound,
         )
         allocating = Allocator(node.manager, book, injector.qualified, lambda: None)
         try:

@@ -12,7 +12,8 @@ from typing import TypedDict
 from mig_agent.client import arg_checks, types
 from mig_agent.core import requests
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
+from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -78,7 +79,7 @@ def request_for(args: RequestArgs) -> pb.Request:
         priority=args.get("priority", 0),
         wait_seconds=seconds(args.get("wait")),
         ttl_seconds=seconds(args.get("ttl")),
-        pid=args.get("pid"),
+        owner=requests.owner_for(_pod(args), args.get("pid")),
         if_revision=args.get("if_revision"),
     )
     requests.validate(request)
@@ -173,16 +174,17 @@ def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
 
 
 def _holder(args: RequestArgs) -> Holder:
-    given, name = args.get("pod"), args.get("name")
-    pod = None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
-    if pod is not None:
-        requests.validate_pod(pod)
+    name = args.get("name")
     return Holder(
         tenant=args.get("tenant", ""),
         # The agent names a pod's lease itself.
-        name=_name() if name is None and pod is None else name or "",
-        pod=pod,
+        name=_name() if name is None and args.get("pod") is None else name or "",
     )
+
+
+def _pod(asking: RequestArgs) -> Pod | None:
+    given = asking.get("pod")
+    return None if given is None else Pod(namespace=given.namespace, name=given.name, uid=given.uid)
 
 
 def _name() -> str:
@@ -196,21 +198,21 @@ def _message(request: Request) -> pb.Request:
     return pb.Request(
         wants=[_want(each) for each in request.wants],
         request_id=request.request_id,
-        holder=_holder_message(request.holder),
+        holder=_holder_message(request),
         gpus=request.gpus,
         priority=request.priority,
         wait_seconds=request.wait_seconds,
         ttl_seconds=request.ttl_seconds,
-        pid=request.pid,
+        pid=None if request.owner.process is None else request.owner.process.pid,
         if_revision=request.if_revision,
     )
 
 
-def _holder_message(holder: Holder) -> pb.Holder:
-    pod = holder.pod
+def _holder_message(request: Request) -> pb.Holder:
+    pod = request.owner.pod if isinstance(request.owner, PodOwner) else None
     return pb.Holder(
-        tenant=holder.tenant,
-        name=holder.name,
+        tenant=request.holder.tenant,
+        name=request.holder.name,
         pod=None if pod is None else pb.Pod(namespace=pod.namespace, name=pod.name, uid=pod.uid),
     )
 

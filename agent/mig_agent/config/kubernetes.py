@@ -82,14 +82,6 @@ class KubernetesSettings:
         example="nvidia.com/gpu",
         when_unset="GPUs without MIG mode are not served to pods",
     )
-    device_injection: Literal["cdi", "environment"] = setting(
-        "cdi",
-        "How containers get their devices: `cdi` where the container runtime reads `cdi_dir`, `environment` with "
-        "NVIDIA_VISIBLE_DEVICES for older ones, which is slow and does not outlive a reboot. See kubernetes.md.",
-        kind=field_types.choice("cdi", "environment"),
-        group=_KUBERNETES,
-        example="cdi",
-    )
     cdi_dir: Path = setting(
         Path("/var/run/cdi"),
         "Folder where the container runtime looks for CDI files; the agent writes those of its pods into it. It has to "

@@ -1,7 +1,6 @@
 """Backfilling with a reservation, so that small requests do not starve large ones.
 
-Of the waiting requests that fit now the larger one goes first. As long as the largest one waits, others avoid the GPUs
-that will be free for it soonest, where they fit elsewhere as well. The first in the queue that has waited past the
+Of the waiting requests that fit now the larger one goes first. The first in the queue that has waited past the
 reservation delay reserves the fewest GPUs that can serve it from all behind it. The delay is the mean lease time by
 default: `docs/placement.md` has what shorter and longer delays do, `docs/decisions/0010` why it is bounded.
 """
@@ -15,12 +14,8 @@ from typing import Self
 
 from mig_agent.core.model import Gpu, GpuUuid, NodeView, Request
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
-from mig_agent.core.planning.plan import Plan
 from mig_agent.core.planning.profiles import share_of_gpus
 from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
-
-LARGE = 0.5
-"""The share of a GPU from which a request is worth avoiding GPUs for; capacity for smaller ones frees up soon."""
 
 _MOST_FEASIBILITY_CACHES = 16
 _MOST_CACHED = 10_000
@@ -54,10 +49,6 @@ class Reservation:
         """Return the GPUs that `other` may not use: all of these if it is behind this request, else none."""
         return self.gpus if other.order > self.waiting.order else NOTHING_RESERVED
 
-    def is_touched(self, other: WaitingRequest, plan: Plan) -> bool:
-        """Return True if the plan of another request uses one of these GPUs."""
-        return other.seq != self.waiting.seq and any(device.gpu in self.gpus for device in plan.devices)
-
 
 class ReservationCache:
     """Caches per waiting request the GPUs to reserve and its share of a GPU, which are slow to compute.
@@ -67,22 +58,21 @@ class ReservationCache:
 
     def __init__(self) -> None:
         self._gpus: tuple[Gpu, ...] = ()
-        self._fewest: dict[tuple[int, frozenset[GpuUuid]], frozenset[GpuUuid]] = {}
+        self._fewest: dict[int, frozenset[GpuUuid]] = {}
         self._shares: dict[int, float] = {}
         self._caches: dict[int, FeasibilityCache] = {}
         """Feasibility caches of the last few requests that GPUs were searched for, by arrival number."""
 
-    def fewest(self, view: NodeView, waiting: WaitingRequest, taken: frozenset[GpuUuid]) -> frozenset[GpuUuid]:
-        """Return the fewest GPUs outside `taken` that could serve the request once leases end; empty if none could."""
+    def fewest(self, view: NodeView, waiting: WaitingRequest) -> frozenset[GpuUuid]:
+        """Return the fewest GPUs that could serve the request once leases end; empty if none could."""
         self._clear_if_changed(view)
-        key = (waiting.seq, taken)
-        if key not in self._fewest:
+        if waiting.seq not in self._fewest:
             request = waiting.request
             cache = self._caches.setdefault(waiting.seq, FeasibilityCache(request.wants))
             if len(self._caches) > _MOST_FEASIBILITY_CACHES:
                 del self._caches[next(iter(self._caches))]
-            self._fewest[key] = fewest_gpus(usable_gpus(view, request, taken), request.wants, cache)
-        return self._fewest[key]
+            self._fewest[waiting.seq] = fewest_gpus(usable_gpus(view, request), request.wants, cache)
+        return self._fewest[waiting.seq]
 
     def share(self, view: NodeView, waiting: WaitingRequest) -> float:
         """Return `gpu_share` of the request, cached."""
@@ -134,30 +124,10 @@ def reservation(
     known = known or ReservationCache()
     for each in in_order(waiting):
         if now - each.since >= limit_seconds:
-            gpus = known.fewest(view, each, NOTHING_RESERVED)
+            gpus = known.fewest(view, each)
             if gpus:
                 return Reservation(waiting=each, gpus=gpus)
     return None
-
-
-def sparing(
-    view: NodeView, ordered: Sequence[WaitingRequest], kept: Reservation | None, known: ReservationCache | None = None
-) -> Reservation | None:
-    """Return the GPUs that others avoid where they can, for the largest waiting request without a reservation.
-
-    None where no other request waits, or none of them wants half a GPU or more.
-    """
-    known = known or ReservationCache()
-    taken, first = (NOTHING_RESERVED, None) if kept is None else (kept.gpus, kept.waiting.seq)
-    # Of several devices it is not clear which GPUs they will need, and finding out takes long.
-    others = [each for each in ordered if each.seq != first and len(each.request.wants) == 1]
-    if len(ordered) == 1 or not others:
-        return None
-    largest = max(others, key=lambda each: known.share(view, each))
-    if known.share(view, largest) < LARGE:
-        return None
-    gpus = known.fewest(view, largest, taken)
-    return Reservation(waiting=largest, gpus=gpus) if gpus else None
 
 
 def gpu_share(view: NodeView, request: Request) -> float:

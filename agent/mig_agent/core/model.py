@@ -13,12 +13,14 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
+from mig_agent.core.owner import TOKEN_OWNER, Owner
+
 RequestId = NewType("RequestId", str)
 CallerId = NewType("CallerId", str)
 """The caller that request ids belong to: `uid 1000`, `name slurm`."""
 NO_REQUEST_ID: Final = RequestId("")
 UNRECORDED_CALLER: Final = CallerId("")
-"""The caller of a lease whose record does not name one."""
+"""The caller of a request that has not reached the engine yet, which alone knows its caller."""
 
 
 class RequestKey(NamedTuple):
@@ -196,43 +198,6 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
-    """A Kubernetes pod that holds a lease. A pod of the same name with another UID is another pod."""
-
-    namespace: str
-    name: str
-    uid: str = ""
-    """Empty if unknown."""
-
-    def may_be(self, other: Pod) -> bool:
-        """Return True if both may be the same pod: same name, and no two different UIDs."""
-        same_name = (self.namespace, self.name) == (other.namespace, other.name)
-        return same_name and (not self.uid or not other.uid or self.uid == other.uid)
-
-    def __str__(self) -> str:
-        """Return the pod as messages and holder names show it: `pod team-a/train-7f2c`."""
-        return f"pod {self.namespace}/{self.name}"
-
-    def facts(self) -> dict[str, str]:
-        """Return the pod as data of an event: `pod_namespace`, `pod_name`, `pod_uid`."""
-        return {"pod_namespace": self.namespace, "pod_name": self.name, "pod_uid": self.uid}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubeletDevice:
-    """One device as the kubelet counts it: an abstract id under the name of an extended resource."""
-
-    resource: str
-    """`nvidia.com/mig-1g.10gb`."""
-    id: str
-    """`mig-agent-3`."""
-
-    def __str__(self) -> str:
-        """Return the device as messages name it: `nvidia.com/mig-1g.10gb mig-agent-3`."""
-        return f"{self.resource} {self.id}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """The person, program or pod that holds a lease or requests one."""
 
@@ -241,12 +206,11 @@ class Holder:
     """The name that people see in messages: `alice`, `pod team-a/train-7f2c`."""
     uid: int | None = None
     pid: int | None = None
-    pod: Pod | None = None
-    """The pod that the lease is for. Once bound to the pod, the lease ends with it and nobody else can end it."""
+    """The process that made the request."""
 
     def __str__(self) -> str:
         """Return the name that messages show; `somebody` if nothing is known."""
-        return self.name or (str(self.pod) if self.pod is not None else self.tenant) or "somebody"
+        return self.name or self.tenant or "somebody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,32 +224,16 @@ class Lease:
     created_at: float
     expires_at: float | None = None
     """None: no deadline."""
-    pid: int | None = None
-    """The process with whose end the lease ends."""
-    hold: bool = False
-    """True if the lease ends with its Hold stream."""
+    owner: Owner = TOKEN_OWNER
+    """Decides what ends the lease beside its deadline."""
     reused: tuple[bool, ...] = ()
     """For each device, True if an idle instance was reused for it."""
-    kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each device of a pod's lease, the kubelet's device that it backs, in the order of `instances`."""
-    arrived: bool = False
-    """True once the pod that the lease is reserved for was seen on this node; the lease then has no deadline."""
     asker: CallerId = UNRECORDED_CALLER
 
     @property
     def request_key(self) -> RequestKey:
         """The key of the request that created the lease."""
         return RequestKey(self.asker, self.request_id)
-
-    @property
-    def of_pod(self) -> bool:
-        """True if the lease is bound to a pod of this node: it ends with the pod, and nobody else can end it."""
-        return self.holder.pod is not None and (self.arrived or bool(self.kubelet_devices))
-
-    @property
-    def promised(self) -> bool:
-        """True if the lease is reserved for a pod and not yet bound: its holder controls it with its token."""
-        return self.holder.pod is not None and not self.of_pod
 
 
 class GpuState(StrEnum):
@@ -367,13 +315,15 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """One device of a request: exactly one of memory, profile, fraction and whole GPU."""
+    """One device of a request: exactly one of memory, profile, fraction, whole GPU and slot."""
 
     memory_bytes: int | None = None
     profile: str | None = None
     fraction: float | None = None
     """0 < fraction <= 1 of a GPU's memory slices."""
     whole_gpu: bool = False
+    slot: Slot | None = None
+    """Exactly this placement of a profile on one GPU."""
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
@@ -395,11 +345,10 @@ class Request:
     wait_seconds: float | None = None
     """How long to queue; None: refuse at once; infinity: as long as the client stays connected."""
     ttl_seconds: float | None = None
-    pid: int | None = None
+    owner: Owner = TOKEN_OWNER
+    """What the lease will last as long as."""
     if_revision: int | None = None
     """Refuse if the node has changed since this revision."""
-    kubelet_devices: tuple[KubeletDevice, ...] = ()
-    """For each want of a pod, the kubelet's device that it backs; empty if the kubelet does not ask."""
     asker: CallerId = UNRECORDED_CALLER
     """The caller, as the transport identified it."""
 

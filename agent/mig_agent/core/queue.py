@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.backfill import ReservationCache, WaitingRequest, backfill_order, in_order, reservation, sparing
+from mig_agent.core.backfill import ReservationCache, WaitingRequest, backfill_order, in_order, reservation
 from mig_agent.core.model import NodeView, Request, RequestKey
 from mig_agent.core.planning.plan import Plan, Policy
 from mig_agent.core.planning.search import NOTHING_RESERVED, find
@@ -89,13 +89,12 @@ def search(
     not to fit. `limit_seconds` is the reservation delay.
     """
     ordered = in_order(waiting)
-    reserved_for = avoided = None
+    reserved_for = None
     if strict_fifo:
         order: Sequence[WaitingRequest] = ordered[:1]
     else:
         known = known or ReservationCache()
         reserved_for = reservation(view, ordered, now, limit_seconds, known)
-        avoided = sparing(view, ordered, reserved_for, known)
         order = backfill_order(view, ordered, reserved_for, known)
     # Many wait for the same: what did not fit once does not fit for the next one either.
     failed: set[tuple[object, ...]] = set()
@@ -115,7 +114,5 @@ def search(
         if found is None:
             failed.add(shape)
             continue
-        if avoided is not None and avoided.is_touched(each, found):
-            found = find(view, each.request, policy, reserved=reserved | avoided.gpus) or found
         return each, found
     return None

@@ -9,7 +9,8 @@ import math
 import re
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Pod, Request, Want
+from mig_agent.core.model import Request, Want
+from mig_agent.core.owner import TOKEN_OWNER, Owner, Pod, PodOwner, ProcessOwner
 from mig_agent.core.quantities import parse_fraction, parse_memory, shown
 from mig_agent.core.texts import check_text
 
@@ -151,7 +152,8 @@ def validate_numbers(*, wants: int = 0, gpus: int = 0, attributes: int = 0) -> N
 
 def validate_want(want: Want) -> None:
     """Raise UsageError for a device that no node could serve."""
-    asked = (want.memory_bytes is not None, want.profile is not None, want.fraction is not None, want.whole_gpu)
+    amounts = (want.memory_bytes, want.profile, want.fraction, want.slot)
+    asked = (*(each is not None for each in amounts), want.whole_gpu)
     if sum(asked) == 0:
         raise UsageError("cannot serve a device with nothing asked for", "ask for memory, a profile or a whole GPU")
     if sum(asked) > 1:
@@ -210,6 +212,20 @@ def validate_pod(pod: Pod) -> None:
         raise UsageError(f"cannot take {shown(pod.uid)} as the UID of a pod", "copy it from the pod's metadata.uid")
 
 
+def owner_for(pod: Pod | None, pid: int | None) -> Owner:
+    """Return the owner of a lease for a pod, for a process, or for neither. Raises UsageError for both, and no pod."""
+    process = None if pid is None else ProcessOwner(pid=pid)
+    if pod is None:
+        return process or TOKEN_OWNER
+    validate_pod(pod)
+    if process is not None:
+        raise UsageError(
+            f"cannot bind the lease of {pod} to process {pid}: it ends with its pod",
+            "give it a ttl until the pod has come",
+        )
+    return PodOwner(pod=pod)
+
+
 def parse_reason(text: str) -> str:
     """Return an administrator's reason, without surrounding blanks. Raises UsageError if one line cannot show it."""
     reason = text.strip()
@@ -235,10 +251,6 @@ def _validate_numbers(request: Request) -> None:
     if wait is not None and (math.isnan(wait) or wait < 0):
         raise UsageError(f"cannot wait {wait:g} seconds", "write how long, such as --wait 10m")
     validate_ttl(request.ttl_seconds)
-    if request.pid is not None and request.holder.pod is not None:
-        raise UsageError(
-            f"cannot bind the lease of {request.holder.pod} to process {request.pid}: it ends with its pod",
-            "give it a ttl until the pod has come",
-        )
-    if request.pid is not None and not 0 < request.pid <= MOST_PID:
-        raise UsageError(f"cannot watch process {request.pid}: it is not a process id")
+    process = request.owner.process
+    if process is not None and not 0 < process.pid <= MOST_PID:
+        raise UsageError(f"cannot watch process {process.pid}: it is not a process id")

@@ -19,7 +19,7 @@ from mig_agent.adapters.cdi import CDI_KIND, CdiError, CdiFolder
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.driver_libraries import DriverLibraries
 from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, KubeClient
-from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths
+from mig_agent.adapters.kubelet import KubeletPaths
 from mig_agent.config import Settings
 from mig_agent.daemon.hardware import Hardware
 from mig_agent.engine.manager import Manager
@@ -93,7 +93,6 @@ class Kubernetes:
             node=settings.node_name,
             arrival_seconds=settings.pod_arrival,
             alone=advertise != "device-plugin",
-            recorded=DeviceCheckpoint(KubeletPaths(settings.kubelet_dir)).read,
             now=SystemClock().now,
         )
         node_settings = replace(self.node_settings, has_gpus=not hardware.absent)
@@ -129,11 +128,10 @@ class Kubernetes:
         self, manager: Manager, hardware: Hardware, registry: CollectorRegistry, pods: PodTracker
     ) -> Plugin:
         settings, api = self.settings, self.api
-        folder = None if settings.device_injection == "environment" else await self._cdi_folder(manager, hardware)
         plugin = Plugin(
             manager=manager,
             paths=KubeletPaths(settings.kubelet_dir),
-            cdi=folder,
+            cdi=await self._cdi_folder(manager, hardware),
             api=api,
             settings=PluginSettings(
                 node=settings.node_name,
@@ -145,9 +143,6 @@ class Kubernetes:
         self._plugin = plugin
         pods.on_change.append(plugin.refresh)
         self._subscriptions.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
-        if folder is None:
-            # The kubelet does not say then which pod has a device; the node's pods show which devices are orphaned.
-            self._subscriptions.append(api.follow_pods(plugin.pods_showed, lambda _words: plugin.pods_showed(None)))
         await plugin.start()
         registry.register(PluginMetrics(plugin))
         return plugin

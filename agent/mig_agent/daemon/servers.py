@@ -9,7 +9,6 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -20,7 +19,6 @@ from grpc_reflection.v1alpha import reflection
 
 from mig_agent.adapters.lock_holders import HolderSearch
 from mig_agent.adapters.private_dir import PrivateDir
-from mig_agent.adapters.subordinates import Subordinates
 from mig_agent.adapters.transport import tcp
 from mig_agent.adapters.transport.connection_limits import ConnectionLimits, allow_open_files
 from mig_agent.adapters.transport.http2_limits import Limits, Usages
@@ -130,7 +128,6 @@ class _Server:
         self._folder = folder
         self._limits = limits
         self._names = users
-        self._subordinates = Subordinates()
         self._ends = ends
         self._inner: set[str] = set()
         self.relays: list[Relay] = []
@@ -154,7 +151,7 @@ class _Server:
     def relay_from(self, address: UnixAddress, owned: OwnedSocket, mode: int, group: str) -> Relay:
         """Serve connections to this Unix socket. Raises ConfigError."""
         inner = self._inner_port(address, self._name, None)
-        return self._relay(owned.listen(mode, group), inner, self._local_peer, self._limits, usages=self._usages)
+        return self._relay(owned.listen(mode, group), inner, peer_of, self._limits, usages=self._usages)
 
     def relay_tcp(self, address: TcpAddress, certificates: Certificates, limits: ConnectionLimits) -> TcpAddress:
         """Serve connections to this port with certificates; return the address with its port. Raises ConfigError."""
@@ -165,10 +162,6 @@ class _Server:
         for listener in listeners:
             self._remote.append(self._relay(listener, inner, tcp.client_of, limits, before=self.reloader.check))
         return TcpAddress(address.host, port)
-
-    def _local_peer(self, client: socket.socket) -> Peer:
-        peer = peer_of(client)
-        return peer if peer.uid is None else replace(peer, owner=self._subordinates.owner(peer.uid))
 
     def _drop_remote(self) -> None:
         """Close all TCP connections: clients that reconnect show a certificate again; held leases wait for that."""

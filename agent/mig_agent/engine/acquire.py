@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Lease, Pod, Request, RequestId, RequestKey, Slot
+from mig_agent.core.model import Lease, Request, RequestId, RequestKey, Slot
+from mig_agent.core.owner import Owner, with_start
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import LeaseRequest
@@ -65,13 +66,11 @@ class Acquirer:
         self._room = room
         self._jobs: dict[RequestKey, _Job] = {}
 
-    async def acquire(
-        self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None, *, hold: bool
-    ) -> Granted:
+    async def acquire(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None) -> Granted:
         """Return a lease for the request, as `Manager.acquire` describes. Raises RefusedError."""
         self._context.refuse_when_closing()
         began = time.perf_counter()
-        digest = digest_of(request, caller, hold=hold)
+        digest = digest_of(request, caller)
         if not request.request_id:
             request = replace(request, request_id=RequestId(uuid.uuid4().hex))
         request = replace(request, asker=caller.asker)
@@ -84,7 +83,7 @@ class Acquirer:
         if job is None:
             self._context.gate.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
-            job = self._begin(request, caller, digest, hold=hold)
+            job = self._begin(request, caller, digest)
         elif job.order.digest != digest:
             raise _reused(request.request_id)
         outcome = await self._join(job, on_queued)
@@ -146,13 +145,13 @@ class Acquirer:
         known = self._memory.of_request(request)
         return known is not None and known.ended_at is None
 
-    def for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
-        """Return the plans in progress for pods that are not bound: each pod, and the slots that it will get."""
+    def reserving(self) -> tuple[tuple[Owner, tuple[Slot, ...]], ...]:
+        """Return the owners for which leases are being reserved now, and the slots of each lease."""
         standing = {lease.request_key for lease in self._context.state.leases.values()} if self._jobs else set()
         return tuple(
-            (request.holder.pod, job.slots)
+            (request.owner, job.slots)
             for request, job in ((each.order.request, each) for each in self._jobs.values() if each.served)
-            if request.holder.pod is not None and not request.kubelet_devices and request.key not in standing
+            if request.owner.is_reserved and request.key not in standing
         )
 
     async def over(self, request: RequestKey) -> None:
@@ -175,31 +174,30 @@ class Acquirer:
         self._lifetimes.asked_again(lease.id)
         return self.granted(lease)
 
-    def _begin(self, request: Request, caller: Caller, digest: str, *, hold: bool) -> _Job:
-        pid_started = None
-        if request.pid is not None:
-            pid_started = self._context.host.client_started(request.pid)
-            if pid_started is None:
+    def _begin(self, request: Request, caller: Caller, digest: str) -> _Job:
+        owner = request.owner
+        if owner.process is not None:
+            started = self._context.host.client_started(owner.process.pid)
+            if started is None:
                 raise refuse(
                     Reason.INVALID_REQUEST,
-                    f"cannot bind a lease to process {request.pid}: there is no such process on this machine",
+                    f"cannot bind a lease to process {owner.process.pid}: there is no such process on this machine",
                     "give the pid of a process that runs, as the agent's machine counts them",
                 )
+            request = replace(request, owner=with_start(owner, started))
         # The kernel's uid counts, not the request's.
         holder = request.holder
         if caller.uid is not None and holder.uid != caller.uid:
             request = replace(request, holder=replace(holder, uid=caller.uid))
-        if holder.pod is not None and not holder.name:
-            request = replace(request, holder=replace(request.holder, name=str(holder.pod)))
+        if not holder.name and owner.label:
+            request = replace(request, holder=replace(request.holder, name=owner.label))
 
         def go_on() -> None:
             self._context.refuse_when_closing()
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = LeaseRequest(
-            request=request, caller=caller, digest=digest, hold=hold, pid_started=pid_started, go_on=go_on
-        )
+        order = LeaseRequest(request=request, caller=caller, digest=digest, go_on=go_on)
         job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job

@@ -60,7 +60,7 @@ class Caller:
         if self.inside:
             return CallerId(f"inside {self.name}")
         if self.uid is not None:
-            return caller_id_of_uid(self.uid)
+            return CallerId(f"uid {self.uid}")
         return CallerId(f"name {self.name}" if self.name else "nobody")
 
     def may_see(self, holder: Holder) -> bool:
@@ -79,11 +79,6 @@ class Caller:
         if self.uid is not None:
             return f"uid {self.uid}"
         return "an administrator" if self.admin else "somebody"
-
-
-def caller_id_of_uid(uid: int) -> CallerId:
-    """Return the caller id of a local user."""
-    return CallerId(f"uid {uid}")
 
 
 def may_change(tokens: Tokens, lease: LeaseId, known: Lease | None, token: str, caller: Caller) -> bool:

@@ -31,8 +31,6 @@ class LeaseRequest:
     request: Request
     caller: Caller
     digest: str
-    hold: bool
-    pid_started: int | None
     go_on: Callable[[], None]
     """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 
@@ -298,10 +296,8 @@ class Execution:
             instances=tuple(instance.generation for instance in self._devices),
             created_at=now,
             expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
-            pid=request.pid,
-            hold=order.hold,
+            owner=request.owner,
             reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
-            kubelet_devices=request.kubelet_devices,
             asker=request.asker,
         )
         leased = [
@@ -315,11 +311,11 @@ class Execution:
             )
             for each in self._devices
         ]
-        recorded = RecordedLease(lease=lease, digest=order.digest, pid_started=order.pid_started)
+        recorded = RecordedLease(lease=lease, digest=order.digest)
         draft = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
             self._tell_of(draft, before, instance, lease)
-        draft.changes.append(PutLease(lease, order.digest, order.pid_started))
+        draft.changes.append(PutLease(lease, order.digest))
         places = ", ".join(context.place(instance) for instance in leased)
         draft.events.append(
             journal.event(
@@ -341,7 +337,7 @@ class Execution:
                 self._executor.blocks.succeeded(instance.generation)
             state.put_lease(lease)
             self._executor.memory.granted(recorded)
-            self._executor.lifetimes.begin(lease, order.pid_started, delivered=False)
+            self._executor.lifetimes.begin(lease, delivered=False)
             if self._victims:
                 context.state.capacity_freed.emit()  # what was destroyed may have been larger than what was needed
 

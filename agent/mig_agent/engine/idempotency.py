@@ -10,12 +10,12 @@ from dataclasses import replace
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.store import MOST_ENDED_IN_MEMORY, Ledger
 from mig_agent.core.errors import LedgerError
-from mig_agent.core.model import UNRECORDED_CALLER, LeaseId, Request, RequestKey
-from mig_agent.engine.callers import Caller, caller_id_of_uid
+from mig_agent.core.model import LeaseId, Request, RequestKey
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.journal import ledger_refusal
 
 
-def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
+def digest_of(request: Request, caller: Caller) -> str:
     """Return a digest of all that decides the answer to a request, and of its caller: equal for equal requests.
 
     Wait time, priority and expected revision are not part of it: they may differ in a retry.
@@ -35,22 +35,12 @@ def digest_of(request: Request, caller: Caller, *, hold: bool) -> str:
         request.gpus,
         *_given(request, caller),
         request.ttl_seconds,
-        request.pid,
-        hold,
+        request.owner.identity(),
         caller.uid,
         # The name of a local user may be unknown for a moment, so the uid counts.
         caller.name if caller.uid is None else "",
-        *_of_pod(request),
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-
-
-def _of_pod(request: Request) -> tuple[object, ...]:
-    """Return what a pod's request adds to its digest; nothing for other requests."""
-    pod = request.holder.pod
-    if pod is None:
-        return ()
-    return (pod.namespace, pod.name, pod.uid, [(each.resource, each.id) for each in request.kubelet_devices])
 
 
 def _given(request: Request, caller: Caller) -> tuple[str, str]:
@@ -59,14 +49,6 @@ def _given(request: Request, caller: Caller) -> tuple[str, str]:
     if name == own or name.startswith(f"{own} ("):
         name = name[len(own) :]
     return "" if tenant == caller.tenant else tenant, name
-
-
-def _request_of(recorded: RecordedLease) -> RequestKey:
-    """Return a lease's request key; where its caller is not recorded, that of the local user who holds it."""
-    lease = recorded.lease
-    if lease.asker == UNRECORDED_CALLER and lease.holder.uid is not None:
-        return RequestKey(caller_id_of_uid(lease.holder.uid), lease.request_id)
-    return lease.request_key
 
 
 class RequestLog:
@@ -85,12 +67,12 @@ class RequestLog:
             if each.ended_at is None:
                 self.granted(each)
             else:
-                request = self._request_of[each.lease.id] = _request_of(each)
+                request = self._request_of[each.lease.id] = each.lease.request_key
                 self._ended[request] = each
 
     def granted(self, lease: RecordedLease) -> None:
         """Remember a new lease."""
-        request = self._request_of[lease.lease.id] = _request_of(lease)
+        request = self._request_of[lease.lease.id] = lease.lease.request_key
         self._standing[request] = lease
 
     def ended(self, lease: LeaseId, at: float, reason: str) -> None:
@@ -116,23 +98,18 @@ class RequestLog:
         return bool(old) or self._more_ended
 
     def of_request(self, request: RequestKey) -> RecordedLease | None:
-        """Return the lease of a request, active or ended, or None.
+        """Return the lease of a request, active or ended; None for a new one.
 
         One whose caller is not recorded is found by its request id alone; its digest tells whether it is the same.
         Raises RefusedError where the ledger cannot be read.
         """
-        keys = (request, RequestKey(UNRECORDED_CALLER, request.id))
-        for key in keys:
-            found = self._standing.get(key) or self._ended.get(key)
-            if found is not None:
-                return found
-        if not self._more_ended:
-            return None
+        found = self._standing.get(request) or self._ended.get(request)
+        if found is not None or not self._more_ended:
+            return found
         try:
-            recorded = {_request_of(each): each for each in self._ledger.find_request(request)}
+            return self._ledger.find_request(request)
         except LedgerError as error:
             raise ledger_refusal(error) from error
-        return next((recorded[key] for key in keys if key in recorded), None)
 
     def of_lease(self, lease: LeaseId) -> RecordedLease | None:
         """Return a lease, active or ended; None where it is unknown or ended too long ago."""

@@ -17,7 +17,8 @@ from mig_agent.adapters.ledger.records import AddEvent, Change, Record
 from mig_agent.adapters.ledger.store import Entry, Ledger
 from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId, Pod
+from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
+from mig_agent.core.owner import TOKEN_OWNER, Owner
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.events import Events
 from mig_agent.engine.state import State
@@ -72,13 +73,13 @@ class Journal:
         holder: str = "",
         instance: Instance | None = None,
         caller: Caller | None = None,
-        pod: Pod | None = None,
+        owner: Owner = TOKEN_OWNER,
         **data: str | float | bool,
     ) -> Event:
         """Return an event of this moment, with the revision of the record that is committed next.
 
         `instance` gives the event its GPU, generation, profile and placement; `caller` is who asked for what happened,
-        and `pod` the pod of the lease that it is about, if any.
+        and `owner` that of the lease that it is about, if any.
         """
         if instance is not None:
             gpu, generation = instance.slot.gpu, instance.generation
@@ -86,8 +87,7 @@ class Journal:
             data |= {"profile": instance.slot.profile.name, "start": placement.start, "size": placement.size}
         if caller is not None:
             data |= caller.facts()
-        if pod is not None:
-            data |= pod.facts()
+        data |= owner.event_data()
         return Event(
             kind=kind,
             at=self._clock.now(),

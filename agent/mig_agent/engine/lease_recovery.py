@@ -16,6 +16,7 @@ from mig_agent.adapters.ledger.records import PutInstance, PutLease, VoidEvidenc
 from mig_agent.core.errors import LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Holder, Instance, InstanceState, Lease, LeaseId, RequestId
+from mig_agent.core.owner import TOKEN_OWNER
 from mig_agent.core.quantities import counted, shown
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -107,6 +108,7 @@ class LeaseRecovery:
             )
             for each in leased
         ]
+        owner = former.lease.owner
         made = replace(
             former.lease,
             request_id=RequestId(f"{_REQUEST_ID}{lease}"),
@@ -114,7 +116,7 @@ class LeaseRecovery:
                 number if each is None else each.generation
                 for number, each in zip(former.lease.instances, instances, strict=True)
             ),
-            hold=False,
+            owner=owner.process or TOKEN_OWNER if owner.ends_with_stream else owner,
         )
         before = [each.generation for each in leased if each is not None]
         draft = self._draft(former, made, before, [each for each in instances if each is not None], caller)
@@ -154,10 +156,9 @@ class LeaseRecovery:
         deadline = former.lease.expires_at
         if deadline is not None and deadline <= context.clock.now():
             raise refuse(Reason.LEASE_ENDED, f"{what}: its time is over", _NOT_LEASED)
-        taken = {each for other in context.state.leases.values() for each in other.kubelet_devices}
-        for device in former.lease.kubelet_devices:
-            if device in taken:
-                raise refuse(Reason.IN_USE, f"{what}: the kubelet has given {device} to another pod since", _NOT_LEASED)
+        conflict = former.lease.owner.conflict(each.owner for each in context.state.leases.values())
+        if conflict:
+            raise refuse(Reason.IN_USE, f"{what}: {conflict}", _NOT_LEASED)
         return former
 
     def _refuse_silent(self, lease: LeaseId, gpu: GpuUuid) -> None:
@@ -199,7 +200,7 @@ class LeaseRecovery:
         context = self._context
         draft = Transaction(context.journal)
         draft.changes += [PutInstance(each) for each in instances]
-        draft.changes.append(PutLease(lease, former.digest, former.pid_started))
+        draft.changes.append(PutLease(lease, former.digest))
         places = ", ".join(map(context.place, instances))
         draft.events.append(
             context.journal.event(
@@ -210,7 +211,7 @@ class LeaseRecovery:
                 holder=str(lease.holder),
                 tenant=lease.holder.tenant,
                 caller=caller,
-                pod=lease.holder.pod,
+                owner=lease.owner,
             )
         )
         draft.applied.append(partial(self._apply, former, lease, before, instances))
@@ -224,15 +225,15 @@ class LeaseRecovery:
         for each in instances:
             state.put(each)
         state.put_lease(lease)
-        recorded = RecordedLease(lease=lease, digest=former.digest, pid_started=former.pid_started)
+        recorded = RecordedLease(lease=lease, digest=former.digest)
         self._memory.granted(recorded)
-        self._lifetimes.begin(lease, former.pid_started, delivered=True)
+        self._lifetimes.begin(lease, delivered=True)
 
 
 def _notes(former: EvidentLease) -> tuple[str, ...]:
     lost = sum(each is None for each in former.devices)
     return (
-        *((_HELD,) if former.lease.hold else ()),
+        *((_HELD,) if former.lease.owner.ends_with_stream else ()),
         *((f"{counted(lost, 'device')} of it had been lost before",) if lost else ()),
     )
 

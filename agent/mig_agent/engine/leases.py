@@ -1,15 +1,15 @@
-"""Operations on active leases: release, renewal, binding to the pod that they were taken for, and their end with it."""
+"""Operations on active leases: release, renewal, binding to the owner that they were reserved for, and their end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
-from mig_agent.adapters.ledger.records import ArriveLease
+from mig_agent.adapters.ledger.records import BindLease
 from mig_agent.core.errors import DriverError, LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import KubeletDevice, Lease, LeaseId, Pod
+from mig_agent.core.model import Lease, LeaseId
+from mig_agent.core.owner import Owner
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller, may_change
 from mig_agent.engine.context import Context
@@ -19,7 +19,7 @@ from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without
 
 
 class Leases:
-    """Releases and renews active leases, and binds them to pods. Not thread-safe; use from the event loop."""
+    """Releases and renews active leases, and binds them to their owners. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle) -> None:
         self._context = context
@@ -32,9 +32,9 @@ class Leases:
             raise refuse(Reason.NOT_PERMITTED, f"cannot release lease {lease} by force: that is for administrators")
         await self._lifetimes.settled(lease)
         known = self._known(lease, token, caller, force=force)
-        if known is not None and self._is_its_pods(known):
+        if known is not None and self._only_owner_ends(known):
             await self._refuse_used(known)
-            # Meanwhile it may have been handed over to its pod, or have ended.
+            # Meanwhile it may have been bound, or have ended.
             await self._lifetimes.settled(lease)
             known = self._known(lease, token, caller, force=force)
         if known is None:
@@ -43,8 +43,8 @@ class Leases:
             # Who has the token of a lease is its holder, whatever the transport knows.
             by = str(caller) if caller.name or caller.admin else "its holder"
             reason = EndReason.RELEASED
-            if self._is_its_pods(known):
-                by, reason = f"{by} by force, while its pod is on this node", EndReason.FORCED
+            if self._only_owner_ends(known):
+                by, reason = f"{by} by force, while its {known.owner.noun} is on this node", EndReason.FORCED
             await self._lifetimes.end(lease, reason, by=by, caller=caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"release lease {lease}") from error
@@ -74,30 +74,30 @@ class Leases:
             raise _ended(f"renew lease {lease}")  # its instance was lost meanwhile
         return renewed
 
-    async def end_for_pod(self, lease: LeaseId, words: str) -> None:
-        """End the lease of a pod, as `Manager.end_for_pod` describes. Raises RefusedError."""
+    async def owner_ended(self, lease: LeaseId, words: str) -> None:
+        """End a lease since its owner has ended, as `Manager.owner_ended` describes. Raises RefusedError."""
+        known = self._context.state.leases.get(lease)
+        if known is None:
+            return
         try:
-            await self._lifetimes.end(lease, EndReason.POD_ENDED, why=words)
+            await self._lifetimes.end(lease, known.owner.end_reason, why=words)
         except LedgerError as error:
             raise ledger_refusal(error, f"end lease {lease}") from error
 
-    async def arrived(self, lease: LeaseId, pod: Pod, devices: Sequence[KubeletDevice] | None = None) -> Lease:
-        """Bind a lease to its pod, and with `devices` assign the kubelet's devices to its instances.
-
-        Raises RefusedError where the lease has ended, or is another pod's, or the ledger cannot be written.
-        """
-        context, what = self._context, f"give lease {lease} to {pod}"
-        # A pending write may bind it to another pod. Between here and the next record nothing else runs.
+    async def bind(self, lease: LeaseId, owner: Owner) -> Lease:
+        """Bind a reserved lease to its owner, as `Manager.bind` describes. Raises RefusedError."""
+        context, what = self._context, f"give lease {lease} to {owner.label}"
+        # A pending write may bind it to another owner. Between here and the next record nothing else runs.
         await self._lifetimes.settled(lease)
         context.refuse_when_closing()
         before = context.state.leases.get(lease)
         if before is None:
             raise refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "`migctl events` tells why")
-        after = _arrived(before, pod, devices, what)
-        if after == before:
+        bound = before.owner.bind(owner, what=what, holder=str(before.holder), instances=len(before.instances))
+        if bound == before.owner:
             return before
         try:
-            await self._write(after)
+            await self._write(replace(before, owner=bound, expires_at=None))
         except LedgerError as error:
             raise ledger_refusal(error, what) from error
         standing = context.state.leases.get(lease)
@@ -106,58 +106,56 @@ class Leases:
         return standing
 
     async def _write(self, lease: Lease) -> None:
-        context = self._context
-        as_what = f" as {', '.join(str(each) for each in lease.kubelet_devices)}" if lease.kubelet_devices else ""
+        context, owner = self._context, lease.owner
+        as_what = f" as {owner.devices_text}" if owner.devices_text else ""
         event = context.journal.event(
             EventKind.LEASE_BOUND,
-            f"{lease.holder.pod} has come for lease {lease.id}{as_what}",
+            f"{owner.label} has come for lease {lease.id}{as_what}",
             gpu=next((each.slot.gpu for each in context.state.instances_of(lease.id)), None),
             lease=lease.id,
             holder=str(lease.holder),
             tenant=lease.holder.tenant,
-            pod=lease.holder.pod,
+            owner=owner,
         )
 
         def apply() -> None:
             current = context.state.leases.get(lease.id)
             if current is not None:
-                came = replace(current, holder=lease.holder, arrived=True, expires_at=None)
-                context.state.put_lease(replace(came, kubelet_devices=lease.kubelet_devices))
-                self._lifetimes.arrived(lease.id)
+                context.state.put_lease(replace(current, owner=owner, expires_at=None))
+                self._lifetimes.bound(lease.id)
 
-        written = context.journal.write((ArriveLease(lease),), (event,), apply)
+        written = context.journal.write((BindLease(lease),), (event,), apply)
         self._lifetimes.settle(lease.id, written)
-        # The caller may be cancelled; the lease is bound all the same.
+        # The caller may go away; the lease is bound all the same.
         await asyncio.shield(written)
 
-    def _is_its_pods(self, lease: Lease) -> bool:
-        """Return whether a lease ends with its pod, and this agent learns when that is."""
-        return lease.of_pod and self._context.settings.follows_pods
+    def _only_owner_ends(self, lease: Lease) -> bool:
+        """Return whether the lease ends with its owner alone, and this agent sees when that is."""
+        return lease.owner.is_bound and self._context.settings.follows_pods
 
     async def _refuse_used(self, lease: Lease) -> None:
         """Raise RefusedError where an instance of a lease is in use, or that cannot be found out."""
         context, what = self._context, f"release lease {lease.id}"
         if lease.id in leases_without_answering_devices(context.state):
-            raise _untold(what, "the GPU that it is on does not answer")
+            raise _untold(lease, "the GPU that it is on does not answer")
         for instance in tuple(context.state.instances_of(lease.id)):
             context.gate.refuse_when_paused(what)
             try:
                 with context.gate.inside():
                     users = await context.users(instance)
             except DriverError as error:
-                raise _untold(what, str(error)) from error
+                raise _untold(lease, str(error)) from error
             if users:
                 raise refuse(
                     Reason.IN_USE,
                     f"cannot {what}: {context.place(instance)} is held by {', '.join(users)}",
-                    "end what uses it, or its pod",
+                    f"end what uses it, or its {lease.owner.noun}",
                 )
 
     def _known(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> Lease | None:
         """Return a lease that the caller may change; None for one that has ended. Raises RefusedError.
 
-        A bound lease is refused; with `force` only if the kubelet has allocated devices for it: its containers have
-        those open.
+        A bound lease is refused; with `force` only if its devices are known to be in use.
         """
         standing = self._context.state.leases.get(lease)
         tokens = self._context.tokens
@@ -165,8 +163,8 @@ class Leases:
         if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
             if standing is None and remembered is None and not tokens.matches(lease, token):
                 raise _unknown(lease)
-            if standing is not None and self._is_its_pods(standing) and (not force or standing.kubelet_devices):
-                raise _of_pod(standing)
+            if standing is not None and self._only_owner_ends(standing) and (not force or standing.owner.is_in_use):
+                raise _bound(standing)
             return standing
         if standing is None and remembered is None:
             raise _unknown(lease)
@@ -183,44 +181,21 @@ def _ended(what: str) -> RefusedError:
     return refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "ask for a new one")
 
 
-def _arrived(lease: Lease, pod: Pod, devices: Sequence[KubeletDevice] | None, what: str) -> Lease:
-    """Return a lease as bound to a pod. Raises RefusedError where it is another pod's, or has other devices."""
-    taken_for = lease.holder.pod
-    if taken_for is None or not taken_for.may_be(pod):
-        raise refuse(Reason.IN_USE, f"cannot {what}: {lease.holder} has it", "it was taken for somebody else")
-    if devices is None and lease.kubelet_devices:
-        return lease
-    given = lease.kubelet_devices if devices is None else tuple(devices)
-    if lease.kubelet_devices not in {(), given}:
-        raise refuse(
-            Reason.IN_USE,
-            f"cannot {what}: it has it already, as {', '.join(str(each) for each in lease.kubelet_devices)}",
-        )
-    if given and len(given) != len(lease.instances):
-        raise refuse(
-            Reason.INVALID_REQUEST,
-            f"cannot {what}: it has {len(lease.instances)} devices, and {len(given)} are to stand for them",
-        )
-    holder = replace(lease.holder, pod=replace(taken_for, uid=taken_for.uid or pod.uid))
-    return replace(lease, holder=holder, arrived=True, expires_at=None, kubelet_devices=given)
-
-
-def _untold(what: str, why: str) -> RefusedError:
+def _untold(lease: Lease, why: str) -> RefusedError:
     return refuse(
         Reason.GPU_UNAVAILABLE,
-        f"cannot {what}: cannot tell whether it is in use: {why}",
-        "end its pod, and it ends; or try again when the GPU answers",
+        f"cannot release lease {lease.id}: cannot tell whether it is in use: {why}",
+        f"end its {lease.owner.noun}, and it ends; or try again when the GPU answers",
     )
 
 
-def _of_pod(lease: Lease) -> RefusedError:
-    pod = lease.holder.pod
-    devices = ", ".join(str(each) for each in lease.kubelet_devices)
+def _bound(lease: Lease) -> RefusedError:
+    owner = lease.owner
     return refuse(
         Reason.IN_USE,
         f"cannot touch lease {lease.id}: {lease.holder} has it as long as it is on this node"
-        + (f", as {devices}" if devices else ""),
-        f"kubectl delete pod {pod.name} -n {pod.namespace}" if pod is not None and pod.name else "delete that pod",
+        + (f", as {owner.devices_text}" if owner.devices_text else ""),
+        owner.end_hint,
     )
 
 

@@ -40,7 +40,7 @@ def leases_with_devices_elsewhere(context: Context, gpu: GpuUuid) -> frozenset[L
     return frozenset(
         lease.id
         for lease in state.leases.values()
-        if lease.of_pod
+        if lease.owner.is_bound
         and any(_survives_elsewhere(context, lease.id, generation, gpu) for generation in lease.instances)
     )
 
@@ -69,7 +69,8 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
     if lease is None:
         return None
     number = lease.instances.index(instance.generation)
-    device = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
+    text = lease.owner.device_text(number)
+    device = f" ({text})" if text else ""
     return context.journal.event(
         EventKind.LEASE_DEGRADED,
         f"lease {lease.id} of {lease.holder} lost {context.place(instance)}{device}: "
@@ -80,7 +81,7 @@ def degraded_event(context: Context, instance: Instance, reason: str) -> Event |
         reason=reason,
         tenant=lease.holder.tenant,
         device=number,
-        pod=lease.holder.pod,
+        owner=lease.owner,
     )
 
 
@@ -181,25 +182,25 @@ class LeaseLifecycle:
         """Return whether a lease is recorded as unconfirmed."""
         return lease in self._noted
 
-    def begin(self, lease: Lease, pid_started: int | None, *, delivered: bool) -> None:
-        """Start the timers and process watches of an active lease.
+    def begin(self, lease: Lease, *, delivered: bool) -> None:
+        """Start the timers and watches of an active lease.
 
-        One that is not known to be delivered to its client ends after the grace period, unless it is bound to a pod:
-        the kubelet repeats its call, and reports when the pod has ended.
+        One that is not known to be delivered to its client ends after the grace period, unless its owner is bound.
         """
-        delivered = delivered or lease.of_pod
-        if delivered and lease.expires_at is None and lease.pid is None:
+        process = lease.owner.process
+        delivered = delivered or lease.owner.is_bound
+        if delivered and lease.expires_at is None and process is None:
             return
         watches = self._watches[lease.id] = _Watches()
-        if not delivered and lease.hold:
+        if not delivered and lease.owner.ends_with_stream:
             watches.grace = self._later(lease.id, self._context.settings.grace_seconds, EndReason.STREAM_ENDED)
         elif not delivered:
             self._await_confirmation(lease.id, watches)
         if lease.expires_at is not None:
             watches.deadline = self._deadline(lease.id, lease.expires_at)
-        if lease.pid is not None:
+        if process is not None:
             ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
-            watches.process = self._context.host.watch_client(lease.pid, pid_started, ended)
+            watches.process = self._context.host.watch_client(process.pid, process.started, ended)
 
     def delivered(self, lease: LeaseId) -> None:
         """Note that the client has the answer, or is connected again: cancels the grace period."""
@@ -287,8 +288,8 @@ class LeaseLifecycle:
         while (written := self._settling.get(lease) or self._ending.get(lease)) is not None:
             await asyncio.wait((written,))
 
-    def arrived(self, lease: LeaseId) -> None:
-        """Stop the timers and watches of a lease that was bound: now only its pod's end ends it."""
+    def bound(self, lease: LeaseId) -> None:
+        """Stop the timers and watches of a lease that was bound: from now on only its owner's end ends it."""
         watches = self._watches.pop(lease, None)
         if watches is not None:
             watches.close()
@@ -351,7 +352,7 @@ class LeaseLifecycle:
             if current is None:
                 return
             state.put_lease(replace(current, expires_at=expires_at))
-            if not current.hold:
+            if not current.owner.ends_with_stream:
                 self._noted.discard(lease.id)
                 self.delivered(lease.id)  # a client that renews a lease has its answer
             watches = self._watches.setdefault(lease.id, _Watches())
@@ -415,7 +416,7 @@ class LeaseLifecycle:
                 reason=reason,
                 tenant=known.holder.tenant,
                 caller=caller,
-                pod=known.holder.pod,
+                owner=known.owner,
             )
         )
         draft.applied.append(partial(self._ended, lease, now, reason))

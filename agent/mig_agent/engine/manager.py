@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
@@ -13,21 +14,9 @@ from mig_agent.adapters.nvml import Driver
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import (
-    Generation,
-    Gpu,
-    Instance,
-    KubeletDevice,
-    Lease,
-    LeaseId,
-    NodeView,
-    Pod,
-    Request,
-    RequestKey,
-    Slot,
-    Want,
-)
+from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.owner import Owner, StreamOwner
 from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
@@ -99,12 +88,13 @@ class Manager:
         The same request id with the same request gets the same answer. Cancelling the call removes the request from the
         queue, or undoes what was begun; a lease that was committed by then survives for its grace period.
         """
-        return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=False)
+        return await self._parts.acquisitions.acquire(request, caller, on_queued)
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
         """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
         try:
-            return await self._parts.acquisitions.acquire(request, caller, on_queued, hold=True)
+            held = replace(request, owner=StreamOwner(process=request.owner.process))
+            return await self._parts.acquisitions.acquire(held, caller, on_queued)
         except asyncio.CancelledError:
             left = RequestKey(caller.asker, request.request_id)
             self._context.tasks.spawn(f"left-{left.id}", self._shorten_grace(left))
@@ -157,28 +147,21 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.recovering.recover(lease, token, caller)
 
-    async def end_for_pod(self, lease: LeaseId, words: str) -> None:
-        """End the lease of a pod; its instances stay, idle. `words` say why, such as `its pod has ended`.
+    async def owner_ended(self, lease: LeaseId, words: str) -> None:
+        """End a lease because its owner has ended or will not come; `words` tell why: `its pod has ended`.
 
-        One that has ended is no error. Raises RefusedError where the end cannot be recorded: then the lease is active.
+        One that has ended is no error. Raises RefusedError, and the lease goes on, where its end cannot be recorded.
         """
-        await self._parts.leases.end_for_pod(lease, words)
+        await self._parts.leases.owner_ended(lease, words)
 
-    async def arrived(self, lease: LeaseId, pod: Pod) -> Lease:
-        """Bind a lease to the pod that it was reserved for, now that the pod is on this node: the lease ends with it.
+    async def bind(self, lease: LeaseId, owner: Owner) -> Lease:
+        """Bind a reserved lease to its owner, which is on this node: from now on only the owner's end ends the lease.
 
-        Removes the lease's deadline, and records the pod's UID if it was not known; does nothing to one that is bound.
-        Raises RefusedError where the lease has ended or is not reserved for this pod, or the ledger cannot be written.
+        Removes the deadline, and records what was not known of the owner. Does nothing to a lease that is bound to this
+        owner. Raises RefusedError where the lease has ended, is not reserved for this owner or has other devices, or
+        the ledger cannot be written.
         """
-        return await self._parts.leases.arrived(lease, pod)
-
-    async def hand_over(self, lease: LeaseId, devices: Sequence[KubeletDevice], pod: Pod) -> Lease:
-        """Bind a lease to its pod as above, and assign the kubelet's devices to the lease's instances, in their order.
-
-        A repeated call with the same devices changes nothing. Also raises RefusedError where the lease has other
-        devices already or another number of instances.
-        """
-        return await self._parts.leases.arrived(lease, pod, devices)
+        return await self._parts.leases.bind(lease, owner)
 
     async def settled(self, lease: LeaseId) -> None:
         """Wait until all pending writes for a lease (renewal, pod binding, end) have been committed or have failed."""
@@ -273,9 +256,9 @@ class Manager:
         """
         return self._parts.acquisitions.has_places(request)
 
-    def making_for_pods(self) -> tuple[tuple[Pod, tuple[Slot, ...]], ...]:
-        """Return the plans in progress for pods that are not bound: each pod, and the slots that it will get."""
-        return self._parts.acquisitions.for_pods()
+    def reserving(self) -> tuple[tuple[Owner, tuple[Slot, ...]], ...]:
+        """Return the plans in progress for owners that are not bound: each owner, and the slots that it will get."""
+        return self._parts.acquisitions.reserving()
 
     @property
     def view(self) -> NodeView:

@@ -204,7 +204,7 @@ class Reconciler:
         recorded = Recorded(
             boot_id=self.boot_id,
             instances=tuple(map(_recorded, instances)),
-            of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.of_pod),
+            of_pods=frozenset(each.id for each in self._context.state.leases.values() if each.owner.is_bound),
             beside=leases_with_devices_elsewhere(self._context, record.uuid),
             doubtful_up_to=0 if self._context.state.doubt is None else self._context.state.doubt.generation,
         )
@@ -328,13 +328,13 @@ class Reconciler:
     def unused_leases(self) -> frozenset[LeaseId]:
         """Return the leases on whose instances no process has been seen for an hour.
 
-        Leases of pods are not among them: they end with their pod, whether it uses its devices or not.
+        Leases with a bound owner are not among them: they end with it, whether it uses its devices or not.
         """
         state = self._context.state
         return frozenset(
             lease.id
             for lease in state.leases.values()
-            if lease.holder.pod is None and any(map(self._is_unused, state.instances_of(lease.id)))
+            if not lease.owner.is_supervised and any(map(self._is_unused, state.instances_of(lease.id)))
         )
 
     def _is_unused(self, instance: Instance) -> bool:

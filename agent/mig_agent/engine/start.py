@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import replace
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
@@ -16,7 +15,6 @@ from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Lease
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
@@ -84,7 +82,7 @@ async def start(
     parts = wire(context, ledger, claim)
     for recorded in contents.leases:
         if recorded.ended_at is None:
-            state.put_lease(_as_it_stands(recorded.lease, settings))
+            state.put_lease(recorded.lease)
     state.unmanaged = {each.generation: each.slot.gpu for each in contents.instances if each.lease is not None}
     is_paused = parts.pausing.begin(contents.paused, paused)
     if is_paused:
@@ -97,8 +95,8 @@ async def start(
         lease = state.leases.get(each.lease.id)
         if lease is not None:
             # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
-            is_confirmed = not lease.hold and not parts.lifetimes.is_unconfirmed(lease.id)
-            parts.lifetimes.begin(lease, each.pid_started, delivered=is_confirmed)
+            is_confirmed = not lease.owner.ends_with_stream and not parts.lifetimes.is_unconfirmed(lease.id)
+            parts.lifetimes.begin(lease, delivered=is_confirmed)
     parts.started_at = now
     leases = counted(len(state.leases), "lease")
     words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
@@ -133,11 +131,6 @@ async def _watch_ledger(parts: Parts) -> None:
             told = f"{words}; the ledger is written anew from what the agent has open"
             context.journal.tell(context.journal.event(EventKind.LEDGER_FAILED, told))
         reported = words
-
-
-def _as_it_stands(lease: Lease, settings: EngineSettings) -> Lease:
-    """A version before this one, to which somebody went back meanwhile, lets a pod's lease be given a deadline."""
-    return replace(lease, expires_at=None) if lease.of_pod and settings.follows_pods else lease
 
 
 def _of_doubt(context: Context) -> tuple[Event, ...]:

@@ -51,7 +51,7 @@ from mig_agent.adapters.kubeapi.patches import (
 )
 from mig_agent.adapters.kubeapi.transport import ApiServer
 from mig_agent.adapters.threads import Call, CallThread
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 
 DEADLINE_SECONDS: Final = 20.0
 """Deadline of any call, its wait for a thread included; longer than CALL_SECONDS, the limit of one request."""

@@ -103,7 +103,6 @@ class NodeFacts:
     allocatable: Mapping[str, str] = field(default_factory=dict)
     conditions: Mapping[str, NodeCondition] = field(default_factory=dict)
     """By type of condition."""
-    kubelet_version: str = ""
     """`v1.36.2`."""
     heartbeat: str = ""
     """When the kubelet last wrote the node's status: `2026-11-21T20:15:02Z`."""
@@ -153,7 +152,6 @@ def node_facts(node: Json) -> NodeFacts:
             (each.get("lastHeartbeatTime") or "" for each in status.get("conditions") or () if each["type"] == _READY),
             "",
         ),
-        kubelet_version=(status.get("nodeInfo") or {}).get("kubeletVersion", ""),
         resource_version=meta.get("resourceVersion", ""),
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters.kubelet.registration import KubeletPaths
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import cast
 import grpc
 
 from mig_agent.adapters.kubelet.registration import Identity, KubeletError, KubeletPaths, channel_to, why
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.pb.kubelet.podresources.v1 import podresources_pb2 as pb
 from mig_agent.pb.kubelet.podresources.v1 import podresources_pb2_grpc as rpc
 
@@ -53,7 +53,7 @@ class PodResources:
         return Identity.of(self._socket)
 
     async def list(self) -> tuple[ListedPod, ...]:
-        """Return the pods that the kubelet counts as active; a kubelet before 1.34 also lists finished ones.
+        """Return the pods that the kubelet counts as active.
 
         Raises KubeletError. A kubelet that has just started answers before it knows its pods again.
         """

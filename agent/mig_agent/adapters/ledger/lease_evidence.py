@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,12 @@ from mig_agent.core.model import (
     GpuUuid,
     Holder,
     Instance,
-    KubeletDevice,
     Lease,
     LeaseId,
     Placement,
-    Pod,
     RequestId,
 )
+from mig_agent.core.owner import decode, encode
 
 SUFFIX = "-leases"
 _HEAD_BYTES = 103
@@ -78,7 +77,6 @@ class EvidentLease:
 
     lease: Lease
     digest: str
-    pid_started: int | None
     boot_id: str
     devices: tuple[EvidentDevice | None, ...]
     """For each device of the lease; None for one that it has lost."""
@@ -93,15 +91,12 @@ class EvidentLease:
     def encode(self) -> str:
         """Return it as one line of JSON."""
         lease, holder = self.lease, self.lease.holder
-        kubelet = [(each.resource, each.id) for each in lease.kubelet_devices]
-        times = (lease.created_at, lease.expires_at, lease.pid, self.pid_started, lease.hold, lease.arrived)
         return json.dumps(
             [
                 (lease.id, lease.request_id, lease.asker, self.digest, self.boot_id, self.void),
-                times,
+                (lease.created_at, lease.expires_at, encode(lease.owner)),
                 (holder.tenant, holder.name, holder.uid, holder.pid),
-                None if holder.pod is None else asdict(holder.pod),
-                (lease.instances, lease.reused, kubelet),
+                (lease.instances, lease.reused),
                 [None if each is None else _device_row(each) for each in self.devices],
             ],
             separators=(",", ":"),
@@ -110,29 +105,25 @@ class EvidentLease:
     @classmethod
     def decode(cls, text: bytes) -> EvidentLease:
         """Read what `encode` wrote. Raises ValueError, TypeError."""
-        names, times, who, pod, made_of, devices = json.loads(text)
+        names, lasts, who, made_of, devices = json.loads(text)
         id_, request, asker, digest, boot_id, void = names
-        created, expires, pid, pid_started, hold, arrived = times
+        created, expires, owner = lasts
         tenant, name, uid, holder_pid = who
-        instances, reused, kubelet = made_of
+        instances, reused = made_of
         lease = Lease(
             id=LeaseId(id_),
             request_id=RequestId(request),
-            holder=Holder(tenant=tenant, name=name, uid=uid, pid=holder_pid, pod=None if pod is None else Pod(**pod)),
+            holder=Holder(tenant=tenant, name=name, uid=uid, pid=holder_pid),
             instances=tuple(Generation(each) for each in instances),
             created_at=created,
             expires_at=expires,
-            pid=pid,
-            hold=hold,
+            owner=decode(owner),
             reused=tuple(reused),
-            kubelet_devices=tuple(KubeletDevice(resource=resource, id=each) for resource, each in kubelet),
-            arrived=arrived,
             asker=CallerId(asker),
         )
         return cls(
             lease=lease,
             digest=digest,
-            pid_started=pid_started,
             boot_id=boot_id,
             devices=tuple(None if each is None else _device(each) for each in devices),
             void=void,

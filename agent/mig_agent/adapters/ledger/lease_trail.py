@@ -25,7 +25,7 @@ from mig_agent.adapters.ledger.lease_evidence import (
 )
 from mig_agent.adapters.ledger.reader import Contents
 from mig_agent.adapters.ledger.records import (
-    ArriveLease,
+    BindLease,
     Change,
     DropDoubt,
     DropInstance,
@@ -67,7 +67,7 @@ class LeaseTrail:
         self._former: dict[LeaseId, EvidentLease] = {each.lease.id: each for each in contents.former}
         for each in contents.leases:
             if each.ended_at is None:
-                self._add(each.lease, each.digest, each.pid_started)
+                self._add(each.lease, each.digest)
         for instance in contents.instances:
             if instance.generation > self._doubtful:
                 self._void(instance.uuid, TAKEN_OVER)
@@ -75,7 +75,7 @@ class LeaseTrail:
             PutInstance: self._put_instance,
             DropInstance: self._drop_instance,
             PutLease: self._put_lease,
-            ArriveLease: self._arrive,
+            BindLease: self._bind,
             RenewLease: self._renew,
             EndLease: self._end,
             PutBootId: self._boot,
@@ -167,21 +167,19 @@ class LeaseTrail:
         self._lines += 1
         return encode_line(self._lines, mark, text)
 
-    def _add(self, lease: Lease, digest: str, pid_started: int | None) -> EvidentLease:
+    def _add(self, lease: Lease, digest: str) -> EvidentLease:
         devices = tuple(
             None if instance is None or not instance.uuid else EvidentDevice.of(instance)
             for instance in map(self._instances.get, lease.instances)
         )
-        known = EvidentLease(
-            lease=lease, digest=digest, pid_started=pid_started, boot_id=self._boot_id, devices=devices
-        )
+        known = EvidentLease(lease=lease, digest=digest, boot_id=self._boot_id, devices=devices)
         self._live[lease.id] = known
         self._lease_of.update(dict.fromkeys(lease.instances, lease.id))
         self._former.pop(lease.id, None)
         return known
 
     def _put_lease(self, change: PutLease) -> bytes:
-        return self._line(LIVE, self._add(change.lease, change.digest, change.pid_started).encode())
+        return self._line(LIVE, self._add(change.lease, change.digest).encode())
 
     def _put_instance(self, change: PutInstance) -> bytes:
         instance = change.instance
@@ -205,7 +203,7 @@ class LeaseTrail:
         )
         return b"" if devices == known.devices else self._update(replace(known, devices=devices))
 
-    def _arrive(self, change: ArriveLease) -> bytes:
+    def _bind(self, change: BindLease) -> bytes:
         known = self._live.get(change.lease.id)
         return b"" if known is None else self._update(replace(known, lease=change.lease))
 

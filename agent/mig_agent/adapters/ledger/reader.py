@@ -19,16 +19,15 @@ from mig_agent.core.model import (
     Holder,
     Instance,
     InstanceState,
-    KubeletDevice,
     Lease,
     LeaseId,
     Placement,
-    Pod,
     Profile,
     RequestId,
     RequestKey,
     Slot,
 )
+from mig_agent.core.owner import decode
 
 _STATE = {
     "creating": InstanceState.CREATING,
@@ -44,8 +43,6 @@ class RecordedLease:
     lease: Lease
     digest: str
     """Of the request that made it."""
-    pid_started: int | None = None
-    """When the process that it is bound to started, in clock ticks from boot: a pid alone can be another's by now."""
     ended_at: float | None = None
     """None while it stands."""
     end_reason: str = ""
@@ -135,12 +132,12 @@ _INSTANCES = (
     " gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
 )
 _LEASE_COLUMNS = (
-    "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, pid, pid_started, hold,"
-    " devices, ended_at, end_reason, pod_namespace, pod_name, pod_uid, kubelet_devices, arrived, asker"
+    "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
+    " devices, ended_at, end_reason, asker"
 )
 _STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
-_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker IN ('', ?)"  # noqa: S608 -- of constants
+_BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker = ?"  # noqa: S608 -- of constants
 _EVENTS = (
     "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
     " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
@@ -176,35 +173,26 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    pid, pid_started, hold, devices_text, ended, reason, *of_pod, arrived, asker = rest
-    namespace, pod_name, pod_uid, kubelet_devices = of_pod
+    owner, devices_text, ended, reason, asker = rest
     devices = json.loads(devices_text)
-    pod = Pod(namespace=namespace, name=pod_name, uid=pod_uid) if pod_name else None
     lease = Lease(
         id=LeaseId(name),
         request_id=RequestId(request),
-        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid, pod=pod),
+        holder=Holder(tenant=tenant, name=holder, uid=uid, pid=holder_pid),
         instances=tuple(Generation(generation) for generation, _ in devices),
         created_at=created,
         expires_at=expires,
-        pid=pid,
-        hold=bool(hold),
+        owner=decode(owner),
         reused=tuple(bool(reused) for _, reused in devices),
-        kubelet_devices=tuple(
-            KubeletDevice(resource=resource, id=id_) for resource, id_ in json.loads(kubelet_devices)
-        ),
-        arrived=bool(arrived),
         asker=CallerId(asker),
     )
-    return RecordedLease(lease=lease, digest=digest, pid_started=pid_started, ended_at=ended, end_reason=reason)
+    return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
 
 
-def find_request(connection: sqlite3.Connection, request: RequestKey) -> tuple[RecordedLease, ...]:
-    """The lease that a request led to, standing or ended, and one of its id of which nobody recorded whose it is.
-
-    Raises READING_ERRORS.
-    """
-    return tuple(map(_lease, connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchall()))
+def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:
+    """Return the lease that a request led to, active or ended; None where there is none. Raises READING_ERRORS."""
+    row = connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchone()
+    return None if row is None else _lease(row)
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:

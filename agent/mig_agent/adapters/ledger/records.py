@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from mig_agent.adapters.ledger.reader import Doubt
 from mig_agent.adapters.ledger.schema import UNCONFIRMED
 from mig_agent.core.events import Event
-from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Pod
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.owner import encode
 
 Statement = tuple[str, tuple[str | int | float | None, ...]]
 
@@ -26,11 +27,10 @@ MOST_ENDED = 1_000_000
 """Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, asker, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at,"
-    " pid, pid_started, hold, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " owner, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_OF_POD = "UPDATE lease SET pod_namespace = ?, pod_name = ?, pod_uid = ?, kubelet_devices = ? WHERE id = ?"
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
-_ARRIVED = "UPDATE lease SET arrived = 1, expires_at = NULL WHERE id = ?"
+_BIND_LEASE = "UPDATE lease SET owner = ?, expires_at = NULL WHERE id = ?"
 _END_LEASE = "UPDATE lease SET ended_at = ?, end_reason = ? WHERE id = ? AND ended_at IS NULL"
 _FORGET_LEASES = "DELETE FROM lease WHERE ended_at < ?"
 _FORGET_MORE_LEASES = (
@@ -97,11 +97,10 @@ class DropInstance:
 
 @dataclass(frozen=True, slots=True)
 class PutLease:
-    """A new lease, with the digest of its request, and when its process started (clock ticks from boot)."""
+    """A new lease, with the digest of its request."""
 
     lease: Lease
     digest: str
-    pid_started: int | None = None
 
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
@@ -119,33 +118,22 @@ class PutLease:
                 holder.pid,
                 lease.created_at,
                 lease.expires_at,
-                lease.pid,
-                self.pid_started,
-                lease.hold,
+                encode(lease.owner),
                 # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
                 json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
             ),
         )
-        if holder.pod is not None:
-            yield _of_pod(lease, holder.pod)
 
 
 @dataclass(frozen=True, slots=True)
-class ArriveLease:
-    """The pod of a lease that was taken for it has come; the lease as it is from then on."""
+class BindLease:
+    """A reserved lease was bound to its owner; the lease as it is from then on."""
 
     lease: Lease
 
     def statements(self) -> Iterator[Statement]:
         """SQL with its values."""
-        yield _ARRIVED, (self.lease.id,)
-        if self.lease.holder.pod is not None:
-            yield _of_pod(self.lease, self.lease.holder.pod)
-
-
-def _of_pod(lease: Lease, pod: Pod) -> Statement:
-    devices = json.dumps([(each.resource, each.id) for each in lease.kubelet_devices])
-    return _OF_POD, (pod.namespace, pod.name, pod.uid, devices, lease.id)
+        yield _BIND_LEASE, (encode(self.lease.owner), self.lease.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +338,7 @@ Change = (
     PutInstance
     | DropInstance
     | PutLease
-    | ArriveLease
+    | BindLease
     | RenewLease
     | AwaitConfirmation
     | ForgetConfirmation

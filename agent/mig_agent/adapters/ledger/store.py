@@ -190,8 +190,8 @@ class Ledger:
             self._is_missing = True
         return words
 
-    def find_request(self, request: RequestKey) -> tuple[RecordedLease, ...]:
-        """Return the lease of a request, active or ended, and a lease with its request id that records no caller.
+    def find_request(self, request: RequestKey) -> RecordedLease | None:
+        """Return the lease of a request, active or ended; None where there is none.
 
         From one thread only; takes microseconds. Raises LedgerError.
         """

@@ -37,13 +37,11 @@ class Peer:
     """Whether there is no place for its connection, and its calls are only to be told so."""
     host: str = ""
     """The host it connects from over TCP, where neither user nor process is known."""
-    owner: int | None = None
-    """Whose subordinate uid it is; None for one that is nobody's."""
 
     @property
     def counted_as(self) -> int | str | None:
-        """The key under which its connections are counted: host, or owning user."""
-        return self.host or (self.uid if self.owner is None else self.owner)
+        """The key under which its connections are counted: host or user."""
+        return self.host or self.uid
 
     def __str__(self) -> str:
         """Return a text for the log."""

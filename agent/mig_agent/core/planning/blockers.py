@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mig_agent.core.errors import Blocker
-from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Profile, Request, Want
+from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Placement, Profile, Request, Want
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.quantities import format_duration, format_memory, shown
 
@@ -16,6 +16,8 @@ def describe_want(want: Want) -> str:
     words = "a device"
     if want.whole_gpu:
         words = "a whole GPU"
+    elif want.slot is not None:
+        words = f"{want.slot} of GPU {want.slot.gpu}"
     elif want.profile is not None:
         words = shown(want.profile)
     elif want.memory_bytes is not None:
@@ -79,14 +81,18 @@ class Obstacle:
         return (foreign, len(self.everything), slices, self.gpu.index)
 
 
-def obstacle(gpu: Gpu, profile: Profile) -> Obstacle:
-    """Return the smallest obstacle. Cached on the frozen GPU, since refusals are frequent when a node is full."""
-    key = f"obstacle {profile.id}"
+def obstacle(gpu: Gpu, profile: Profile, at: Placement | None = None) -> Obstacle:
+    """Return the smallest obstacle, or with `at` the one at that placement.
+
+    Cached on the frozen GPU, since refusals are frequent when a node is full.
+    """
+    key = f"obstacle {profile.id} {'' if at is None else at}"
     known = gpu.scratch.get(key)
     if isinstance(known, Obstacle):
         return known
     occupancy = Occupancy.of(gpu)
-    places = [_obstacle_at(occupancy, profile, window.mask) for window in occupancy.tables.windows[profile.id]]
+    windows = (each for each in occupancy.tables.windows[profile.id] if at is None or each.placement == at)
+    places = [_obstacle_at(occupancy, profile, window.mask) for window in windows]
     found = gpu.scratch[key] = min(places, key=lambda each: each.weight)
     return found
 

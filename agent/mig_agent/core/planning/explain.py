@@ -10,7 +10,7 @@ from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Req
 from mig_agent.core.planning.blockers import describe_obstacle, describe_wants, obstacle
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.plan import COST_IN_SCORE, DEFAULT_POLICY, Policy
-from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
+from mig_agent.core.planning.profiles import served_by, wasted_mib
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
 
 MOST_LINES = 64
@@ -151,12 +151,14 @@ def _explanation(  # noqa: PLR0917 -- private, and called once
 
 
 def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclude: frozenset[Slot]) -> list[Option]:
-    profile = smallest_profile(want, gpu.layout)
+    profile = served_by(want, gpu)
     if profile is None:
         return []
     options = []
     for candidate in Occupancy.of(gpu, policy).candidates(profile, policy.creation_cost, exclude):
         slot = Slot(gpu.uuid, profile, candidate.window.placement)
+        if want.slot is not None and slot.placement != want.slot.placement:
+            continue
         options.append(
             Option(
                 gpu_index=gpu.index,
@@ -178,9 +180,11 @@ def _out_of_reach(gpu: Gpu, reserved: frozenset[GpuUuid]) -> bool:
 def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: frozenset[GpuUuid]) -> str:
     if gpu.state in {GpuState.CORDONED, GpuState.LOST}:
         return f"it is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}"
-    profile = smallest_profile(want, gpu.layout)
+    profile = served_by(want, gpu)
     if profile is None:
+        if want.slot is not None:
+            return "the slot is on another GPU"
         return f"{gpu.layout.model} offers nothing for it"
     if gpu.uuid in reserved:
         return "it is kept for a request that has waited long"
-    return describe_obstacle(view, obstacle(gpu, profile))
+    return describe_obstacle(view, obstacle(gpu, profile, None if want.slot is None else want.slot.placement))

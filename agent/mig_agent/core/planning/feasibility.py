@@ -10,7 +10,7 @@ from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.placement import tables_for
-from mig_agent.core.planning.profiles import share_of_gpus, smallest_profile
+from mig_agent.core.planning.profiles import served_by, share_of_gpus
 
 _TOLERANCE = 1e-9
 """Rounding error allowed in sums of fractions."""
@@ -82,6 +82,8 @@ class FeasibilityCache:
 
     def __init__(self, wants: Sequence[Want]) -> None:
         self.wants = wants
+        self._named = frozenset(want.slot.gpu for want in wants if want.slot is not None)
+        """The GPUs of slots that the wants name; no other looks like one of these."""
         self._layouts: dict[int, Layout] = {}
         """By identity, which is quicker than by content; kept here so that no other layout gets the same id."""
         self._known: dict[tuple[bool, tuple[object, ...]], bool] = {}
@@ -102,7 +104,17 @@ class FeasibilityCache:
         """Return a key that is equal for sets whose GPUs, emptied, are alike."""
         self._layouts.update((id(gpu.layout), gpu.layout) for gpu in gpus)
         occupancies = [empty_occupancy(gpu, keep_foreign=True) for gpu in gpus]
-        return tuple(sorted((id(occupancy.gpu.layout), occupancy.held, occupancy.engines) for occupancy in occupancies))
+        return tuple(
+            sorted(
+                (
+                    id(occupancy.gpu.layout),
+                    occupancy.held,
+                    occupancy.engines,
+                    occupancy.gpu.uuid if occupancy.gpu.uuid in self._named else "",
+                )
+                for occupancy in occupancies
+            )
+        )
 
 
 def _nearest(gpus: Sequence[Gpu], want: Want) -> Gpu | None:
@@ -125,10 +137,10 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     is one) a GPU with a large one among them is better to reserve: less of it is idle meanwhile. `docs/placement.md`
     has what that is worth. Cached on the frozen GPU.
     """
-    profile = smallest_profile(want, gpu.layout)
+    profile = served_by(want, gpu)
     if profile is None:
         return None
-    key = f"to end {profile.id}"
+    key = f"to end {profile.id} {'' if want.slot is None else want.slot.placement}"
     if key not in gpu.scratch:
         held = [each.slot.placement for each in gpu.instances if each.state is not InstanceState.IDLE]
         found: list[tuple[int, int, int]] = []
@@ -143,7 +155,8 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
 
 def _windows(occupancy: Occupancy, want: Want) -> list[int]:
     """Return the masks of the windows that would serve the want."""
-    profile = smallest_profile(want, occupancy.gpu.layout)
+    profile = served_by(want, occupancy.gpu)
     if profile is None or not occupancy.tables.engines_fit(occupancy.engines + occupancy.tables.engines_of(profile)):
         return []
-    return [ranked.window.mask for ranked in occupancy.tables.ranked(profile.id, occupancy.held)]
+    windows = (ranked.window for ranked in occupancy.tables.ranked(profile.id, occupancy.held))
+    return [each.mask for each in windows if want.slot is None or each.placement == want.slot.placement]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from mig_agent.core.model import Gpu, GpuUuid, Layout, Profile, Slot, Want
 from mig_agent.core.planning.occupancy import Candidate, Occupancy
 from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.pinning import pin
 from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.plan import Policy
 from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
@@ -86,7 +87,26 @@ def place_devices(
     gpus: Sequence[Gpu], wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot] = frozenset()
 ) -> DeviceAssignment | None:
     """Return the slots of all wants, or None if they do not fit together."""
-    occupancies = [Occupancy.of(gpu, policy) for gpu in gpus]
+    pinned = pin([Occupancy.of(gpu, policy) for gpu in gpus], wants, policy.creation_cost, exclude)
+    if pinned is None:
+        return None
+    rest = _place_anywhere(pinned.boards, [wants[number] for number in pinned.rest], policy, exclude)
+    if rest is None or not pinned.places:
+        return rest
+    places = {number: (pinned.boards[board].gpu, candidate) for number, (board, candidate) in pinned.places.items()}
+    places.update(zip(pinned.rest, rest.places, strict=True))
+    return DeviceAssignment(
+        places=tuple(places[number] for number in range(len(wants))),
+        waste=rest.waste,
+        cost=rest.cost + sum(candidate.cost for _, candidate in pinned.places.values()),
+    )
+
+
+def _place_anywhere(
+    occupancies: Sequence[Occupancy], wants: Sequence[Want], policy: Policy, exclude: frozenset[Slot]
+) -> DeviceAssignment | None:
+    if not wants:
+        return DeviceAssignment(places=(), waste=0.0, cost=0.0)
     search = _MultiDeviceSearch(wants, policy, exclude)
     best: DeviceAssignment | None = None
     for order in search.orders(occupancies):

@@ -13,6 +13,7 @@ from itertools import product
 
 from mig_agent.core.model import Layout, Profile, Slot, Want
 from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.pinning import pin
 from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.profiles import smallest_profile
 
@@ -242,6 +243,8 @@ def pack(
     No two windows overlap. Idle instances are no obstacle. Costs are ignored. With `most_steps`, None also if the
     search found nothing in this many steps: only for callers that can do without an answer.
     """
+    if any(want.slot is not None for want in wants):
+        return _pack_pinned(occupancies, wants, exclude, most_steps)
     classes = ItemClasses(occupancies, wants)
     if not all(any(served) for served in classes.profiles):
         return None
@@ -254,6 +257,21 @@ def pack(
     for number, (each, counts) in enumerate(zip(bins, chosen, strict=True)):
         for item, window in each.windows_for(counts):
             placed[queues[item].pop()] = (number, window)
+    return tuple(placed[number] for number in range(len(wants)))
+
+
+def _pack_pinned(
+    occupancies: Sequence[Occupancy], wants: Sequence[Want], exclude: frozenset[Slot], most_steps: int | None
+) -> tuple[tuple[int, Window], ...] | None:
+    pinned = pin(occupancies, wants, 0.0, exclude)
+    if pinned is None:
+        return None
+    others = [wants[number] for number in pinned.rest]
+    rest = pack(pinned.boards, others, exclude, most_steps=most_steps) if others else ()
+    if rest is None:
+        return None
+    placed = {number: (board, candidate.window) for number, (board, candidate) in pinned.places.items()}
+    placed.update(zip(pinned.rest, rest, strict=True))
     return tuple(placed[number] for number in range(len(wants)))
 
 

@@ -29,8 +29,9 @@ from mig_agent.core.planning.blockers import (
 from mig_agent.core.planning.feasibility import fits_when_empty
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.packing import pack
+from mig_agent.core.planning.pinning import window_of
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Outcome, Policy
-from mig_agent.core.planning.profiles import order_of_size, round_amount, smallest_profile
+from mig_agent.core.planning.profiles import order_of_size, round_amount, served_by, smallest_profile
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
@@ -94,7 +95,7 @@ def refusal_for(
 def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
     """Return the refusal of a request that would fit on GPUs that are cordoned or lost."""
     unavailable_gpus = [gpu for gpu in named_gpus(view, request) if gpu.state in {GpuState.CORDONED, GpuState.LOST}]
-    able = [gpu for gpu in unavailable_gpus if any(smallest_profile(want, gpu.layout) for want in request.wants)]
+    able = [gpu for gpu in unavailable_gpus if any(served_by(want, gpu) for want in request.wants)]
     words = ", ".join(f"GPU {gpu.index} is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}" for gpu in able)
     cordoned = [gpu for gpu in able if gpu.state is GpuState.CORDONED and not gpu.set_aside]
     hint = "`nvidia-smi` tells whether the driver still sees it"
@@ -139,7 +140,7 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
     obstacles = _obstacles(usable_gpus(view, request, reserved), want) or _obstacles(usable_gpus(view, request), want)
     words = describe_want(want)
     profiles = {each.profile.name for each in obstacles}
-    if len(profiles) == 1 and want.profile is None and not want.whole_gpu:
+    if len(profiles) == 1 and want.profile is None and want.slot is None and not want.whole_gpu:
         words = f"{words} ({next(iter(profiles))})"
     nearest = obstacles[0]
     if len(obstacles) == 1:
@@ -159,7 +160,8 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
 
 def _obstacles(gpus: Sequence[Gpu], want: Want) -> list[Obstacle]:
     """Return the obstacle on each GPU that could serve the want, the nearest first."""
-    found = [obstacle(gpu, profile) for gpu in gpus if (profile := smallest_profile(want, gpu.layout)) is not None]
+    at = None if want.slot is None else want.slot.placement
+    found = [obstacle(gpu, profile, at) for gpu in gpus if (profile := served_by(want, gpu)) is not None]
     return sorted(found, key=lambda each: each.weight)
 
 
@@ -212,9 +214,7 @@ def _fitting(occupancies: Sequence[Occupancy], wants: Sequence[Want]) -> Sequenc
 
 def _out_of_reach(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> tuple[Blocker, ...]:
     """Return the GPUs that could have served the request and may not be used."""
-    able = [
-        gpu for gpu in named_gpus(view, request) if any(smallest_profile(want, gpu.layout) for want in request.wants)
-    ]
+    able = [gpu for gpu in named_gpus(view, request) if any(served_by(want, gpu) for want in request.wants)]
     return (*unavailable(able), *unavailable((gpu for gpu in able if gpu.uuid in reserved), "reserved"))
 
 
@@ -239,8 +239,9 @@ def permanent_refusal(view: NodeView, request: Request) -> Refusal | None:
             hint="`nvidia-smi` shows what the driver finds; `mig-agent serve --gpus` limits what is managed",
         )
     for want in request.wants:
-        if not any(smallest_profile(want, gpu.layout) for gpu in gpus):
-            return _not_offered(view, request, want, gpus)
+        missing = _never_offered(view, request, want, gpus)
+        if missing is not None:
+            return missing
     if not fits_when_empty(gpus, request.wants):
         return _too_many(request, gpus)
     return None
@@ -249,13 +250,46 @@ def permanent_refusal(view: NodeView, request: Request) -> Refusal | None:
 def _unknown_gpus(view: NodeView, request: Request) -> Refusal | None:
     known = {str(gpu.index) for gpu in view.gpus} | {gpu.uuid.casefold() for gpu in view.gpus}
     unknown = [name for name in request.gpus if name.casefold() not in known]
-    if not unknown:
-        return None
+    return _unknown_gpu(view, unknown[0]) if unknown else None
+
+
+def _unknown_gpu(view: NodeView, name: str) -> Refusal:
     listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in view.gpus)
     return Refusal(
         reason=Reason.UNKNOWN_GPU,
-        message=f"cannot use GPU {shown(unknown[0])}: this node has no such GPU",
+        message=f"cannot use GPU {shown(name)}: this node has no such GPU",
         hint=f"it has {listed}" if listed else "it has none",
+    )
+
+
+def _never_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
+    if want.slot is not None:
+        return _no_such_slot(view, want, want.slot, gpus)
+    if any(smallest_profile(want, gpu.layout) for gpu in gpus):
+        return None
+    return _not_offered(view, request, want, gpus)
+
+
+def _no_such_slot(view: NodeView, want: Want, slot: Slot, gpus: Sequence[Gpu]) -> Refusal | None:
+    """Why a slot can never be had here, whatever ends; None where its GPU offers it."""
+    gpu = view.by_uuid.get(slot.gpu)
+    if gpu is None:
+        return _unknown_gpu(view, slot.gpu)
+    if gpu not in gpus:
+        return Refusal(
+            reason=Reason.INVALID_REQUEST,
+            message=f"cannot place {describe_want(want)}: the request is for {describe_gpus(gpus)} alone",
+            hint="leave the choice of GPUs out: the slot names one",
+        )
+    if window_of(Occupancy.of(gpu), slot) is not None:
+        return None
+    profile = next((each for each in gpu.layout.profiles if each.name == slot.profile.name), None)
+    places = "" if profile is None else ", ".join(map(str, profile.placements))
+    offers = f"offers {slot.profile.name} on slices {places}" if places else "has no such profile"
+    return Refusal(
+        reason=Reason.UNKNOWN_PROFILE,
+        message=f"cannot place {describe_want(want)}: GPU {gpu.index} {offers}",
+        hint="`migctl profiles` tells what each has",
     )
 
 

@@ -37,8 +37,17 @@ def smallest_profile(want: Want, layout: Layout) -> Profile | None:
     return best
 
 
+def served_by(want: Want, gpu: Gpu) -> Profile | None:
+    """The smallest profile of a GPU that serves the want; None where it has none, or the want is for another GPU."""
+    if want.slot is not None and want.slot.gpu != gpu.uuid:
+        return None
+    return smallest_profile(want, gpu.layout)
+
+
 def serves(profile: Profile, want: Want, layout: Layout) -> bool:
     """Return True if an instance of this profile satisfies the want."""
+    if want.slot is not None:
+        return (profile.id, profile.name) == (want.slot.profile.id, want.slot.profile.name)
     if profile.is_whole_gpu:
         return want.whole_gpu
     if want.profile is not None:

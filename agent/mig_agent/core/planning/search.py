@@ -34,7 +34,7 @@ def find(
     gpus = usable_gpus(view, request, reserved)
     policy = policy.of(request)
     wants = request.wants
-    if len(wants) == 1:
+    if len(wants) == 1 and wants[0].slot is None:
         return _find_one(gpus, wants[0], policy, exclude)
     return _find_several(gpus, wants, policy, exclude) if wants else None
 

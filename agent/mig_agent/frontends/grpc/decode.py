@@ -8,7 +8,8 @@ from typing import assert_never
 
 from mig_agent.core import requests
 from mig_agent.core.errors import Reason, UsageError, refuse
-from mig_agent.core.model import Holder, Pod, Request, RequestId, Want
+from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.owner import Pod
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -22,15 +23,17 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     """
     # Check the numbers of repeated fields before their contents.
     requests.validate_numbers(wants=len(message.wants), gpus=len(message.gpus))
+    pod = _pod(message.holder)
+    owner = requests.owner_for(pod, message.pid if message.HasField("pid") else None)
     request = Request(
         wants=tuple(want_from(each) for each in message.wants),
         request_id=RequestId(message.request_id or uuid.uuid4().hex),
-        holder=_holder(message, caller),
+        holder=_holder(message, caller, pod),
         gpus=tuple(requests.parse_gpu(each) for each in message.gpus),
         priority=message.priority,
         wait_seconds=message.wait_seconds if message.HasField("wait_seconds") else None,
         ttl_seconds=message.ttl_seconds if message.HasField("ttl_seconds") else None,
-        pid=message.pid if message.HasField("pid") else None,
+        owner=owner,
         if_revision=message.if_revision if message.HasField("if_revision") else None,
     )
     requests.validate(request)
@@ -40,27 +43,28 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
 def held_request_from(message: pb.Request, caller: Caller) -> Request:
     """Return the request for a lease that ends with its stream; as `request_from`, but UsageError also for a pod."""
     request = request_from(message, caller)
-    if request.holder.pod is not None:
+    if request.owner.is_reserved:
         raise UsageError(
-            f"cannot hold a lease for {request.holder.pod} by a stream: it is to outlive who asks for it",
+            f"cannot hold a lease for {request.owner.label} by a stream: it is to outlive who asks for it",
             "call Acquire with ttl_seconds, and Renew once the pod is to come",
         )
     return request
 
 
-def _holder(message: pb.Request, caller: Caller) -> Holder:
+def _pod(holder: pb.Holder) -> Pod | None:
+    if not holder.HasField("pod"):
+        return None
+    return Pod(namespace=holder.pod.namespace, name=holder.pod.name, uid=holder.pod.uid)
+
+
+def _holder(message: pb.Request, caller: Caller, pod: Pod | None) -> Holder:
     """Who will hold the lease: what the message says of it counts only from those who act for others."""
     tenant, name = message.holder.tenant, message.holder.name
     pid = caller.pid
-    pod = None
-    if message.holder.HasField("pod"):
-        asked = message.holder.pod
-        pod = Pod(namespace=asked.namespace, name=asked.name, uid=asked.uid)
-        requests.validate_pod(pod)
     if caller.acts_for_others:
         if pod is not None:
             tenant, name = tenant or f"namespace {pod.namespace}", name or str(pod)
-        return Holder(tenant=tenant or caller.tenant, name=name or caller.name, uid=caller.uid, pid=pid, pod=pod)
+        return Holder(tenant=tenant or caller.tenant, name=name or caller.name, uid=caller.uid, pid=pid)
     own = caller.tenant
     if pod is not None:
         raise refuse(

@@ -20,12 +20,12 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
     Placement,
-    Pod,
     Profile,
     Slot,
     live_devices,
 )
 from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.planning.plan import (
     CreateInstance,
     DevicePlan,
@@ -103,6 +103,8 @@ def lease(
     `in_full`: include the request id, which lets a client repeat the request: for the holder only. `left`: the holder's
     process has ended, and its pid is omitted.
     """
+    owner = each.owner
+    of_pod = owner if isinstance(owner, PodOwner) else None
     return pb.Lease(
         id=each.id,
         request_id=visible(each.request_id) if in_full else "",
@@ -110,14 +112,15 @@ def lease(
         devices=devices,
         created_at=each.created_at,
         expires_at=each.expires_at,
-        pid=each.pid,
-        hold=each.hold,
+        pid=None if owner.process is None else owner.process.pid,
+        hold=owner.ends_with_stream,
         unused=unused,
-        pod=pod(each.holder.pod) if each.holder.pod is not None else None,
+        pod=None if of_pod is None else pod(of_pod.pod),
         kubelet_devices=[
-            pb.KubeletDevice(resource=visible(one.resource), id=visible(one.id)) for one in each.kubelet_devices
+            pb.KubeletDevice(resource=visible(one.resource), id=visible(one.id))
+            for one in (() if of_pod is None else of_pod.devices)
         ],
-        arrived=each.of_pod,
+        arrived=owner.is_bound,
     )
 
 

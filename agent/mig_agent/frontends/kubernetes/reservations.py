@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.model import GpuUuid, KubeletDevice, Layout, Lease, NodeView, Pod, Slot, Want, live_devices
+from mig_agent.core.model import GpuUuid, Layout, Lease, NodeView, Slot, Want, live_devices
+from mig_agent.core.owner import KubeletDevice, Owner, Pod, PodOwner
 from mig_agent.core.planning.profiles import serves, wasted_mib
+from mig_agent.frontends.kubernetes.owners import leases_of_pods
 
 Asked = Callable[[Pod], Mapping[str, int] | None]
 """Returns what a pod requests by name of the extended resource, as the scheduler counts it; None if not known."""
@@ -26,18 +28,18 @@ def nobody_knows(_pod: Pod) -> None:
 
 def leases_for(view: NodeView, pod: Pod) -> tuple[Lease, ...]:
     """What was taken for this very pod and stands for no device of the kubelet's; the oldest first."""
-    found = (each for each in _open(view) if each.holder.pod is not None and each.holder.pod.may_be(pod))
-    return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.id)))
+    return tuple(lease for lease, owner in _open(view) if owner.pod.may_be(pod))
 
 
 def kept(view: NodeView) -> tuple[ReservedSlots, ...]:
     """What all such leases keep, as far as it is there; the oldest first."""
-    found = []
-    for lease in sorted(_open(view), key=lambda lease: (lease.created_at, lease.id)):
-        slots = slots_of(lease, view)
-        if lease.holder.pod is not None and slots:
-            found.append((lease.holder.pod, slots))
-    return tuple(found)
+    found = ((owner.pod, slots_of(lease, view)) for lease, owner in _open(view))
+    return tuple((pod, slots) for pod, slots in found if slots)
+
+
+def in_progress(reserving: Iterable[tuple[Owner, tuple[Slot, ...]]]) -> tuple[ReservedSlots, ...]:
+    """Return what is being reserved for pods at this moment; `reserving` is `Manager.reserving`'s answer."""
+    return tuple((owner.pod, slots) for owner, slots in reserving if isinstance(owner, PodOwner))
 
 
 def slots_of(lease: Lease, view: NodeView) -> tuple[Slot, ...]:
@@ -118,17 +120,16 @@ def count_unreserved(
     return Counted(promised={name: number for name, number in open_.items() if number > 0}, unserved=tuple(left))
 
 
-def _open(view: NodeView) -> Iterable[Lease]:
-    return (each for each in view.leases.values() if each.holder.pod is not None and not each.kubelet_devices)
+def _open(view: NodeView) -> Sequence[tuple[Lease, PodOwner]]:
+    """Return the leases of pods without devices of the kubelet, the oldest first."""
+    found = (each for each in leases_of_pods(view) if not each[1].devices)
+    return sorted(found, key=lambda each: (each[0].created_at, each[0].id))
 
 
 def _handed(view: NodeView, pod: Pod) -> Counter[str]:
     """Return how many devices of each resource the pod has already."""
     return Counter(
-        device.resource
-        for lease in view.leases.values()
-        if lease.kubelet_devices and lease.holder.pod is not None and lease.holder.pod.may_be(pod)
-        for device in lease.kubelet_devices
+        device.resource for _, owner in leases_of_pods(view) if owner.pod.may_be(pod) for device in owner.devices
     )
 
 

@@ -12,6 +12,7 @@ from mig_agent.core.model import Gpu, GpuState, NodeView, Want
 from mig_agent.core.planning.capacity import servable
 from mig_agent.core.pod_resources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
+from mig_agent.frontends.kubernetes.owners import leases_of_pods
 
 _BEGINNING = "mig-agent-"
 _OURS = re.compile(rf"{_BEGINNING}(0|[1-9][0-9]{{0,8}})", re.ASCII)
@@ -98,8 +99,8 @@ def label_of(name: str) -> str:
 def _leased(view: NodeView) -> dict[str, Want]:
     """Return the resources of existing leases, which may not be offered now; their wants follow from the instances."""
     wants = {}
-    for lease in view.leases.values():
-        for device, generation in zip(lease.kubelet_devices, lease.instances, strict=False):
+    for lease, owner in leases_of_pods(view):
+        for device, generation in zip(owner.devices, lease.instances, strict=False):
             instance = view.instances.get(generation)
             if instance is not None:
                 whole = instance.slot.profile.is_whole_gpu

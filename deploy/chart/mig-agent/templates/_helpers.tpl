@@ -90,7 +90,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
       "resource_prefix" .Values.resources.profilePrefix
       "memory_resource_prefix" .Values.resources.memoryPrefix
       "memory_resources" .Values.resources.memory
-      "device_injection" .Values.deviceInjection
       "feature_labels" .Values.featureLabels
       "metrics" $metrics }}
 {{- with .Values.nodeLabel }}{{ $_ := set $chart "node_label" . }}{{ end }}

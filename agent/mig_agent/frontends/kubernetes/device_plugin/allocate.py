@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable, lease_by_device
 
@@ -17,7 +17,6 @@ class Allocated:
 
     cdi_names: tuple[str, ...] = ()
     """Fully qualified; their files are written before the container starts."""
-    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class Allocator:

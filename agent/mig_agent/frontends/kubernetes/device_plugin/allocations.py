@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from mig_agent.adapters.kubelet import CheckpointEntry, ListedPod
 from mig_agent.core.errors import Refusal
-from mig_agent.core.model import KubeletDevice, Lease, LeaseId, NodeView, Pod, Request, RequestKey, live_devices
+from mig_agent.core.model import Lease, LeaseId, NodeView, Request, RequestKey, live_devices
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.results import Granted
+from mig_agent.frontends.kubernetes.owners import devices_of, leases_of_pods, pod_owner
 from mig_agent.frontends.kubernetes.resources import is_ours
 
 PENDING_SECONDS = 10.0
@@ -22,13 +24,18 @@ HIDDEN_SECONDS = 300.0
 class Acquisition:
     """A request of a pod on its way through the manager; it outlives the calls that wait for it."""
 
-    pod: Pod
+    owner: PodOwner
     request: Request
     since: float
     task: asyncio.Task[Granted | Refusal]
     """Its outcome; it fails only for what was not expected."""
     told: bool = False
     """Whether the pod's events say that it waits."""
+
+    @property
+    def pod(self) -> Pod:
+        """The pod that waits."""
+        return self.owner.pod
 
 
 @dataclass(slots=True)
@@ -46,8 +53,6 @@ class AllocationTable:
     """By each of its devices."""
     requests: dict[RequestKey, tuple[KubeletDevice, ...]] = field(default_factory=dict)
     """What is asked for now; each device is counted either by its place on a GPU or as wanted, never twice."""
-    abandoned: set[RequestKey] = field(default_factory=set)
-    """Requests that nobody waits for any more; a lease that one of them leads to all the same ends."""
     hopeless: frozenset[KubeletDevice] = frozenset()
     """Of pods that this node could never serve, even empty: nothing is kept free for them."""
     given_again: dict[KubeletDevice, LeaseId] = field(default_factory=dict)
@@ -67,7 +72,7 @@ class AllocationTable:
 
     def forget(self, acquisition: Acquisition) -> None:
         """It has come to its end."""
-        for device in acquisition.request.kubelet_devices:
+        for device in acquisition.owner.devices:
             if self.acquisitions.get(device) is acquisition:
                 del self.acquisitions[device]
         self.requests.pop(acquisition.request.key, None)
@@ -173,14 +178,14 @@ def lease_by_device(view: NodeView) -> Mapping[KubeletDevice, Lease]:
     return {
         device: lease
         for lease in sorted(view.leases.values(), key=lambda lease: lease.created_at)
-        for device, instance in zip(lease.kubelet_devices, live_devices(view, lease), strict=False)
+        for device, instance in zip(devices_of(lease), live_devices(view, lease), strict=False)
         if instance is not None
     }
 
 
 def leased_kubelet_devices(view: NodeView) -> frozenset[KubeletDevice]:
     """All devices that pods have leases for, those included that are lost: the kubelet counts them as taken."""
-    return frozenset(device for lease in view.leases.values() for device in lease.kubelet_devices)
+    return frozenset(device for _, owner in leases_of_pods(view) for device in owner.devices)
 
 
 def first_shared(
@@ -196,9 +201,10 @@ def first_shared(
 
 def belongs_to(lease: Lease, pod: Pod, ending: Collection[LeaseId], given_again: Collection[LeaseId] = ()) -> bool:
     """Whether a lease is this very pod's, and stays so; one that was `given_again` only where the UIDs say it."""
-    holder = lease.holder.pod
-    if holder is None or lease.id in ending:
+    owner = pod_owner(lease)
+    if owner is None or lease.id in ending:
         return False
+    holder = owner.pod
     same_name = (holder.namespace, holder.name) == (pod.namespace, pod.name)
     if holder.uid and pod.uid:
         return same_name and holder.uid == pod.uid

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 
 _SECONDS: Final = 3.0
 """For an answer that a container's start waits for."""

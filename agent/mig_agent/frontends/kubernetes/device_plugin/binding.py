@@ -10,11 +10,13 @@ import structlog
 
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.core.errors import Reason, RefusedError, refuse
-from mig_agent.core.model import KubeletDevice, Lease, Pod, Slot
+from mig_agent.core.model import Lease, Slot
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi, pod_in_time
 from mig_agent.frontends.kubernetes.device_plugin.messages import wanted
+from mig_agent.frontends.kubernetes.owners import pod_owner
 from mig_agent.frontends.kubernetes.reservations import leases_for, match_slots, slots_of
 from mig_agent.frontends.kubernetes.resources import Resource
 
@@ -75,15 +77,12 @@ class Binder:
 
     async def _of_this_pod(self, pod: Pod, found: Sequence[Lease]) -> frozenset[str]:
         """Which of the leases were taken for this pod, and not for a former one of its name."""
-        known = frozenset(lease.holder.pod.uid for lease in found if lease.holder.pod is not None) - {""}
+        taken_for = {lease.id: owner.pod.uid for lease in found if (owner := pod_owner(lease)) is not None}
+        known = frozenset(taken_for.values()) - {""}
         uids = frozenset({pod.uid})
         if not pod.uid and known:
             uids = await self._uids(pod)
-        return frozenset(
-            lease.id
-            for lease in found
-            if lease.holder.pod is not None and (not lease.holder.pod.uid or lease.holder.pod.uid in uids)
-        )
+        return frozenset(lease for lease, uid in taken_for.items() if not uid or uid in uids)
 
     async def _uids(self, pod: Pod) -> frozenset[str]:
         """Of the pod that has this name now, by the API server, where the kubelet's checkpoint does not tell."""
@@ -113,7 +112,7 @@ class Binder:
 
     async def _hand(self, lease: Lease, devices: Sequence[KubeletDevice], pod: Pod) -> None:
         try:
-            await self._manager.hand_over(lease.id, devices, pod)
+            await self._manager.bind(lease.id, PodOwner(pod=pod, devices=tuple(devices), is_bound=True))
         except RefusedError as error:
             if error.refusal.reason not in _CHANGED:
                 raise
@@ -126,16 +125,17 @@ class Binder:
         what = f"lease {lease.id} that was taken for it"
         if group:
             lacks = f"the pod lacks {wanted(missing)}" if missing else "the pod has all that it asks for"
-            await self._manager.end_for_pod(lease.id, f"it fits no device of its pod: {lacks}")
+            await self._manager.owner_ended(lease.id, f"it fits no device of its pod: {lacks}")
             self._tell(pod, "PromiseNotUsed", f"{what} fits none of its devices and has ended: {lacks}")
             return
         # A GPU that is silent may be so for ever, and no container has anything of it yet.
         is_silent = lease.id in self._manager.silent
         why = "the GPU that it is on does not answer" if is_silent else "not all of its devices are there any more"
-        await self._manager.end_for_pod(lease.id, f"its pod gets another device: {why}")
+        await self._manager.owner_ended(lease.id, f"its pod gets another device: {why}")
         self._tell(pod, "PromiseNotUsed", f"{what} has ended, and it gets another device: {why}")
 
 
 def _is_certain(lease: Lease) -> bool:
-    """Whether it was taken for one pod, and not for any of that name."""
-    return lease.holder.pod is not None and bool(lease.holder.pod.uid)
+    """Return whether it was taken for one pod, and not for any of that name."""
+    owner = pod_owner(lease)
+    return owner is not None and bool(owner.pod.uid)

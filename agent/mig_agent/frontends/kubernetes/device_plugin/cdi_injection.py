@@ -9,7 +9,9 @@ import structlog
 
 from mig_agent.adapters.cdi import CdiDevice, CdiError, CdiFolder
 from mig_agent.core.errors import DriverError, Reason, refuse
-from mig_agent.core.model import Instance, KubeletDevice, Lease, NodeView
+from mig_agent.core.model import Instance, Lease, NodeView
+from mig_agent.core.owner import KubeletDevice
+from mig_agent.frontends.kubernetes.owners import devices_of
 from mig_agent.frontends.kubernetes.resources import Resource, number_of
 
 _LOG = structlog.get_logger(__name__)
@@ -41,7 +43,7 @@ def instances_of(leases: Mapping[KubeletDevice, Lease], view: NodeView) -> Mappi
     """The instance that stands for each device, as far as they are there."""
     found = {}
     for device, lease in leases.items():
-        generation = lease.instances[lease.kubelet_devices.index(device)]
+        generation = lease.instances[devices_of(lease).index(device)]
         instance = view.instances.get(generation)
         if instance is not None:
             found[device] = instance

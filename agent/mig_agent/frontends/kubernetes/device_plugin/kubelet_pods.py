@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import structlog
 
-from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
+from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, Identity, KubeletError, ListedPod
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.model import KubeletDevice, Lease, Pod
+from mig_agent.core.model import Lease
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition, AllocationTable
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
+from mig_agent.frontends.kubernetes.owners import leases_of_pods
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
-    Name,
     PodLiveness,
     Seen,
-    are_orphaned,
     liveness_from_api,
     liveness_from_kubelet,
 )
@@ -39,7 +39,7 @@ _ASKING_SECONDS = 3.0
 
 _LOG = structlog.get_logger(__name__)
 Held = tuple[Pod, tuple[KubeletDevice, ...]]
-"""A pod and what it holds or asks for."""
+"""A pod and the devices that it has or asks for."""
 
 
 class PodLister(Protocol):
@@ -68,15 +68,7 @@ class KubeletPods:
         api: DevicePluginApi | None,
         node: str,
         changed: Callable[[], None],
-        lists_finished: Callable[[], bool],
-        resources: Collection[str],
-        bound: Callable[[], Mapping[Name, PodFacts] | None] = lambda: None,
     ) -> None:
-        """`lists_finished` tells whether the kubelet is one before 1.34, which lists pods that have ended.
-
-        `resources` are the names that are served; `bound` tells which pods the API server has on this node, for leases
-        whose pod is not known, and None where it does not answer.
-        """
         self._manager = manager
         self._book = book
         self._kubelet = kubelet
@@ -84,12 +76,7 @@ class KubeletPods:
         self._api = api
         self._node = node
         self._changed = changed
-        self._lists_finished = lists_finished
-        self._resources = resources
-        self._bound = bound
         self._seen = Seen()
-        self._finished: set[tuple[Name, KubeletDevice]] = set()
-        """What pods that have ended had, as long as the kubelet lists them."""
         self._asked: dict[Held, int] = {}
         """The number of the question that was last asked about each of whom the kubelet's list does not tell."""
         self._questions = 0
@@ -132,55 +119,30 @@ class KubeletPods:
         recorded = await asyncio.to_thread(self._recorded) if self._book.on_way else ()
         listing = Listing.of(before if before == self._kubelet.kubelet else None, pods)
         matter: list[Held] = [
-            *((each.holder.pod, each.kubelet_devices) for each in leases if each.holder.pod is not None),
-            *((each.pod, each.request.kubelet_devices) for each in waiting),
+            *((owner.pod, owner.devices) for _, owner in leases),
+            *((each.pod, each.owner.devices) for each in waiting),
         ]
-        lists_finished = self._lists_finished()
-        fates = {
-            each: liveness_from_kubelet(*each, listing, self._seen, lists_finished=lists_finished) for each in matter
-        }
-        nobodys = [
-            each for each, fate in fates.items() if fate is PodLiveness.UNSURE and self._is_nobodys(each, listing)
-        ]
-        fates |= dict.fromkeys(nobodys, PodLiveness.GONE)
-        self._finished |= {(name, each) for _, has in nobodys for each in has for name in listing.owners.get(each, ())}
+        fates = {each: liveness_from_kubelet(*each, listing, self._seen) for each in matter}
         self._seen.note(listing, matter)
-        self._note(listing, asked_at, {device for entry in recorded for device in entry.devices})
+        self._book.noted(
+            frozenset(listing.owners), asked_at, {device for entry in recorded for device in entry.devices}
+        )
         await self._draw({each for each, fate in fates.items() if fate is PodLiveness.GONE}, leases, waiting)
         # Last, since the API server may take its time.
         gone = await self._ask([each for each, fate in fates.items() if fate is PodLiveness.UNSURE], listing)
         if gone:
-            self._finished |= {((pod.namespace, pod.name), device) for pod, devices in gone for device in devices}
-            self._note(listing, asked_at, frozenset(self._book.on_way))
             await self._draw(gone, leases, waiting)
 
-    def _is_nobodys(self, held: Held, listing: Listing) -> bool:
-        pod, devices = held
-        bound = None if pod.namespace else self._bound()
-        return bound is not None and are_orphaned(
-            devices, listing, bound, on_way=self._book.on_way, resources=self._resources
-        )
-
-    def _note(self, listing: Listing, asked_at: float, recorded: Collection[KubeletDevice]) -> None:
-        self._finished = {each for each in self._finished if each[0] in listing.owners.get(each[1], ())}
-        taken = {
-            device
-            for device, names in listing.owners.items()
-            if any((name, device) not in self._finished for name in names)
-        }
-        self._book.noted(frozenset(taken), asked_at, recorded)
-
-    async def _draw(self, gone: Collection[Held], leases: Sequence[Lease], waiting: Sequence[Acquisition]) -> None:
+    async def _draw(
+        self, gone: Collection[Held], leases: Sequence[tuple[Lease, PodOwner]], waiting: Sequence[Acquisition]
+    ) -> None:
         """Ends what pods held or asked for that are gone; of pods that share a name each by its own devices."""
         book = self._book
-        for lease in leases:
-            if (lease.holder.pod, lease.kubelet_devices) in gone:
+        for lease, owner in leases:
+            if (owner.pod, owner.devices) in gone:
                 book.ending.setdefault(lease.id, "its pod has ended")
-            elif lease.request_key in book.abandoned:
-                book.ending.setdefault(lease.id, "its pod was not taken: it came too late")
-                book.abandoned.discard(lease.request_key)
         for acquisition in waiting:
-            if (acquisition.pod, acquisition.request.kubelet_devices) in gone:
+            if (acquisition.pod, acquisition.owner.devices) in gone:
                 book.forget(acquisition)
                 acquisition.task.cancel()
         await self._end()
@@ -189,7 +151,7 @@ class KubeletPods:
     async def _ask(self, unsure: Sequence[Held], listing: Listing) -> frozenset[Held]:
         """Those whose pod is gone by the API server's word."""
         gone: set[Held] = set()
-        self._asked = {each: self._asked.get(each, 0) for each in unsure if each[0].namespace}
+        self._asked = {each: self._asked.get(each, 0) for each in unsure}
         # In turn: those who live on must not keep the others from being asked about.
         next_ones = sorted(self._asked, key=self._asked.__getitem__)[:_MOST_ASKED]
         until = asyncio.get_running_loop().time() + _ASKING_SECONDS
@@ -211,14 +173,14 @@ class KubeletPods:
     async def _end(self) -> None:
         for lease, words in tuple(self._book.ending.items()):
             try:
-                await self._manager.end_for_pod(lease, words)
+                await self._manager.owner_ended(lease, words)
             except RefusedError as error:
                 _LOG.warning(error.refusal.message, hint=error.refusal.hint)
                 return  # at the next look
             self._book.ended(lease)
 
-    def _pods_leases(self) -> tuple[Lease, ...]:
-        return tuple(each for each in self._manager.view.leases.values() if each.kubelet_devices)
+    def _pods_leases(self) -> tuple[tuple[Lease, PodOwner], ...]:
+        return tuple(each for each in leases_of_pods(self._manager.view) if each[1].devices)
 
     def _tell_silence(self, words: str) -> None:
         if not self._silent:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mig_agent.core.errors import Reason, Refusal
-from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.core.quantities import format_duration
 
 _MOST_WORDS = 600

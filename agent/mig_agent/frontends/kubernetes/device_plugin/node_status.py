@@ -16,7 +16,7 @@ import structlog
 
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import KubeletError
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 
 PAUSE_SECONDS: Final = 0.1

@@ -11,9 +11,10 @@ from typing import Final
 import structlog
 
 from mig_agent.adapters.cdi import CdiFolder
-from mig_agent.adapters.kubeapi import NodeFacts, PodFacts, PodName
+from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
-from mig_agent.core.model import KubeletDevice, NodeView
+from mig_agent.core.model import NodeView
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.core.planning.capacity import servable
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
@@ -28,14 +29,21 @@ from mig_agent.frontends.kubernetes.device_plugin.allocations import (
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 from mig_agent.frontends.kubernetes.device_plugin.cdi_injection import CdiInjector
 from mig_agent.frontends.kubernetes.device_plugin.device_list import DeviceList
-from mig_agent.frontends.kubernetes.device_plugin.environment import EnvironmentAllocating, EnvironmentStarting
 from mig_agent.frontends.kubernetes.device_plugin.kubelet_pods import KubeletPods
 from mig_agent.frontends.kubernetes.device_plugin.node_status import Mismatch, NodeStatusPatcher
 from mig_agent.frontends.kubernetes.device_plugin.prestart import PreStart
 from mig_agent.frontends.kubernetes.device_plugin.registration import Registration
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from mig_agent.frontends.kubernetes.metrics import Devices
-from mig_agent.frontends.kubernetes.reservations import Asked, Counted, count_unreserved, kept, nobody_knows, promised
+from mig_agent.frontends.kubernetes.reservations import (
+    Asked,
+    Counted,
+    count_unreserved,
+    in_progress,
+    kept,
+    nobody_knows,
+    promised,
+)
 from mig_agent.frontends.kubernetes.resources import Naming, Resource, resources_of
 
 FIRST_LOOK_SECONDS: Final = 5.0
@@ -47,8 +55,6 @@ DRAIN_LOOK_SECONDS: Final = 0.1
 CLOSING_SECONDS: Final = 2.0
 ANSWERS_SECONDS: Final = 0.5
 """For calls that are open when it closes: their refusals still reach the kubelet."""
-_ACTIVE_ONLY_SINCE: Final = (1, 34)
-"""From this version on the kubelet lists no pods that have ended."""
 
 _LOG = structlog.get_logger(__name__)
 
@@ -106,15 +112,12 @@ class Plugin:
         *,
         manager: Manager,
         paths: KubeletPaths,
-        cdi: CdiFolder | None,
+        cdi: CdiFolder,
         api: DevicePluginApi | None,
         settings: PluginSettings,
         asked: Asked = nobody_knows,
     ) -> None:
-        """`asked` tells what pods with leases ask for, as the scheduler counts it.
-
-        Without a folder for CDI files containers get their devices by environment variables.
-        """
+        """`asked` tells what pods with leases ask for, as the scheduler counts it."""
         self._manager = manager
         self._paths = paths
         self._api = api
@@ -123,32 +126,24 @@ class Plugin:
         """By the resource's name; what was served once stays, maybe with nothing to give."""
         self._resources: dict[str, Resource] = {}
         self.book = AllocationTable()
-        self._bound: Mapping[PodName, PodFacts] | None = None
         self.asked = asked
         self._tasks = Tasks()
         self._loops: list[asyncio.Task[None]] = []
         self._kubelet = PodResources(paths)
         recorded = DeviceCheckpoint(paths).read
-        self._injector: CdiInjector | None = None
-        self._allocating: Allocator | EnvironmentAllocating
-        self._starting: PreStart | EnvironmentStarting
-        if cdi is None:
-            self._allocating = EnvironmentAllocating(manager, self.book, self._resources, self._allocated)
-            self._starting = EnvironmentStarting(manager)
-        else:
-            self._injector = CdiInjector(cdi, self._resources, lambda: manager.view)
-            self._allocating = Allocator(manager, self.book, self._injector.qualified, self._allocated)
-            self._starting = PreStart(
-                manager=manager,
-                book=self.book,
-                tasks=self._tasks,
-                kubelet=self._kubelet,
-                recorded=recorded,
-                api=api,
-                injector=self._injector,
-                resources=self._resources,
-                changed=self.refresh,
-            )
+        self._injector = CdiInjector(cdi, self._resources, lambda: manager.view)
+        self._allocating = Allocator(manager, self.book, self._injector.qualified, self._allocated)
+        self._starting = PreStart(
+            manager=manager,
+            book=self.book,
+            tasks=self._tasks,
+            kubelet=self._kubelet,
+            recorded=recorded,
+            api=api,
+            injector=self._injector,
+            resources=self._resources,
+            changed=self.refresh,
+        )
         self._following = KubeletPods(
             manager=manager,
             book=self.book,
@@ -157,9 +152,6 @@ class Plugin:
             api=api,
             node=settings.node,
             changed=self.refresh,
-            lists_finished=lambda: self._lists_finished,
-            resources=self._resources,
-            bound=lambda: self._bound,
         )
         self.registering = Registration(
             paths=paths,
@@ -169,7 +161,6 @@ class Plugin:
             on_looked=self._show,
         )
         self._node: NodeFacts | None = None
-        self._lists_finished = False
         self._numbers = (
             None
             if api is None
@@ -233,8 +224,7 @@ class Plugin:
 
     async def remove_files(self) -> None:
         """Removes all CDI files but those of devices that pods have."""
-        if self._injector is not None:
-            await self._injector.tidy(self._kept)
+        await self._injector.tidy(self._kept)
 
     # What is told
 
@@ -245,12 +235,7 @@ class Plugin:
             for served in self.served.values():
                 served.advertisement.kubelet_wrote(now)
         self._node = facts
-        self._lists_finished = not _at_least(facts.kubelet_version, _ACTIVE_ONLY_SINCE)
         self.refresh()
-
-    def pods_showed(self, pods: Mapping[PodName, PodFacts] | None) -> None:
-        """The pods that the API server has on this node have changed; None: it does not tell any more."""
-        self._bound = pods
 
     def node_unknown(self, _words: str = "") -> None:
         """The API server is out of touch."""
@@ -335,7 +320,7 @@ class Plugin:
 
     def _promises(self, view: NodeView, waiting: Sequence[KubeletDevice]) -> Counted:
         """What is kept for pods on their way; `waiting` are devices that the kubelet allocated and nobody has yet."""
-        keeping = (*kept(view), *self._manager.making_for_pods())
+        keeping = (*kept(view), *in_progress(self._manager.reserving()))
         if not keeping:
             return Counted(promised={}, unserved=tuple(waiting))
         wants = {name: resource.want for name, resource in self._resources.items()}
@@ -426,12 +411,3 @@ def _number(shown: str | None) -> int:
         return int(shown or "0")
     except ValueError:
         return 0
-
-
-def _at_least(version: str, least: tuple[int, int]) -> bool:
-    """Whether a kubelet's version, `v1.36.2`, is this one or newer; what cannot be read counts as new."""
-    parts = version.removeprefix("v").split(".")
-    try:
-        return (int(parts[0]), int(parts[1])) >= least
-    except (ValueError, IndexError):
-        return True

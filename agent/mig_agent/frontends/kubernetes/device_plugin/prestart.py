@@ -14,7 +14,8 @@ import structlog
 from mig_agent.adapters.kubeapi import KubeApiError
 from mig_agent.adapters.kubelet import CheckpointEntry, KubeletError, ListedPod
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.model import Holder, KubeletDevice, Lease, Pod, Request, RequestId
+from mig_agent.core.model import Holder, Lease, Request, RequestId
+from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.results import Granted
@@ -169,7 +170,7 @@ class PreStart:
             if self._is_of(lease, claim.pod):
                 own[device] = lease
             else:
-                await self._manager.end_for_pod(lease.id, f"the kubelet gave {device} to {claim.pod}")
+                await self._manager.owner_ended(lease.id, f"the kubelet gave {device} to {claim.pod}")
                 book.ended(lease.id)
         return own, [device for device in claim.devices if device not in own]
 
@@ -207,13 +208,14 @@ class PreStart:
         book = self._book
         # The kubelet counts events by their words, which name the devices in this order.
         missing = sorted(missing, key=lambda device: (device.resource, device.id))
+        owner = PodOwner(pod=pod, devices=tuple(missing), is_bound=True)
         request = Request(
             wants=tuple(self._resources[device.resource].want for device in missing),
             request_id=RequestId(uuid.uuid4().hex),
-            holder=Holder(tenant=f"namespace {pod.namespace}", name=str(pod), pod=pod),
+            holder=Holder(tenant=f"namespace {pod.namespace}", name=str(pod)),
+            owner=owner,
             priority=priority,
             wait_seconds=math.inf,
-            kubelet_devices=tuple(missing),
             asker=KUBELET.asker,
         )
         if book.hopeless.issuperset(missing):
@@ -225,11 +227,11 @@ class PreStart:
             if former is not None:
                 self._drop(former)
         task = self._tasks.spawn(f"devices of {pod}", self._acquire(request))
-        acquisition = Acquisition(pod=pod, request=request, since=asyncio.get_running_loop().time(), task=task)
+        acquisition = Acquisition(owner=owner, request=request, since=asyncio.get_running_loop().time(), task=task)
         for device in missing:
             book.acquisitions[device] = acquisition
             book.on_way.pop(device, None)
-        book.requests[request.key] = request.kubelet_devices
+        book.requests[request.key] = owner.devices
         task.add_done_callback(lambda _: self._over(acquisition))
         self._changed()
         return acquisition
@@ -246,7 +248,7 @@ class PreStart:
         book, task = self._book, acquisition.task
         book.forget(acquisition)
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
-        asked = acquisition.request.kubelet_devices
+        asked = acquisition.owner.devices
         if isinstance(outcome, Refusal) and not outcome.retryable:
             book.hopeless |= set(asked)
         else:
@@ -317,7 +319,7 @@ class PreStart:
         (outcome,) = self._manager.plan((request,))
         return messages.still_waiting(
             acquisition.pod,
-            request.kubelet_devices,
+            acquisition.owner.devices,
             outcome if isinstance(outcome, Refusal) else None,
             place,
             now - acquisition.since,

@@ -12,7 +12,7 @@ import structlog
 
 from mig_agent.adapters.kubelet import Identity, KubeletError, KubeletPaths, PluginSocket, register
 from mig_agent.core.backoff import Backoff
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
 from mig_agent.frontends.kubernetes.resources import is_ours
 

@@ -10,7 +10,7 @@ import grpc
 
 from mig_agent.adapters.grpc_errors import STATUS
 from mig_agent.core.errors import RefusedError
-from mig_agent.core.model import KubeletDevice
+from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin import messages
 from mig_agent.frontends.kubernetes.device_plugin.allocate import Allocated
 from mig_agent.frontends.kubernetes.resources import Resource, number_of
@@ -27,7 +27,7 @@ class Decisions(Protocol):
     """What the plugin decides for all resources."""
 
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        """For each container, what it is to be started with. Raises RefusedError only in environment mode."""
+        """For each container, what it is to be started with."""
         ...
 
     async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
@@ -116,18 +116,13 @@ class ResourceService:
         """Not offered: one id is as good as another."""
         return pb.PreferredAllocationResponse()
 
-    async def allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
+    async def allocate(self, request: pb.AllocateRequest, _context: Context) -> pb.AllocateResponse:
         """What containers are to be started with."""
         containers = [self._devices(each.devices_ids) for each in request.container_requests]
-        try:
-            allocated = await self._decisions.allocate(containers)
-        except RefusedError as error:
-            await context.abort(STATUS[error.refusal.reason], messages.for_kubelet(error.refusal))
+        allocated = await self._decisions.allocate(containers)
         return pb.AllocateResponse(
             container_responses=[
-                pb.ContainerAllocateResponse(
-                    envs=each.variables, cdi_devices=[pb.CDIDevice(name=name) for name in each.cdi_names]
-                )
+                pb.ContainerAllocateResponse(cdi_devices=[pb.CDIDevice(name=name) for name in each.cdi_names])
                 for each in allocated
             ]
         )

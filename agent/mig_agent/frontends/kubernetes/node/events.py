@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 from mig_agent.engine.lifecycle import EndReason
 
 

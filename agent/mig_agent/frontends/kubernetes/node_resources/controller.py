@@ -18,7 +18,7 @@ import structlog
 from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, Identity, KubeletPaths
 from mig_agent.core.backoff import Backoff
-from mig_agent.core.model import Pod
+from mig_agent.core.owner import Pod
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.metrics import Devices
@@ -31,7 +31,7 @@ from mig_agent.frontends.kubernetes.node_resources.ownership import (
     others,
     owned,
 )
-from mig_agent.frontends.kubernetes.reservations import Asked
+from mig_agent.frontends.kubernetes.reservations import Asked, in_progress
 from mig_agent.frontends.kubernetes.resources import Naming
 
 PAUSE_SECONDS: Final = (0.1, 5.0)
@@ -205,7 +205,7 @@ class NodeStatus:
         if manager.paused and not view.gpus:
             # The GPUs have not been read yet, and nothing can be leased.
             return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
-        return numbers(view, settings.naming, manager.creatable, self._asked, manager.making_for_pods())
+        return numbers(view, settings.naming, manager.creatable, self._asked, in_progress(manager.reserving()))
 
     async def _registered(self) -> Mapping[str, frozenset[str]]:
         """Return the kubelet's record of device plugins; read again only if its file has changed."""

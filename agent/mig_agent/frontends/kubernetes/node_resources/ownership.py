@@ -12,6 +12,7 @@ from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.core.model import NodeView, Want
 from mig_agent.frontends.kubernetes import resources
 from mig_agent.frontends.kubernetes.metrics import Devices
+from mig_agent.frontends.kubernetes.owners import leases_of_pods
 from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, kept, promised
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 
@@ -103,11 +104,10 @@ def numbers(
     # Without leases, since names that pods were served under and that are no longer configured are not shown.
     wants = {resource.name: resource.want for resource in resources_of(replace(view, leases={}), naming)}
     taken = Counter(promised((*kept(view), *making), view, wants, asked))
-    here = {name: lease for name, lease in view.leases.items() if lease.arrived or lease.kubelet_devices}
-    arrived = replace(view, leases=here)
-    allocated = Counter(promised(kept(arrived), arrived, wants, asked))
+    bound = replace(view, leases={name: lease for name, lease in view.leases.items() if lease.owner.is_bound})
+    allocated = Counter(promised(kept(bound), bound, wants, asked))
     # Of pods that were served by a device plugin before, and run on.
-    by_plugin = Counter(device.resource for lease in here.values() for device in lease.kubelet_devices)
+    by_plugin = Counter(device.resource for _, owner in leases_of_pods(bound) for device in owner.devices)
     return {
         name: Devices(
             possible=taken[name] + by_plugin[name] + creatable(want),

@@ -1,51 +1,17 @@
-"""Evidence from the API server on pods that have leases: whether they are bound, have ended, or must be asked for.
-
-Pure. It also finds the pods of leases that name none: those of an earlier agent that gave devices by environment.
-
-The kubelet did not say for whom it asked, and where no device plugin runs any more it is not asked either. Its record
-of devices tells the pod's UID; that the pod has gone the API server has to say.
-"""
+"""Evidence from the API server on pods that have leases: whether they are bound, have ended, or must be asked for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from mig_agent.adapters.kubeapi import PodFacts, PodName
-from mig_agent.adapters.kubelet import CheckpointEntry
-from mig_agent.core.model import Lease, Pod
+from mig_agent.core.model import Lease
+from mig_agent.core.owner import Pod
 from mig_agent.core.quantities import format_duration
-
-
-def has_unknown_pod(lease: Lease) -> bool:
-    """Whether it was made for a pod of which nothing is known but its devices."""
-    pod = lease.holder.pod
-    return pod is not None and not pod.namespace and not pod.uid and bool(lease.kubelet_devices)
-
-
-def owner_of(lease: Lease, recorded: Collection[CheckpointEntry], pods: Mapping[PodName, PodFacts]) -> Pod | None:
-    """The pod that has the devices by the kubelet's record; by its UID alone where it is not among the node's `pods`.
-
-    None where the record does not tell, or names several.
-    """
-    devices = set(lease.kubelet_devices)
-    uids = {entry.pod_uid for entry in recorded if not devices.isdisjoint(entry.devices)}
-    if len(uids) != 1 or lease.holder.pod is None:
-        return None
-    (uid,) = uids
-    for facts in pods.values():
-        if uid in facts.uids:
-            return Pod(namespace=facts.namespace, name=facts.name, uid=uid)
-    return Pod(namespace="", name=lease.holder.pod.name, uid=uid)
-
-
-def no_pod_asks(lease: Lease, pods: Mapping[PodName, PodFacts]) -> bool:
-    """Whether no pod on the node could be the one, by what they ask for."""
-    names = {device.resource for device in lease.kubelet_devices}
-    return not any(names & facts.resources.keys() for facts in pods.values() if not facts.finished)
-
+from mig_agent.frontends.kubernetes.owners import pod_owner
 
 Pods = Mapping[PodName, PodFacts]
 """The pods that are bound to the node, as the watch shows them."""
@@ -82,26 +48,20 @@ ASK: Final = Ask()
 UNCHANGED: Final = Unchanged()
 _ENDED: Final = Ended(words="its pod has ended")
 _GONE: Final = Ended(words="its pod is gone")
-NAMELESS_SECONDS: Final = 600.0
-"""A pod that is known by its UID alone, or not at all, cannot be asked for; so long after it came, a watch that does
-not show it is not just behind."""
 
 
-def by_watch(lease: Lease, pods: Pods, now: float) -> Verdict:
-    """By the pods that the watch shows, which may be some moments behind. `now` and the lease's times: seconds."""
+def by_watch(lease: Lease, pods: Pods) -> Verdict:
+    """Return the verdict by the pods that the watch shows, which may be some moments behind."""
     pod = pod_of(lease)
-    facts = found(pod, pods)
-    if not pod.namespace and facts is None:
-        is_gone = bool(pod.uid) or (has_unknown_pod(lease) and no_pod_asks(lease, pods))
-        return _GONE if is_gone and now - lease.created_at >= NAMELESS_SECONDS else UNCHANGED
+    facts = pods.get((pod.namespace, pod.name))
     if facts is None or (facts.finished and not pod.uid):
         # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
-        return UNCHANGED if lease.promised and lease.expires_at is not None else ASK
+        return UNCHANGED if lease.owner.is_reserved and lease.expires_at is not None else ASK
     if pod.uid and pod.uid not in facts.uids:
         return ASK  # perhaps an earlier pod, whose end the watch has not shown yet
     if facts.finished:
         return _ENDED
-    return _came(facts) if lease.promised else UNCHANGED
+    return _came(facts) if lease.owner.is_reserved else UNCHANGED
 
 
 def by_answer(
@@ -120,9 +80,9 @@ def by_answer(
     """
     pod = pod_of(lease)
     waited = now - max(lease.created_at, confirmed_at)
-    overdue = lease.promised and lease.expires_at is None and waited >= arrival_seconds
+    overdue = lease.owner.is_reserved and lease.expires_at is None and waited >= arrival_seconds
     never = Ended(words=f"its pod has not come in {format_duration(arrival_seconds)}") if overdue else UNCHANGED
-    if lease.promised and not pod.uid and (facts is None or facts.finished):
+    if lease.owner.is_reserved and not pod.uid and (facts is None or facts.finished):
         return never  # it may have been named before it was made
     if facts is None or (pod.uid and pod.uid not in facts.uids):
         return _GONE
@@ -132,21 +92,15 @@ def by_answer(
         return never
     if facts.node != node:
         return Ended(words=f"its pod is on node {facts.node}")
-    return _came(facts) if lease.promised else UNCHANGED
-
-
-def found(pod: Pod, pods: Pods) -> PodFacts | None:
-    """A pod among those that the watch shows, by its name, or by its UID where that is all that is known of it."""
-    if pod.namespace:
-        return pods.get((pod.namespace, pod.name))
-    return next((each for each in pods.values() if pod.uid and pod.uid in each.uids), None)
+    return _came(facts) if lease.owner.is_reserved else UNCHANGED
 
 
 def pod_of(lease: Lease) -> Pod:
     """The pod that a lease was taken for. Raises ValueError for a lease of anybody else."""
-    if lease.holder.pod is None:
+    owner = pod_owner(lease)
+    if owner is None:
         raise ValueError(f"cannot follow the pod of lease {lease.id}: it is no pod's")
-    return lease.holder.pod
+    return owner.pod
 
 
 def _came(facts: PodFacts) -> Bound:

@@ -7,14 +7,13 @@ running.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from mig_agent.adapters.kubeapi import PodFacts
 from mig_agent.adapters.kubelet import Identity, ListedPod
-from mig_agent.core.model import KubeletDevice, Pod
+from mig_agent.core.owner import KubeletDevice, Pod
 
 Name = tuple[str, str]
 """Namespace and name."""
@@ -35,7 +34,6 @@ class Listing:
 
     kubelet: Identity | None
     """The run of the kubelet that gave it."""
-    pods: tuple[ListedPod, ...]
     owners: dict[KubeletDevice, frozenset[Name]]
     """The pods that have each device; several only if the kubelet has given a device to two pods."""
     names: frozenset[Name]
@@ -49,7 +47,6 @@ class Listing:
                 owners[device] = owners.get(device, frozenset()) | {(pod.namespace, pod.name)}
         return cls(
             kubelet=kubelet,
-            pods=tuple(pods),
             owners=owners,
             names=frozenset((pod.namespace, pod.name) for pod in pods),
         )
@@ -76,16 +73,11 @@ class Seen:
         }
 
 
-def liveness_from_kubelet(
-    pod: Pod, devices: Collection[KubeletDevice], listing: Listing, seen: Seen, *, lists_finished: bool = False
-) -> PodLiveness:
-    """What has become of a pod that has these devices; `seen` does not know this listing yet.
-
-    `lists_finished`: a kubelet before 1.34 lists pods that have ended.
-    """
+def liveness_from_kubelet(pod: Pod, devices: Collection[KubeletDevice], listing: Listing, seen: Seen) -> PodLiveness:
+    """What has become of a pod that has these devices; `seen` does not know this listing yet."""
     name = (pod.namespace, pod.name)
     if any(_has(name, device, listing) for device in devices):
-        return PodLiveness.UNSURE if lists_finished else PodLiveness.LIVES
+        return PodLiveness.LIVES
     if any(device in listing.owners for device in devices):
         return PodLiveness.GONE  # another pod has its device
     if listing.kubelet is None or listing.kubelet != seen.kubelet:
@@ -98,9 +90,8 @@ def liveness_from_kubelet(
 
 
 def _has(name: Name, device: KubeletDevice, listing: Listing) -> bool:
-    """Whether a pod is listed with a device. One without a namespace is known by its devices alone."""
-    owners = listing.owners.get(device, frozenset())
-    return name in owners or (bool(owners) and not name[0])
+    """Return whether a pod is listed with a device."""
+    return name in listing.owners.get(device, frozenset())
 
 
 def liveness_from_api(pod: Pod, facts: PodFacts | None, *, is_listed: bool, node: str) -> PodLiveness:
@@ -115,35 +106,3 @@ def liveness_from_api(pod: Pod, facts: PodFacts | None, *, is_listed: bool, node
     if pod.uid and facts.uid and pod.uid not in facts.uids:
         return PodLiveness.GONE
     return PodLiveness.LIVES
-
-
-def are_orphaned(
-    devices: Collection[KubeletDevice],
-    listing: Listing,
-    bound: Mapping[Name, PodFacts],
-    *,
-    on_way: Collection[KubeletDevice],
-    resources: Collection[str],
-) -> bool:
-    """Whether it is certain that these devices are nobody's any more.
-
-    `bound` are the pods that the API server has on the node; `on_way` devices were allocated so lately that neither may
-    have told of their pod; `resources` are the names that are served here.
-    """
-    if any(device in on_way for device in devices):
-        return False
-    owners = {name for device in devices for name in listing.owners.get(device, ())}
-    if owners:
-        # A kubelet before 1.34 lists pods that have ended.
-        return all(name in bound and bound[name].finished for name in owners)
-    return listing.kubelet is not None and all(
-        _is_accounted_for(name, facts, listing, resources) for name, facts in bound.items() if not facts.finished
-    )
-
-
-def _is_accounted_for(name: Name, facts: PodFacts, listing: Listing, resources: Collection[str]) -> bool:
-    """Whether the kubelet lists the pod with all that it asks for: not before it is admitted, nor if it is hidden."""
-    listed = Counter(
-        device.resource for pod in listing.pods if (pod.namespace, pod.name) == name for device in pod.devices
-    )
-    return all(listed[resource] >= facts.resources.get(resource, 0) for resource in resources)

@@ -10,20 +10,20 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
 
 from mig_agent.adapters.kubeapi import InformerSubscription, KubeApiError, PodFacts, PodName
-from mig_agent.adapters.kubelet import CheckpointEntry
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Lease, LeaseId, Pod
+from mig_agent.core.model import Lease, LeaseId
+from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.backoff import Backoffs
+from mig_agent.frontends.kubernetes.owners import devices_of, pod_owner
 from mig_agent.frontends.kubernetes.pods.api import PodTrackerApi
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,
@@ -34,9 +34,6 @@ from mig_agent.frontends.kubernetes.pods.api_evidence import (
     Verdict,
     by_answer,
     by_watch,
-    found,
-    has_unknown_pod,
-    owner_of,
     pod_of,
 )
 
@@ -72,21 +69,17 @@ class PodTracker:
         node: str,
         arrival_seconds: float,
         alone: bool = False,
-        recorded: Callable[[], tuple[CheckpointEntry, ...]] = tuple,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`alone`: no device plugin follows the leases that the kubelet's devices stand for, so that they are its, too.
+        """`alone`: no device plugin runs, so this also follows pods with devices of the kubelet.
 
-        `recorded` reads the kubelet's record of devices, blocking; `now` is the clock of the leases.
+        `now` is the clock of the leases.
         """
         self._manager = manager
         self._api = api
         self._node = node
         self._arrival_seconds = arrival_seconds
         self._alone = alone
-        self._recorded = recorded
-        self._owners: dict[LeaseId, Pod] = {}
-        """Of leases that name no pod, as far as they were found."""
         self._now = now
         self.on_change: list[Callable[[], None]] = []
         """Called on the event loop when more is known of what pods request."""
@@ -129,7 +122,8 @@ class PodTracker:
 
     def asked(self, pod: Pod) -> Mapping[str, int] | None:
         """How many of each extended resource a pod with a lease asks for; None where that is not known (yet)."""
-        for facts in (found(pod, self._pods or {}), self._answers.get((pod.namespace, pod.name))):
+        name = (pod.namespace, pod.name)
+        for facts in ((self._pods or {}).get(name), self._answers.get(name)):
             if facts is not None and (not pod.uid or pod.uid in facts.uids):
                 return facts.resources
         return None
@@ -144,8 +138,7 @@ class PodTracker:
         while True:
             leases = tuple(self._matter(self._manager.view.leases.values()))
             self._follow_while(bool(leases))
-            await self._find_owners(leases)
-            await self._look(tuple(map(self._owned, leases)))
+            await self._look(leases)
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(bool(leases))):
@@ -153,7 +146,7 @@ class PodTracker:
             self._poke.clear()
 
     def _matter(self, leases: Iterable[Lease]) -> Iterable[Lease]:
-        return (each for each in leases if each.holder.pod is not None and (self._alone or not each.kubelet_devices))
+        return (each for each in leases if pod_owner(each) is not None and (self._alone or not devices_of(each)))
 
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
         if not is_busy:
@@ -202,25 +195,6 @@ class PodTracker:
 
     # One scan
 
-    async def _find_owners(self, leases: Collection[Lease]) -> None:
-        """Only when the pods of the node are known: a pod that is not among them then has gone."""
-        ids = {each.id for each in leases}
-        self._owners = {lease: pod for lease, pod in self._owners.items() if lease in ids}
-        pods = self._pods
-        unnamed = [each for each in leases if has_unknown_pod(each) and each.id not in self._owners]
-        if pods is None or not unnamed:
-            return
-        recorded = await asyncio.to_thread(self._recorded)
-        for lease in unnamed:
-            pod = owner_of(lease, recorded, pods)
-            if pod is not None:
-                self._owners[lease.id] = pod
-
-    def _owned(self, lease: Lease) -> Lease:
-        """With the pod that it was found to be of."""
-        pod = self._owners.get(lease.id)
-        return lease if pod is None else replace(lease, holder=replace(lease.holder, pod=pod))
-
     async def _look(self, leases: tuple[Lease, ...]) -> None:
         ids = {each.id for each in leases}
         self._confirmed = {lease: moment for lease, moment in self._confirmed.items() if lease in ids}
@@ -231,9 +205,7 @@ class PodTracker:
         for lease in leases:
             await self._draw(lease, verdicts[lease.id])
         questions = [
-            each
-            for each in leases
-            if pod_of(each).namespace and (verdicts[each.id] is ASK or (each.promised and self._is_unknown(each)))
+            each for each in leases if verdicts[each.id] is ASK or (each.owner.is_reserved and self._is_unknown(each))
         ]
         self._asking.forget_all_but({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
@@ -247,8 +219,8 @@ class PodTracker:
     def _by_watch(self, lease: Lease) -> Verdict:
         if self._pods is None:
             return ASK if self._is_lost else UNCHANGED  # it will tell in a moment
-        verdict = by_watch(lease, self._pods, self._now())
-        return ASK if verdict is UNCHANGED and lease.promised and self._is_lost else verdict
+        verdict = by_watch(lease, self._pods)
+        return ASK if verdict is UNCHANGED and lease.owner.is_reserved and self._is_lost else verdict
 
     def _is_unknown(self, lease: Lease) -> bool:
         """Return whether it is not known yet what the lease's pod requests."""
@@ -273,7 +245,7 @@ class PodTracker:
         await self._manager.settled(lease.id)
         standing = self._manager.view.leases.get(lease.id)
         if standing is not None and standing in tuple(self._matter((standing,))):
-            await self._draw(standing, self._by_answer(self._owned(standing), facts))
+            await self._draw(standing, self._by_answer(standing, facts))
         return True
 
     def _by_answer(self, lease: Lease, facts: PodFacts | None) -> Verdict:
@@ -288,9 +260,9 @@ class PodTracker:
         self._writing.attempted(change, self._clock())
         try:
             if isinstance(verdict, Bound):
-                await self._manager.arrived(lease.id, verdict.pod)
+                await self._manager.bind(lease.id, PodOwner(pod=verdict.pod, is_bound=True))
             else:
-                await self._manager.end_for_pod(lease.id, verdict.words)
+                await self._manager.owner_ended(lease.id, verdict.words)
         except RefusedError as error:
             _LOG.warning(error.refusal.message, hint=error.refusal.hint)
 
