@@ -87,8 +87,12 @@ class _Gate(grpc.GenericRpcHandler):
 
     def __init__(self, probes: Handlers) -> None:
         """`probes` are health and reflection, by the full names of their methods."""
-        self.handlers: Handlers | None = None
+        self._handlers: Handlers | None = None
         self._probes = probes
+
+    def open(self, handlers: Handlers) -> None:
+        """Answer the service's methods with these handlers from now on."""
+        self._handlers = handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Finds the handler of a call."""
@@ -98,9 +102,9 @@ class _Gate(grpc.GenericRpcHandler):
         service, _, method = path.partition("/")
         if service != SERVICE.full_name:
             return self._probes.get(path)
-        if self.handlers is None:
+        if self._handlers is None:
             return grpc.unary_unary_rpc_method_handler(_not_yet)
-        return self.handlers.get(method)
+        return self._handlers.get(method)
 
 
 async def _nothing(_request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -294,7 +298,8 @@ class Servers:
 
     async def open(self, users: Handlers, admins: Handlers) -> None:
         """Serves; health says so of the service alone until it is `ready`."""
-        self._users.gate.handlers, self._admins.gate.handlers = users, admins
+        self._users.gate.open(users)
+        self._admins.gate.open(admins)
         for server in (self._users, self._admins):
             await server.set_serving(SERVICE.full_name, serving=True)
 

@@ -38,10 +38,9 @@ from mig_agent.engine.context import EngineSettings, Telemetry
 from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
-from mig_agent.engine.parts import Parts
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
-from mig_agent.engine.start import start
+from mig_agent.engine.startup import Parts, start
 from mig_agent.engine.thread_check import LoopBound
 
 CLOSING_SECONDS = 5.0
