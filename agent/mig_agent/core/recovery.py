@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, GpuUuid, InstanceState, LeaseId, Placement
+from mig_agent.core.model import DeviceKind, Generation, GpuUuid, InstanceState, LeaseId, Placement
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 
 REBOOT = "reboot"
@@ -30,11 +30,12 @@ class RecordedInstance:
 
     generation: Generation
     gpu: GpuUuid
+    kind: DeviceKind
     profile_id: int
     placement: Placement
     state: InstanceState
     gpu_instance_id: int | None = None
-    """None until the driver gave one; always None for a whole GPU."""
+    """None until the driver gave one; always None for a kind that it does not list."""
     compute_instance_id: int | None = None
     uuid: str = ""
     lease: LeaseId | None = None
@@ -231,8 +232,8 @@ class _Comparison:
         records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
         # Those whose id is known choose first, so that what is left for the others is known to nobody.
         for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
-            if each.profile_id == WHOLE_GPU_PROFILE_ID:
-                self._compare_whole(each, gpu)
+            if not each.kind.is_listed:
+                self._compare_unlisted(each, gpu)
                 continue
             match = _match(each, unmatched)
             if match is not None:
@@ -240,12 +241,13 @@ class _Comparison:
             self._compare(each, match)
         self._found += [AdoptForeign(gpu.uuid, instance) for instance in unmatched.values()]
 
-    def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
-        """A GPU handed out whole is no instance to the driver; it is gone once the GPU is in MIG mode."""
+    def _compare_unlisted(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
+        """What the driver does not list, such as a GPU leased whole, is gone once its GPU is in the other mode."""
+        is_gone = gpu.mode.current is not record.kind.needs_mig_mode
         if record.state is InstanceState.FOREIGN:
-            if gpu.mode.current:
+            if is_gone:
                 self._gone.append(ForgetForeign(record.generation))
-        elif gpu.mode.current:
+        elif is_gone:
             self._end(record, INSTANCE_LOST)
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:

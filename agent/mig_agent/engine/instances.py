@@ -134,19 +134,14 @@ class Preflight:
 
     async def before_reuse(self, instance: Instance) -> None:
         """It must be there still, and nothing may run on it: an instance with a process on it is never leased."""
-        driver, host = self._context.driver, self._context.host
-        gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
-        uuid, whole = instance.uuid, instance.slot.profile.is_whole_gpu
+        backend, host = self._context.backends[instance.kind], self._context.host
         what = f"look whether {instance.slot} is free"
 
         def look() -> tuple[str, ...]:
-            if not whole and (gi is None or ci is None):
-                raise DriverError(DriverErrorKind.NOT_FOUND, what, detail="it is only half made")
-            found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
-            return tuple(host.describe_process(process.pid) for process in found)
+            return tuple(host.describe_process(process.pid) for process in backend.check_free(instance))
 
         try:
-            users = await self._context.lanes[gpu].read(what, look)
+            users = await self._context.lanes[instance.slot.gpu].read(what, look)
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
         self._refuse_used(instance, users, what, "reuse")
@@ -166,10 +161,10 @@ class Preflight:
 
         After a crash the intention alone tells that an instance there is ours, and may be removed.
         """
-        driver, record = self._context.driver, self._context.state.gpus[gpu]
+        backend, record = self._context.backends[intended[0].kind], self._context.state.gpus[gpu]
         what = "look what stands on the GPU"
         try:
-            standing = await self._context.lanes[gpu].read(what, lambda: driver.standing(gpu))
+            standing = await self._context.lanes[gpu].read(what, lambda: backend.standing(gpu))
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
         ours = {each.gpu_instance_id for each in record.instances.values()}
@@ -231,14 +226,11 @@ class InstanceDestroyer:
         """
         context = self._context
         what = f"destroy {instance.slot}"
-        lane = context.lanes[instance.slot.gpu]
-        gi = instance.gpu_instance_id
-        if gi is None:
-            return
+        lane, backend = context.lanes[instance.slot.gpu], context.backends[instance.kind]
         began = context.clock.now()
         while True:
             try:
-                _, seconds = await lane.change(what, lambda: timed(lambda: context.driver.destroy(instance.slot, gi)))
+                _, seconds = await lane.change(what, lambda: timed(lambda: backend.destroy(instance)))
             except DriverError as error:
                 if error.kind is not DriverErrorKind.IN_USE:
                     raise StepFailedError(error, f"cannot {what}: {error}") from error

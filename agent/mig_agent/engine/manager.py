@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver
@@ -289,6 +290,13 @@ class Manager:
     def paused(self) -> tuple[str, ...]:
         """Return why nothing is granted and the driver is left alone, in words; empty while the agent serves."""
         return self._context.gate.paused
+
+    def access(self, instance: Instance) -> DeviceAccess:
+        """Return what a container needs to use an instance. Raises RefusedError where its GPU has no device node."""
+        gpu = self.view.by_uuid[instance.slot.gpu]
+        if gpu.minor is None:
+            raise refuse(Reason.GPU_UNAVAILABLE, f"cannot give GPU {gpu.index} to a container: it has no device node")
+        return self._context.backends[instance.kind].access(instance, gpu.minor)
 
     @property
     def driver_version(self) -> str:

@@ -48,6 +48,8 @@ class Granted:
     lease: Lease
     token: str
     devices: tuple[Device, ...]
+    environment: Mapping[str, str]
+    """By which a process finds its devices."""
     notes: tuple[str, ...] = ()
     """For the person, such as a near miss."""
     revision: int

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.devices import device_backends
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
 from mig_agent.adapters.ledger.reader import Contents
@@ -166,6 +167,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     events.begin(state.revision)
     context = Context(
         driver=driver,
+        backends=device_backends(driver, host),
         host=host,
         catalog=catalog,
         clock=clock,
@@ -401,7 +403,7 @@ class DriverStartup:
         for instance in self._contents.instances:
             if instance.slot.gpu not in context.state.gpus:
                 draft.changes.append(DropInstance(instance.generation))
-            elif not instance.slot.profile.is_whole_gpu:
+            elif instance.kind.needs_mig_mode:
                 partitioned.add(instance.slot.gpu)
         for uuid in partitioned:
             record = context.state.gpus[uuid]

@@ -39,7 +39,7 @@ def smallest_profile(want: Want, layout: Layout) -> Profile | None:
 
 def serves(profile: Profile, want: Want, layout: Layout) -> bool:
     """Whether an instance of this profile has what is wanted."""
-    if profile.is_whole_gpu:
+    if profile.kind.takes_whole_gpu:
         return want.whole_gpu
     if want.profile is not None:
         named = profile.name == want.profile and want.attributes <= profile.attributes

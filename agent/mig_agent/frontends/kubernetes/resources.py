@@ -102,7 +102,7 @@ def _leased(view: NodeView) -> dict[str, Want]:
         for device, generation in zip(lease.kubelet_devices, lease.instances, strict=False):
             instance = view.instances.get(generation)
             if instance is not None:
-                whole = instance.slot.profile.is_whole_gpu
+                whole = instance.kind.takes_whole_gpu
                 wants[device.resource] = _WHOLE if whole else profile_want(instance.slot.profile.name)
     return wants
 
@@ -121,5 +121,5 @@ def _wants(view: NodeView, naming: Naming) -> Iterator[tuple[str, Want]]:
 def _profiles(gpus: Iterable[Gpu]) -> Iterator[str]:
     """Each once; a GPU without MIG mode has none."""
     yield from dict.fromkeys(
-        profile.name for gpu in gpus for profile in gpu.layout.profiles if not profile.is_whole_gpu
+        profile.name for gpu in gpus for profile in gpu.layout.profiles if profile.kind.needs_mig_mode
     )

@@ -107,4 +107,4 @@ class EnvironmentStarting:
 
 def variables(granted: Granted) -> Mapping[str, str]:
     """What NVIDIA's container runtime reads."""
-    return {"NVIDIA_VISIBLE_DEVICES": ",".join(each.uuid for each in granted.devices)}
+    return {"NVIDIA_VISIBLE_DEVICES": granted.environment["NVIDIA_VISIBLE_DEVICES"]}

@@ -136,7 +136,7 @@ class Plugin:
             self._allocating = EnvironmentAllocating(manager, self.book, self._resources, self._allocated)
             self._starting = EnvironmentStarting(manager)
         else:
-            self._injector = CdiInjector(cdi, self._resources, lambda: manager.view)
+            self._injector = CdiInjector(cdi, self._resources, lambda: manager.view, manager.access)
             self._allocating = Allocator(manager, self.book, self._injector.qualified, self._allocated)
             self._starting = PreStart(
                 manager=manager,
