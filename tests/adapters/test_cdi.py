@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.cdi import CdiDevice, CdiError, CdiFolder
+from mig_agent.adapters.cdi import CdiError, CdiFolder
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.driver_libraries import DriverLibraries, Edits
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host
@@ -96,7 +97,7 @@ def test_the_nodes_of_capabilities_are_made_on_the_host_too(simulator: Simulator
 
 
 def test_a_whole_gpu_has_no_capabilities(folder: CdiFolder) -> None:
-    folder.write("gpu-0", [CdiDevice(gpu_minor=1, gpu_uuid="GPU-1", uuid="GPU-1")], VARIABLES)
+    folder.write("gpu-0", [DeviceAccess(gpu_minor=1, environment={})], VARIABLES)
     paths = [node["path"] for node in valid(path_of(folder, "gpu-0"))["devices"][0]["containerEdits"]["deviceNodes"]]
     assert paths == ["/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
@@ -128,7 +129,7 @@ def test_without_unified_memory_nothing_is_written(simulator: Simulator, folder:
 
 
 def test_an_instance_that_is_gone(folder: CdiFolder) -> None:
-    gone = CdiDevice(gpu_minor=7, gpu_uuid="GPU-7", gpu_instance_id=1, compute_instance_id=0, uuid="MIG-7")
+    gone = DeviceAccess(gpu_minor=7, gpu_instance_id=1, compute_instance_id=0, environment={})
     with pytest.raises(DriverError):
         folder.write(NAME, [gone], {})
     assert folder.names() == ()
@@ -142,7 +143,7 @@ def test_real_device_nodes_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "dev/nvidia-uvm").symlink_to("/dev/zero")
     (tmp_path / "dev/nvidia-modeset").touch()
     folder = CdiFolder(tmp_path / "cdi", KIND, Host(tmp_path), simulated=False)
-    folder.write("gpu-0", [CdiDevice(gpu_minor=0, gpu_uuid="GPU-0", uuid="GPU-0")], {})
+    folder.write("gpu-0", [DeviceAccess(gpu_minor=0, environment={})], {})
     nodes = valid(path_of(folder, "gpu-0"))["devices"][0]["containerEdits"]["deviceNodes"]
     assert [(node["path"], node["major"], node["minor"]) for node in nodes] == [
         ("/dev/nvidia0", 1, 3),
@@ -152,7 +153,7 @@ def test_real_device_nodes_are_looked_at(tmp_path: Path) -> None:
     ]
     (tmp_path / "dev/nvidiactl").unlink()
     with pytest.raises(DriverError, match="/dev/nvidiactl"):
-        folder.write("gpu-0", [CdiDevice(gpu_minor=0, gpu_uuid="GPU-0", uuid="GPU-0")], {})
+        folder.write("gpu-0", [DeviceAccess(gpu_minor=0, environment={})], {})
 
 
 # Libraries
@@ -268,7 +269,7 @@ def test_a_file_that_says_the_same_is_left_alone(simulator: Simulator, folder: C
 
 
 def test_modes_do_not_depend_on_the_umask(simulator: Simulator, folder: CdiFolder, umask: int) -> None:
-    device = mig_device(simulator) if umask != 0o777 else CdiDevice(gpu_minor=0, gpu_uuid="GPU-0", uuid="GPU-0")
+    device = mig_device(simulator) if umask != 0o777 else DeviceAccess(gpu_minor=0, environment={})
     folder.folder.parent.mkdir(mode=0o755)
     folder.folder.parent.chmod(0o755)
     folder.write(NAME, [device], {})

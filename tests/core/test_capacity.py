@@ -83,7 +83,7 @@ def every_way(gpu: Gpu, want: Want) -> int:
     served = smallest_profile(want, gpu.layout)
     if served is None:
         return 0
-    if served.is_whole_gpu:
+    if served.kind.takes_whole_gpu:
         return sum(each.state is InstanceState.IDLE for each in gpu.instances)
     free = [place.mask for place in served.placements if not place.mask & gpu.held_mask]
     taken = [each.slot.profile.engines.as_tuple() for each in gpu.instances if each.state is not InstanceState.IDLE]

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.model import (
+    MIG_INSTANCE,
+    WHOLE_GPU,
     WHOLE_GPU_PROFILE_ID,
     Generation,
     GpuUuid,
@@ -84,6 +86,7 @@ def ours(
     return RecordedInstance(
         generation=Generation(generation),
         gpu=GPU,
+        kind=MIG_INSTANCE,
         profile_id=19,
         placement=Placement(start, 1),
         state=InstanceState(state),
@@ -286,6 +289,7 @@ def whole(state: str, lease: LeaseId | None = None, *, answered: bool | None = N
     return RecordedInstance(
         generation=ONE,
         gpu=GPU,
+        kind=WHOLE_GPU,
         profile_id=WHOLE_GPU_PROFILE_ID,
         placement=Placement(0, 1),
         state=InstanceState(state),
@@ -374,6 +378,7 @@ def carried_out(  # noqa: C901, PLR0912 -- one case for each repair
                 kept[Generation(number)] = RecordedInstance(
                     generation=Generation(number),
                     gpu=GPU,
+                    kind=MIG_INSTANCE,
                     profile_id=instance.profile_id,
                     placement=instance.placement,
                     state=InstanceState.FOREIGN,

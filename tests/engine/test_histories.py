@@ -102,12 +102,14 @@ class History:
         # What had to wait while the agent was paused is planned anew, for what it finds then.
         self.cut_short = name in {"kill", "go_away", "pause"}
         self.counted_beside = frozenset({EventKind.INSTANCE_DESTROYED}) if name == "acquire_at_once" else frozenset()
-        before = self.node.simulator.machine()
+        before, foreign = self.node.simulator.machine(), frozenset(self.foreign)
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)
         await action(number, other)
         await self.node.quiet()
         if name != "reboot":
-            self.check_nothing_in_use_was_destroyed(before, may_lose=name == "destroy_foreign")
+            # What is foreign only now may have the number of one of ours that went in this step.
+            foreign &= set(self.foreign)
+            self.check_nothing_in_use_was_destroyed(before, foreign, may_lose=name == "destroy_foreign")
         self.check_destroyed(reclaimed=name == "reclaim")
         self.check_view()
 
@@ -304,7 +306,7 @@ class History:
 
     # Invariants
 
-    def check_nothing_in_use_was_destroyed(self, before: Any, *, may_lose: bool) -> None:
+    def check_nothing_in_use_was_destroyed(self, before: Any, foreign: frozenset[str], *, may_lose: bool) -> None:
         after = self.node.simulator.machine()
         leased = {
             (device.gpu_index, device.gpu_instance_id) for granted in self.leases.values() for device in granted.devices
@@ -313,7 +315,7 @@ class History:
             serials = {each["serial"] for each in new["instances"]}
             for instance in old["instances"]:
                 occupied = any(compute["processes"] for compute in instance["compute"])
-                mine = f"{index}/{instance['id']}" in self.foreign
+                mine = f"{index}/{instance['id']}" in foreign
                 still = instance["serial"] in serials
                 assert still or not occupied
                 assert still or may_lose or not mine

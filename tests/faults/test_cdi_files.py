@@ -20,13 +20,14 @@ NAME = "mig-1g.5gb-0"
 PROGRAM = """
 import sys
 from pathlib import Path
-from mig_agent.adapters.cdi import CdiDevice, CdiFolder
+from mig_agent.adapters.cdi import CdiFolder
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.host import Host
 
 host, folder, kind, verb, name, who = sys.argv[1:]
 cdi = CdiFolder(Path(folder), kind, Host(Path(host), simulated=True), simulated=True)
 if verb == "write":
-    device = CdiDevice(gpu_minor=0, gpu_uuid="GPU-0", gpu_instance_id=13, compute_instance_id=0, uuid="MIG-0")
+    device = DeviceAccess(gpu_minor=0, gpu_instance_id=13, compute_instance_id=0, environment={})
     cdi.write(name, [device], {"WHO": who})
 else:
     cdi.remove(name)

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mig_agent.adapters.cdi import CdiDevice
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.host import Host
 from mig_agent.simulator import Simulator
 from support.simulated import machine
@@ -83,15 +83,14 @@ def known(what: str, fields: dict[str, Any]) -> None:
     assert set(fields) <= _FIELDS[what]
 
 
-def mig_device(simulator: Simulator, gpu: int = 0, profile: str = "1g.5gb") -> CdiDevice:
+def mig_device(simulator: Simulator, gpu: int = 0, profile: str = "1g.5gb") -> DeviceAccess:
     """An instance that is made for it."""
     gpu_instance, compute_instance = simulator.create_foreign(gpu, profile)
-    return CdiDevice(
+    return DeviceAccess(
         gpu_minor=gpu,
-        gpu_uuid=f"GPU-{gpu}",
         gpu_instance_id=gpu_instance,
         compute_instance_id=compute_instance,
-        uuid=f"MIG-{gpu}-{gpu_instance}",
+        environment={},
     )
 
 

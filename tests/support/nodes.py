@@ -91,7 +91,7 @@ class _Builder:
     def gpu(self, index: int, machine: Machine) -> Gpu:
         uuid = GpuUuid(f"GPU-{index:08x}")
         instances = [self.instance(uuid, machine.layout, has) for has in machine.has]
-        on = not machine.layout.profiles[0].is_whole_gpu
+        on = machine.layout.can_create
         return Gpu(
             index=index,
             uuid=uuid,
@@ -120,9 +120,9 @@ class _Builder:
             slot=Slot(uuid, profile, Placement(has.start, profile.memory_slices)),
             generation=Generation(self.generation),
             state=InstanceState(has.state),
-            gpu_instance_id=None if profile.is_whole_gpu else self.generation,
-            compute_instance_id=None if profile.is_whole_gpu else 0,
-            uuid=uuid if profile.is_whole_gpu else f"MIG-{self.generation}",
+            gpu_instance_id=None if profile.kind.takes_whole_gpu else self.generation,
+            compute_instance_id=None if profile.kind.takes_whole_gpu else 0,
+            uuid=uuid if profile.kind.takes_whole_gpu else f"MIG-{self.generation}",
             lease=lease_id,
             since=has.since,
             reason=has.reason,

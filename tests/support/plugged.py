@@ -148,7 +148,7 @@ async def plugged(
         view = node.manager.snapshot.view
         resources = {each.name: each for each in resources_of(view, Naming())}
         cdi = CdiFolder(folder / "cdi", CDI_KIND, node.host, simulated=True)
-        injector = CdiInjector(cdi, resources, lambda: node.manager.snapshot.view)
+        injector = CdiInjector(cdi, resources, lambda: node.manager.snapshot.view, node.manager.access)
         api = words if has_api else None
         starting = PreStart(
             manager=node.manager,

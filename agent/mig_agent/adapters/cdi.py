@@ -13,10 +13,10 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters.device_nodes import DeviceNode, nodes_of
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.driver_libraries import DriverLibraries, Edits, NotNowError
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host
@@ -40,21 +40,6 @@ class CdiError(MigAgentError):
         super().__init__(message)
         self.message = message
         self.hint = hint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CdiDevice:
-    """One MIG device or one whole GPU, as named in the files."""
-
-    gpu_minor: int
-    """The minor number of `/dev/nvidia<minor>`."""
-    gpu_uuid: str
-    """The GPU's UUID, `GPU-...`."""
-    gpu_instance_id: int | None = None
-    """None for a whole GPU, as is the compute instance's id."""
-    compute_instance_id: int | None = None
-    uuid: str
-    """The value for CUDA_VISIBLE_DEVICES: `MIG-...`, or the GPU's UUID for a whole GPU."""
 
 
 class CdiFolder:
@@ -91,7 +76,7 @@ class CdiFolder:
     def write(
         self,
         name: str,
-        devices: Sequence[CdiDevice],
+        devices: Sequence[DeviceAccess],
         environment: Mapping[str, str],
         *,
         with_libraries: bool = True,
@@ -159,7 +144,7 @@ class CdiFolder:
         # rename as the removal of the old name from a watched folder.
         return self.folder / f".{self._prefix}{name}.tmp"
 
-    def _nodes(self, device: CdiDevice) -> tuple[DeviceNode, ...]:
+    def _nodes(self, device: DeviceAccess) -> tuple[DeviceNode, ...]:
         return nodes_of(
             self._host,
             device.gpu_minor,

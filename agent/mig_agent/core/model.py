@@ -40,6 +40,35 @@ WHOLE_GPU_PROFILE_ID = -1
 """The id of the profile of a GPU without MIG mode, leased whole; no driver uses it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceKind:
+    """Describes a kind of device that a lease can hold: what it takes of a GPU, and how it comes and goes.
+
+    Planning, recovery and messages ask these properties; what touches a device is its kind's `DeviceBackend`.
+    """
+
+    name: str
+    """In the ledger: `mig`, `whole`."""
+    needs_mig_mode: bool
+    """Whether a GPU must be in MIG mode to have such devices; any other kind needs a GPU that is not."""
+    takes_whole_gpu: bool
+    """Whether one device takes all of its GPU, and serves only who asks for a whole one; else it has a placement."""
+    is_created: bool
+    """Whether a device is created when it is wanted, and destroyed; else it exists while its GPU is in its mode."""
+    is_listed: bool
+    """Whether the driver lists the devices, by ids that it gave them."""
+
+
+MIG_INSTANCE: Final = DeviceKind(
+    name="mig", needs_mig_mode=True, takes_whole_gpu=False, is_created=True, is_listed=True
+)
+WHOLE_GPU: Final = DeviceKind(
+    name="whole", needs_mig_mode=False, takes_whole_gpu=True, is_created=False, is_listed=False
+)
+DEVICE_KINDS: Final = MappingProxyType({kind.name: kind for kind in (MIG_INSTANCE, WHOLE_GPU)})
+"""All of them, by name."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
     """A window on a GPU's memory-slice axis: `start` and `size` in memory slices."""
@@ -76,7 +105,7 @@ class Engines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A kind of GPU instance that a GPU model offers."""
+    """A size of device that a GPU model offers: a profile of MIG, or the whole GPU."""
 
     id: int
     """The driver's profile id (`nvmlGpuInstanceProfileInfo.id`), not its enum."""
@@ -90,11 +119,7 @@ class Profile:
     engines: Engines = field(default_factory=Engines)
     attributes: frozenset[str] = frozenset()
     """The parts of the name from a `+` or `-` on, sign included: {`+me`}, {`+gfx`}, {`+me.all`}, {`-me`}."""
-
-    @property
-    def is_whole_gpu(self) -> bool:
-        """True for the profile of a GPU without MIG mode, leased whole."""
-        return self.id == WHOLE_GPU_PROFILE_ID
+    kind: DeviceKind = MIG_INSTANCE
 
     @property
     def memory_bytes(self) -> int:
@@ -114,6 +139,11 @@ class Layout:
     profiles: tuple[Profile, ...]
     engines: Engines = field(default_factory=Engines)
     """The GPU's totals."""
+
+    @cached_property
+    def can_create(self) -> bool:
+        """Whether devices are created on such a GPU; else what it has exists always."""
+        return any(profile.kind.is_created for profile in self.profiles)
 
     @cached_property
     def by_id(self) -> Mapping[int, Profile]:
@@ -143,6 +173,7 @@ def whole_gpu_layout(model: str, memory_mib: int) -> Layout:
         memory_slices=1,
         memory_mib=memory_mib,
         placements=(Placement(0, 1),),
+        kind=WHOLE_GPU,
     )
     return Layout(model=model, memory_slices=1, memory_mib=memory_mib, profiles=(whole,))
 
@@ -157,7 +188,7 @@ class Slot:
 
     def __str__(self) -> str:
         """Return the slot as messages name it, without the GPU: `1g.10gb on slices 0-1`."""
-        if self.profile.is_whole_gpu:
+        if self.profile.kind.takes_whole_gpu:
             return "whole GPU"
         plural = "s" if self.placement.size > 1 else ""
         return f"{self.profile.name} on slice{plural} {self.placement}"
@@ -195,6 +226,16 @@ class Instance:
     """Why it is blocked, and which process holds it."""
     last_tenant: str | None = ""
     """The tenant of its current or last lease; None: never leased since it was created, "": unknown."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of the device."""
+        return self.slot.profile.kind
+
+    @property
+    def is_complete(self) -> bool:
+        """True if it has all ids that the driver gives devices of its kind; False while it is being created."""
+        return not self.kind.is_listed or self.compute_instance_id is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, GpuUuid, InstanceState, LeaseId, Placement
+from mig_agent.core.model import DeviceKind, Generation, GpuUuid, InstanceState, LeaseId, Placement
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 
 REBOOT = "reboot"
@@ -30,11 +30,12 @@ class RecordedInstance:
 
     generation: Generation
     gpu: GpuUuid
+    kind: DeviceKind
     profile_id: int
     placement: Placement
     state: InstanceState
     gpu_instance_id: int | None = None
-    """None until the driver assigned one; always None for a whole GPU."""
+    """None until the driver assigned one; always None for a kind that the driver does not list."""
     compute_instance_id: int | None = None
     uuid: str = ""
     lease: LeaseId | None = None
@@ -237,8 +238,8 @@ class _Comparison:
         records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
         # Records with a known id match first, so that what is left for the others is recorded nowhere.
         for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
-            if each.profile_id == WHOLE_GPU_PROFILE_ID:
-                self._compare_whole(each, gpu)
+            if not each.kind.is_listed:
+                self._compare_unlisted(each, gpu)
                 continue
             match = _match(each, unmatched)
             if match is not None:
@@ -246,12 +247,13 @@ class _Comparison:
             self._compare(each, match)
         self._found += [AdoptForeign(gpu.uuid, instance) for instance in unmatched.values()]
 
-    def _compare_whole(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
-        """Compare a GPU that was leased whole: it is no instance to the driver, and lost once in MIG mode."""
+    def _compare_unlisted(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
+        """Compare a device that the driver does not list, such as a whole GPU: lost if MIG mode is not what it needs."""
+        is_gone = gpu.mode.current is not record.kind.needs_mig_mode
         if record.state is InstanceState.FOREIGN:
-            if gpu.mode.current:
+            if is_gone:
                 self._gone.append(ForgetForeign(record.generation))
-        elif gpu.mode.current:
+        elif is_gone:
             self._end(record, INSTANCE_LOST)
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:

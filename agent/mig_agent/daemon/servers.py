@@ -85,8 +85,12 @@ class _DeferredService(grpc.GenericRpcHandler):
 
     def __init__(self, probes: Handlers) -> None:
         """`probes` are the handlers of health and reflection, by the full names of their methods."""
-        self.handlers: Handlers | None = None
+        self._handlers: Handlers | None = None
         self._probes = probes
+
+    def open(self, handlers: Handlers) -> None:
+        """Answer the service's methods with these handlers from now on."""
+        self._handlers = handlers
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Return the handler of a call."""
@@ -96,9 +100,9 @@ class _DeferredService(grpc.GenericRpcHandler):
         service, _, method = path.partition("/")
         if service != SERVICE.full_name:
             return self._probes.get(path)
-        if self.handlers is None:
+        if self._handlers is None:
             return grpc.unary_unary_rpc_method_handler(_not_yet)
-        return self.handlers.get(method)
+        return self._handlers.get(method)
 
 
 async def _nothing(_request: bytes, _context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
@@ -287,7 +291,8 @@ class Servers:
 
     async def open(self, users: Handlers, admins: Handlers) -> None:
         """Serve; health reports only the service as serving until `ready`."""
-        self._users.deferred.handlers, self._admins.deferred.handlers = users, admins
+        self._users.deferred.open(users)
+        self._admins.deferred.open(admins)
         for server in (self._users, self._admins):
             await server.set_serving(SERVICE.full_name, serving=True)
 

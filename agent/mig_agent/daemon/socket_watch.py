@@ -9,7 +9,7 @@ from mig_agent.adapters.filelock import LockedError
 from mig_agent.adapters.transport.relay import Relay
 from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.core.errors import ConfigError
-from mig_agent.engine.start import LEDGER_WATCH_SECONDS
+from mig_agent.engine.startup import LEDGER_WATCH_SECONDS
 
 Report = Callable[[str, tuple[str, ...], bool], None]
 """Called with a message, all problems of sockets at present, and True if a socket is back."""

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from mig_agent.adapters.devices import joined
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
@@ -97,13 +98,13 @@ class Acquirer:
     def granted(self, lease: Lease, notes: tuple[str, ...] = ()) -> Granted:
         """Return an active lease as its holder gets it, with devices and token."""
         state = self._context.state
-        devices = []
+        devices, environments = [], []
         for generation, reused in zip(lease.instances, lease.reused, strict=True):
             instance = state.instance(generation)
             if instance is None:
                 continue  # on a GPU that is not managed any more
             slot = instance.slot
-            whole = slot.profile.is_whole_gpu
+            environments.append(self._context.backends[instance.kind].environment(instance))
             devices.append(
                 Device(
                     generation=generation,
@@ -112,7 +113,7 @@ class Acquirer:
                     gpu_index=state.gpus[slot.gpu].index,
                     profile=slot.profile.name,
                     memory_mib=slot.profile.memory_mib,
-                    placement=None if whole else slot.placement,
+                    placement=None if instance.kind.takes_whole_gpu else slot.placement,
                     gpu_instance_id=instance.gpu_instance_id,
                     compute_instance_id=instance.compute_instance_id,
                     reused=reused,
@@ -122,6 +123,7 @@ class Acquirer:
             lease=lease,
             token=self._context.tokens.token(lease.id),
             devices=tuple(devices),
+            environment=joined(environments),
             notes=notes,
             revision=state.revision,
             confirm_by=self._lifetimes.confirm_by(lease.id),

@@ -109,7 +109,7 @@ class Admin:
             for each in record.instances.values()
             if each.state is InstanceState.IDLE
             and each.generation not in record.reserved
-            and not each.slot.profile.is_whole_gpu
+            and each.kind.is_created
             and chosen(each)
         ]
         if not going:

@@ -97,8 +97,7 @@ class Adopting:
 
 def _may_be(instance: Instance) -> bool:
     """Return whether an instance is foreign and complete: an incomplete one is still being created by others."""
-    complete = instance.slot.profile.is_whole_gpu or instance.compute_instance_id is not None
-    return instance.state is InstanceState.FOREIGN and complete and bool(instance.uuid)
+    return instance.state is InstanceState.FOREIGN and instance.is_complete and bool(instance.uuid)
 
 
 def _is_known(record: GpuRecord, instance: Instance) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.devices import DeviceBackend
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
@@ -16,7 +17,7 @@ from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
-from mig_agent.core.model import Generation, GpuUuid, Instance, Request
+from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.events import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
@@ -143,6 +144,9 @@ class Context:
     """Holds what the components of the engine share. Not thread-safe; use from the event loop."""
 
     driver: Driver
+    """For whole GPUs: their number, mode, layout and what is on them."""
+    backends: Mapping[DeviceKind, DeviceBackend]
+    """For devices, each by its kind."""
     host: Host
     catalog: Catalog
     clock: Clock
@@ -186,29 +190,27 @@ class Context:
         """Return what messages call an instance: `1g.10gb on slices 0-1 of GPU 0`."""
         record = self.state.gpus.get(instance.slot.gpu)
         gpu = f"GPU {record.index if record is not None else instance.slot.gpu}"
-        return gpu if instance.slot.profile.is_whole_gpu else f"{instance.slot} of {gpu}"
+        return gpu if instance.kind.takes_whole_gpu else f"{instance.slot} of {gpu}"
 
     async def processes(self, instance: Instance) -> tuple[str, ...]:
         """Return the processes on an instance, such as `python train.py (pid 4711)`. Raises DriverError."""
-        gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+        backend = self.backends[instance.kind]
 
         def look() -> tuple[str, ...]:
-            return tuple(self.host.describe_process(each.pid) for each in self.driver.processes(gpu, gi))
+            return tuple(self.host.describe_process(each.pid) for each in backend.processes(instance))
 
-        return await self.lanes[gpu].read(f"look who is on {instance.slot}", look)
+        return await self.lanes[instance.slot.gpu].read(f"look who is on {instance.slot}", look)
 
     async def users(self, instance: Instance) -> tuple[str, ...]:
         """Return the processes on an instance; if there are none, those that hold it open. Raises DriverError."""
-        gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+        gpu, backend = instance.slot.gpu, self.backends[instance.kind]
         minor = self.state.gpus[gpu].minor
 
         def look() -> tuple[str, ...]:
-            pids = [process.pid for process in self.driver.processes(gpu, gi)]
-            if pids:
-                return tuple(self.host.describe_process(pid) for pid in pids)
-            if minor is None or gi is None:
-                return ()
-            return tuple(str(process) for process in self.host.holders(minor, gi))
+            found = backend.processes(instance)
+            if found:
+                return tuple(self.host.describe_process(process.pid) for process in found)
+            return tuple(map(str, backend.holders(instance, minor)))
 
         return await self.lanes[gpu].read(f"look who uses {instance.slot}", look)
 

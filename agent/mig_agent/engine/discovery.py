@@ -121,7 +121,7 @@ class Discovery:
     def _believed(self, observed: ObservedGpu) -> ObservedGpu | DriverError:
         """Return what was read, or an error if the GPU denies MIG mode though instances are recorded for it."""
         partitioned = any(
-            each.slot.gpu == observed.uuid and not each.slot.profile.is_whole_gpu for each in self._contents.instances
+            each.slot.gpu == observed.uuid and each.kind.needs_mig_mode for each in self._contents.instances
         )
         if observed.mode.capable or not partitioned:
             return observed

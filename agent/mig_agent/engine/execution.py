@@ -246,24 +246,20 @@ class Execution:
 
     async def _create(self, instance: Instance) -> None:
         slot = instance.slot
-        driver, host = self._context.driver, self._context.host
+        backend = self._context.backends[instance.kind]
         minor = self._context.state.gpus[slot.gpu].minor
         never_made = self._context.never_made
         self._tried.add(instance.generation)
 
         def create() -> tuple[ObservedInstance, float]:
             try:
-                made, seconds = timed(lambda: driver.create(slot))
+                made, seconds = timed(lambda: backend.create(slot))
             except DriverError as error:
                 if not error.left_behind:
                     never_made.add(instance.generation)
                 raise
             if minor is not None:
-                try:
-                    host.make_caps_nodes(minor, made.gpu_instance_id, made.compute_instances[0])
-                except DriverError:
-                    driver.destroy(slot, made.gpu_instance_id)  # it cannot be used without its device nodes
-                    raise
+                backend.make_nodes(slot, made, minor)
             return made, seconds
 
         try:

@@ -134,19 +134,14 @@ class Preflight:
 
     async def before_reuse(self, instance: Instance) -> None:
         """Check that an instance still exists and no process is on it: one in use is never leased."""
-        driver, host = self._context.driver, self._context.host
-        gpu, gi, ci = instance.slot.gpu, instance.gpu_instance_id, instance.compute_instance_id
-        uuid, whole = instance.uuid, instance.slot.profile.is_whole_gpu
+        backend, host = self._context.backends[instance.kind], self._context.host
         what = f"look whether {instance.slot} is free"
 
         def look() -> tuple[str, ...]:
-            if not whole and (gi is None or ci is None):
-                raise DriverError(DriverErrorKind.NOT_FOUND, what, detail="it is only half made")
-            found = driver.processes(gpu) if gi is None or ci is None else driver.verify(gpu, gi, ci, uuid)
-            return tuple(host.describe_process(process.pid) for process in found)
+            return tuple(host.describe_process(process.pid) for process in backend.check_free(instance))
 
         try:
-            users = await self._context.lanes[gpu].read(what, look)
+            users = await self._context.lanes[instance.slot.gpu].read(what, look)
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
         self._refuse_used(instance, users, what, "reuse")
@@ -167,15 +162,15 @@ class Preflight:
         After a crash the recorded intention is the only evidence that an instance there is the agent's, and may be
         destroyed.
         """
-        driver, record = self._context.driver, self._context.state.gpus[gpu]
+        backend, record = self._context.backends[intended[0].kind], self._context.state.gpus[gpu]
         what = "look what stands on the GPU"
         try:
-            standing = await self._context.lanes[gpu].read(what, lambda: driver.placements(gpu))
+            existing = await self._context.lanes[gpu].read(what, lambda: backend.placements(gpu))
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
         ours = {each.gpu_instance_id for each in record.instances.values()}
         for instance in intended:
-            for number, placement in standing.items():
+            for number, placement in existing.items():
                 if number not in ours and placement.mask & instance.slot.placement.mask:
                     taken = DriverError(
                         DriverErrorKind.INSUFFICIENT_RESOURCES,
@@ -233,14 +228,11 @@ class InstanceDestroyer:
         """
         context = self._context
         what = f"destroy {instance.slot}"
-        lane = context.lanes[instance.slot.gpu]
-        gi = instance.gpu_instance_id
-        if gi is None:
-            return
+        lane, backend = context.lanes[instance.slot.gpu], context.backends[instance.kind]
         began = context.clock.now()
         while True:
             try:
-                _, seconds = await lane.change(what, lambda: timed(lambda: context.driver.destroy(instance.slot, gi)))
+                _, seconds = await lane.change(what, lambda: timed(lambda: backend.destroy(instance)))
             except DriverError as error:
                 if error.kind is not DriverErrorKind.IN_USE:
                     raise StepFailedError(error, f"cannot {what}: {error}") from error

@@ -189,7 +189,7 @@ class LeaseRecovery:
                 other = None if each.lease is None else context.state.leases.get(each.lease)
                 by = f", by {other.holder}" if other is not None else ""
                 raise refuse(Reason.IN_USE, f"{what} is {each.state.value} meanwhile{by}", _NOT_LEASED)
-            if not each.slot.profile.is_whole_gpu and each.compute_instance_id is None:
+            if not each.is_complete:
                 raise refuse(Reason.LEASE_ENDED, f"{what} was taken apart", _NOT_LEASED)
             return each
         raise refuse(Reason.LEASE_ENDED, f"{what} is gone", _NOT_LEASED)

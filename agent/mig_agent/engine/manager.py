@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver
@@ -27,10 +28,9 @@ from mig_agent.engine.context import EngineSettings, Telemetry
 from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
-from mig_agent.engine.parts import Parts
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
-from mig_agent.engine.start import start
+from mig_agent.engine.startup import Parts, start
 from mig_agent.engine.thread_check import LoopBound
 
 CLOSING_SECONDS = 5.0
@@ -274,6 +274,13 @@ class Manager:
     def paused(self) -> tuple[str, ...]:
         """The reasons for which the agent is paused; empty while it serves."""
         return self._context.gate.paused
+
+    def access(self, instance: Instance) -> DeviceAccess:
+        """Return what a container needs to use an instance. Raises RefusedError where its GPU has no device node."""
+        gpu = self.view.by_uuid[instance.slot.gpu]
+        if gpu.minor is None:
+            raise refuse(Reason.GPU_UNAVAILABLE, f"cannot give GPU {gpu.index} to a container: it has no device node")
+        return self._context.backends[instance.kind].access(instance, gpu.minor)
 
     @property
     def driver_version(self) -> str:

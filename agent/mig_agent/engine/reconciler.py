@@ -58,9 +58,9 @@ async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
 
 
 async def _of(context: Context, instance: Instance) -> InstanceUsage:
-    gpu, gi = instance.slot.gpu, instance.gpu_instance_id
+    backend = context.backends[instance.kind]
     try:
-        return await context.lanes[gpu].read("read the usage", lambda: context.driver.usage(gpu, gi))
+        return await context.lanes[instance.slot.gpu].read("read the usage", lambda: backend.usage(instance))
     except DriverError:
         return _UNKNOWN
 
@@ -192,7 +192,7 @@ class Reconciler:
         self.take_facts(record, observed)
         await self._repairs.carry_out(record, repairs)
         await self._repairs.take_over_unused(record, observed)
-        await self._repairs.have_whole(record)
+        await self._repairs.have_permanent(record)
         self._look_at_processes(record, observed)
         self._context.state.capacity_freed.emit()
 
@@ -394,6 +394,7 @@ def _recorded(instance: Instance) -> RecordedInstance:
     return RecordedInstance(
         generation=instance.generation,
         gpu=instance.slot.gpu,
+        kind=instance.kind,
         profile_id=instance.slot.profile.id,
         placement=instance.slot.placement,
         state=instance.state,

@@ -83,14 +83,16 @@ class Repairs:
             case UpdateIds():
                 self._update(draft, repair)
 
-    async def have_whole(self, record: GpuRecord) -> None:
-        """Add the one instance that a GPU without MIG mode always has, if it is missing. Raises LedgerError.
+    async def have_permanent(self, record: GpuRecord) -> None:
+        """Add the device that a GPU always has, if it is missing: the GPU itself, without MIG mode. Raises LedgerError.
 
         It is foreign while the ledger is in doubt, which does not know then whether it is leased.
         """
-        if record.mode.current or any(each.slot.profile.is_whole_gpu for each in record.instances.values()):
+        profile = next((each for each in record.layout.profiles if not each.kind.is_created), None)
+        if profile is None or profile.kind.needs_mig_mode is not record.mode.current:
             return
-        profile = record.layout.profiles[0]
+        if any(not each.kind.is_created for each in record.instances.values()):
+            return
         whole = Instance(
             slot=Slot(record.uuid, profile, profile.placements[0]),
             generation=self._context.state.next_generation(),
@@ -119,7 +121,7 @@ class Repairs:
             draft.changes.append(VoidEvidence(instance.uuid, "is gone"))
         begun = instance.state in {InstanceState.CREATING, InstanceState.DESTROYING}
         # A whole GPU that nobody leases only makes way for a GPU that is partitioned.
-        if not begun and (instance.lease is not None or not instance.slot.profile.is_whole_gpu):
+        if not begun and (instance.lease is not None or instance.kind.is_created):
             why = f" ({reason})" if reason else ""
             draft.events.append(
                 journal.event(

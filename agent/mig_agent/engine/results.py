@@ -48,6 +48,8 @@ class Granted:
     lease: Lease
     token: str
     devices: tuple[Device, ...]
+    environment: Mapping[str, str]
+    """By which a process finds its devices."""
     notes: tuple[str, ...] = ()
     """Hints for people, such as a near miss: a little less memory would have fitted a smaller profile."""
     revision: int

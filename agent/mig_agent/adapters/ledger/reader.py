@@ -13,6 +13,7 @@ from mig_agent.adapters.ledger.lease_evidence import EvidentLease
 from mig_agent.adapters.ledger.schema import UNCONFIRMED
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
+    DEVICE_KINDS,
     CallerId,
     Generation,
     GpuUuid,
@@ -128,8 +129,8 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
 
 
 _INSTANCES = (
-    "SELECT generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size, state,"
-    " gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
+    "SELECT generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size,"
+    " state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
@@ -146,7 +147,8 @@ _EVENTS = (
 
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
-    (generation, gpu, profile_id, name, compute, memory, mib, start, size, state, gi, ci, uuid, since, tenant) = row
+    generation, gpu, kind, profile_id, name, compute, memory, mib, *rest = row
+    start, size, state, gi, ci, uuid, since, tenant = rest
     placement = Placement(_int(start), _int(size))
     # The record alone, without the GPU's layout, tells no engines and no other placements.
     profile = Profile(
@@ -156,6 +158,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
         memory_slices=_int(memory),
         memory_mib=_int(mib),
         placements=(placement,),
+        kind=DEVICE_KINDS[str(kind)],
     )
     lease = held.get(Generation(_int(generation)))
     return Instance(

@@ -15,9 +15,9 @@ from mig_agent.core.owner import encode
 Statement = tuple[str, tuple[str | int | float | None, ...]]
 
 _PUT_INSTANCE = (
-    "INSERT INTO instance (generation, gpu, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start,"
-    " size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO instance (generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib,"
+    " start, size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
     " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since,"
     " last_tenant = excluded.last_tenant"
@@ -67,6 +67,7 @@ class PutInstance:
             (
                 instance.generation,
                 slot.gpu,
+                profile.kind.name,
                 profile.id,
                 profile.name,
                 profile.compute_slices,

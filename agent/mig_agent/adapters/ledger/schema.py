@@ -51,6 +51,7 @@ PATCHES = (
             """CREATE TABLE instance (
                 generation INTEGER PRIMARY KEY,
                 gpu TEXT NOT NULL,
+                kind TEXT NOT NULL,
                 profile_id INTEGER NOT NULL,
                 profile_name TEXT NOT NULL,
                 compute_slices INTEGER NOT NULL,

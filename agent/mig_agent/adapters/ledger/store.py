@@ -64,7 +64,9 @@ OnSettled = Callable[[Sequence[Entry], LedgerError | None], None]
 class Ledger:
     """One open ledger. `submit` from any thread; results go to the one `on_settled` callback."""
 
-    def __init__(self, path: Path, contents: Contents, head: Head, keep_events: int) -> None:
+    def __init__(
+        self, path: Path, contents: Contents, head: Head, keep_events: int, keep_lock: Callable[[], None]
+    ) -> None:
         self.path = path
         self.contents = contents
         """Contents as read when the ledger was opened."""
@@ -83,7 +85,7 @@ class Ledger:
         self._reader: sqlite3.Connection | None = None
         self._files: dict[Path, tuple[int, int]] = {}
         """Device and inode of the files being written."""
-        self.keep_lock: Callable[[], None] = lambda: None
+        self._keep_lock = keep_lock
         self._is_missing = False
 
     @classmethod
@@ -106,19 +108,17 @@ class Ledger:
         try:
             finish_replacing(path)
             try:
-                ledger = cls._opened(path, patches, keep_events)
+                return cls._opened(path, patches, keep_events, keep_lock)
             except DamagedError as damage:
                 make_ledger(path, f"was damaged: {damage}", patches)
-                ledger = cls._opened(path, patches, keep_events)
+                return cls._opened(path, patches, keep_events, keep_lock)
         except (sqlite3.Error, OSError, DamagedError) as error:
             raise LedgerError(f"cannot open the ledger {path}: {error}") from error
-        ledger.keep_lock = keep_lock
-        return ledger
 
     @classmethod
-    def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int) -> Ledger:
+    def _opened(cls, path: Path, patches: tuple[Patch, ...], keep_events: int, keep_lock: Callable[[], None]) -> Ledger:
         contents, head = read_whole(path, patches, MOST_ENDED_IN_MEMORY)
-        ledger = cls(path, contents, head, keep_events)
+        ledger = cls(path, contents, head, keep_events, keep_lock)
         try:
             ledger._connect()
             ledger._begin_trail()
@@ -276,7 +276,7 @@ class Ledger:
             self._is_missing = False
             return
         try:
-            self.keep_lock()
+            self._keep_lock()
         except MigAgentError as error:
             raise OSError(str(error)) from error
         replace_ledger(

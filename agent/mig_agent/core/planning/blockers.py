@@ -155,9 +155,9 @@ def describe_obstacle(view: NodeView, found: Obstacle) -> str:
 def _describe_instance(view: NodeView, instance: Instance) -> str:
     holder = holder_of(view, instance)
     place = instance.slot.placement
-    many = place.size > 1 and not instance.slot.profile.is_whole_gpu
+    many = place.size > 1 and not instance.kind.takes_whole_gpu
     where = f"slices {place}" if many else f"slice {place}"
-    if instance.slot.profile.is_whole_gpu:
+    if instance.kind.takes_whole_gpu:
         where = "the whole GPU"
     are = "are" if many else "is"
     name = instance.slot.profile.name

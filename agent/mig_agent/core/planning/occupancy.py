@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mig_agent.core.model import WHOLE_GPU_PROFILE_ID, Generation, Gpu, Instance, InstanceState, Profile, Slot
+from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Profile, Slot
 from mig_agent.core.planning.placement import Tables, Window, tables_for
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy, Reuse
 
@@ -99,7 +99,7 @@ class Occupancy:
                 slot = instance.slot
                 held |= slot.placement.mask
                 engines += tables.engines_of(slot.profile)
-        if WHOLE_GPU_PROFILE_ID in tables.windows and not idle:
+        if not gpu.layout.can_create and not idle:
             held = 1  # nothing can be created on such a GPU
         occupancy = cls(gpu, tables, held, engines, tuple(idle), not_reused)
         gpu.scratch[key] = occupancy
@@ -165,8 +165,7 @@ class Occupancy:
         if reuse is not None and reuse.slot.placement == window.placement:
             return Candidate(cost, -reuse.since, window, reuse)
         taken = self.engines + self.tables.engines_of(profile)
-        # A whole GPU cannot be created, only reused.
-        if profile.is_whole_gpu or not self.tables.engines_fit(taken):
+        if not profile.kind.is_created or not self.tables.engines_fit(taken):
             return None
         victims: tuple[Instance, ...] = ()
         if window.mask & self.idle_mask:

@@ -129,7 +129,7 @@ class Policy:
         """Return True if an idle instance may serve as it is; if False, it may only be destroyed to free its slices."""
         if self.reuse is Reuse.ANY or idle.last_tenant is None:
             return True
-        if idle.slot.profile.is_whole_gpu:
+        if not idle.kind.is_created:
             return True  # it cannot be made anew, and would serve nobody ever again
         return self.reuse is Reuse.SAME_TENANT and idle.last_tenant != "" and idle.last_tenant == self.tenant
 

@@ -174,7 +174,7 @@ def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: froze
         for profile in gpu.layout.profiles:
             if profile.attributes != want.attributes or profile.compute_slices < want.min_compute_slices:
                 continue
-            if profile.is_whole_gpu or profile.memory_bytes >= want.memory_bytes:
+            if profile.kind.takes_whole_gpu or profile.memory_bytes >= want.memory_bytes:
                 continue
             if (best is None or profile.memory_mib > best[0]) and Occupancy.of(gpu).best(profile, 0.0) is not None:
                 words = f"{round_amount(profile)} would fit now ({profile.name} on GPU {gpu.index})"
@@ -434,7 +434,7 @@ def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
 
 
 def _instance_profiles(gpu: Gpu) -> tuple[Profile, ...]:
-    return tuple(profile for profile in gpu.layout.profiles if not profile.is_whole_gpu)
+    return tuple(profile for profile in gpu.layout.profiles if profile.kind.needs_mig_mode)
 
 
 def _offered(gpus: Sequence[Gpu]) -> list[Profile]:

@@ -48,7 +48,7 @@ def serves(profile: Profile, want: Want, layout: Layout) -> bool:
     """Return True if an instance of this profile satisfies the want."""
     if want.slot is not None:
         return (profile.id, profile.name) == (want.slot.profile.id, want.slot.profile.name)
-    if profile.is_whole_gpu:
+    if profile.kind.takes_whole_gpu:
         return want.whole_gpu
     if want.profile is not None:
         named = profile.name == want.profile and want.attributes <= profile.attributes

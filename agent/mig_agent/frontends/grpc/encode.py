@@ -56,17 +56,11 @@ def granted(answer: Granted) -> pb.Granted:
     return pb.Granted(
         lease=lease(answer.lease, devices),
         token=answer.token,
-        env=environment([each.uuid for each in answer.devices]),
+        env=answer.environment,
         notes=map(visible, answer.notes),
         revision=answer.revision,
         confirm_by=answer.confirm_by,
     )
-
-
-def environment(uuids: Iterable[str]) -> dict[str, str]:
-    """What a process needs in its environment: for CUDA, and for NVIDIA's container runtime."""
-    visible = ",".join(uuids)
-    return {"CUDA_VISIBLE_DEVICES": visible, "NVIDIA_VISIBLE_DEVICES": visible}
 
 
 def device(each: Device) -> pb.Device:
@@ -141,7 +135,7 @@ def placement(each: Placement) -> pb.Placement:
 
 def place(slot: Slot) -> pb.Placement | None:
     """Where an instance is on its GPU; None for a whole GPU."""
-    return None if slot.profile.is_whole_gpu else placement(slot.placement)
+    return None if slot.profile.kind.takes_whole_gpu else placement(slot.placement)
 
 
 def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:

@@ -103,7 +103,7 @@ def _leased(view: NodeView) -> dict[str, Want]:
         for device, generation in zip(owner.devices, lease.instances, strict=False):
             instance = view.instances.get(generation)
             if instance is not None:
-                whole = instance.slot.profile.is_whole_gpu
+                whole = instance.kind.takes_whole_gpu
                 wants[device.resource] = _WHOLE if whole else profile_want(instance.slot.profile.name)
     return wants
 
@@ -122,5 +122,5 @@ def _wants(view: NodeView, naming: Naming) -> Iterator[tuple[str, Want]]:
 def _profiles(gpus: Iterable[Gpu]) -> Iterator[str]:
     """Yield the name of each MIG profile once."""
     yield from dict.fromkeys(
-        profile.name for gpu in gpus for profile in gpu.layout.profiles if not profile.is_whole_gpu
+        profile.name for gpu in gpus for profile in gpu.layout.profiles if profile.kind.needs_mig_mode
     )

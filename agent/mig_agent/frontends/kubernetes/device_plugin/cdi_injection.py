@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from mig_agent.adapters.cdi import CdiDevice, CdiError, CdiFolder
+from mig_agent.adapters.cdi import CdiError, CdiFolder
+from mig_agent.adapters.devices import DeviceAccess, joined
 from mig_agent.core.errors import DriverError, Reason, refuse
 from mig_agent.core.model import Instance, Lease, NodeView
 from mig_agent.core.owner import KubeletDevice
@@ -17,26 +18,9 @@ from mig_agent.frontends.kubernetes.resources import Resource, number_of
 _LOG = structlog.get_logger(__name__)
 
 
-def environment(devices: Sequence[CdiDevice]) -> Mapping[str, str]:
+def environment(devices: Sequence[DeviceAccess]) -> Mapping[str, str]:
     """The variables of a container with these devices: CUDA sees them, NVIDIA's own runtime adds nothing to them."""
-    return {
-        "CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices),
-        "NVIDIA_VISIBLE_DEVICES": "void",
-    }
-
-
-def cdi_device(instance: Instance, view: NodeView) -> CdiDevice:
-    """An instance as CDI files name it. Raises RefusedError where its GPU has no device node."""
-    gpu = view.by_uuid[instance.slot.gpu]
-    if gpu.minor is None:
-        raise refuse(Reason.GPU_UNAVAILABLE, f"cannot give GPU {gpu.index} to a container: it has no device node")
-    return CdiDevice(
-        gpu_minor=gpu.minor,
-        gpu_uuid=gpu.uuid,
-        gpu_instance_id=instance.gpu_instance_id,
-        compute_instance_id=instance.compute_instance_id,
-        uuid=instance.uuid,
-    )
+    return joined(each.environment for each in devices) | {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def instances_of(leases: Mapping[KubeletDevice, Lease], view: NodeView) -> Mapping[KubeletDevice, Instance]:
@@ -53,10 +37,17 @@ def instances_of(leases: Mapping[KubeletDevice, Lease], view: NodeView) -> Mappi
 class CdiInjector:
     """Writes and removes the files. Belongs to the event loop; the disk is touched in threads, one after the other."""
 
-    def __init__(self, folder: CdiFolder, resources: Mapping[str, Resource], view: Callable[[], NodeView]) -> None:
+    def __init__(
+        self,
+        folder: CdiFolder,
+        resources: Mapping[str, Resource],
+        view: Callable[[], NodeView],
+        access: Callable[[Instance], DeviceAccess],
+    ) -> None:
         self._folder = folder
         self._resources = resources
         self._view = view
+        self._access = access
         self._turn = asyncio.Lock()
 
     def qualified(self, device: KubeletDevice) -> str:
@@ -65,9 +56,8 @@ class CdiInjector:
 
     async def inject(self, container_devices: Sequence[KubeletDevice], leases: Mapping[KubeletDevice, Lease]) -> None:
         """Writes the files of one container. Raises RefusedError."""
-        view = self._view()
-        found = instances_of(leases, view)
-        devices = {each: cdi_device(found[each], view) for each in container_devices if each in found}
+        found = instances_of(leases, self._view())
+        devices = {each: self._access(found[each]) for each in container_devices if each in found}
         variables = environment(tuple(devices.values()))
 
         def write() -> None:

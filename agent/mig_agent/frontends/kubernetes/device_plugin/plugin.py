@@ -131,7 +131,7 @@ class Plugin:
         self._loops: list[asyncio.Task[None]] = []
         self._kubelet = PodResources(paths)
         recorded = DeviceCheckpoint(paths).read
-        self._injector = CdiInjector(cdi, self._resources, lambda: manager.view)
+        self._injector = CdiInjector(cdi, self._resources, lambda: manager.view, manager.access)
         self._allocating = Allocator(manager, self.book, self._injector.qualified, self._allocated)
         self._starting = PreStart(
             manager=manager,

@@ -67,7 +67,7 @@ def feature_labels(view: NodeView, driver_version: str, resource_of: Callable[[s
     profiles: dict[str, tuple[Profile, str]] = {}
     for gpu in view.gpus:
         for profile in gpu.layout.profiles:
-            if not profile.is_whole_gpu:
+            if profile.kind.needs_mig_mode:
                 profiles.setdefault(profile.name, (profile, gpu.layout.model))
     for profile, model in profiles.values():
         labels |= _profile_labels(view, profile, model, resource_of(profile.name))

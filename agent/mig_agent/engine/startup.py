@@ -1,0 +1,434 @@
+"""Startup: constructs the engine's parts, and makes the ledger and the hardware agree before anything is served.
+
+All GPUs are read when the agent starts, and again when it resumes. An agent that starts paused shows what it knew last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mig_agent.adapters.clock import Clock
+from mig_agent.adapters.devices import device_backends
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
+from mig_agent.adapters.ledger.reader import Contents
+from mig_agent.adapters.ledger.records import DropInstance, ForgetConfirmation, PutGpus
+from mig_agent.adapters.ledger.store import Ledger
+from mig_agent.adapters.nvml import Driver, Observation
+from mig_agent.adapters.threads import CallThread
+from mig_agent.adapters.tokens import KEY_FILE, Tokens
+from mig_agent.core.backfill import MeanLeaseTime
+from mig_agent.core.catalog import Catalog
+from mig_agent.core.errors import ConfigError, DriverError, LedgerError
+from mig_agent.core.events import Event, EventKind
+from mig_agent.core.observation import ObservedGpu
+from mig_agent.core.planning.plan import Policy, Reuse
+from mig_agent.core.quantities import counted
+from mig_agent.core.recovery import REBOOT
+from mig_agent.engine.acquire import Acquirer
+from mig_agent.engine.admin import Admin
+from mig_agent.engine.adoption import Adopting
+from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
+from mig_agent.engine.discovery import Discovery, LockGpu, selected
+from mig_agent.engine.driver_events import DriverEvents
+from mig_agent.engine.events import Events
+from mig_agent.engine.execution import Executor
+from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
+from mig_agent.engine.journal import Journal, Transaction
+from mig_agent.engine.lease_recovery import LeaseRecovery
+from mig_agent.engine.leases import Leases
+from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
+from mig_agent.engine.maintenance import Maintenance
+from mig_agent.engine.queueing import RequestQueue
+from mig_agent.engine.reconciler import Reconciler
+from mig_agent.engine.repairs import Repairs
+from mig_agent.engine.state import CheckedState, GpuRecord, State
+from mig_agent.engine.tasks import Tasks
+
+RESTART_REVISIONS = 1000
+"""Left out at a restart, so that no revision is given twice even where the last ones could not be recorded."""
+LEDGER_WATCH_SECONDS = 2.0
+"""Between two checks whether the ledger's files are in their place: three calls of stat(2)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Holds the parts of one running engine."""
+
+    context: Context
+    ledger: Ledger
+    memory: RequestLog
+    lifetimes: LeaseLifecycle
+    leases: Leases
+    blocks: Quarantine
+    observer: Reconciler
+    room: RequestQueue
+    acquisitions: Acquirer
+    admin: Admin
+    adopting: Adopting
+    recovering: LeaseRecovery
+    listening: DriverEvents
+    inventory: DriverStartup
+    pausing: Maintenance
+    started_at: float = 0.0
+    """When it began to serve."""
+    background: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def stop_background(self) -> None:
+        """Stop the tasks that run as long as the engine does."""
+        self.pausing.close()
+        self.listening.close()
+        for task in self.background:
+            task.cancel()
+        for task in self.background:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self.background.clear()
+
+
+async def start(
+    *,
+    driver: Driver,
+    ledger: Ledger,
+    host: Host,
+    catalog: Catalog,
+    clock: Clock,
+    settings: EngineSettings,
+    telemetry: Telemetry | None = None,
+    claim: LockGpu = lambda _index, _uuid: None,
+    paused: Iterable[str] = (),
+) -> Parts:
+    """Start an engine: return its parts, recovered and ready to serve. `claim` is called for each GPU that it takes.
+
+    `paused` are reasons, in words, for which it starts paused; so it does where an administrator's is on record. Then
+    the driver is not asked anything (nor opened, where it was not), and is read when the agent resumes.
+
+    Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
+    where the settings name GPUs that are not there or the tokens' key cannot be used.
+    """
+    contents = ledger.contents
+    parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
+    context, state, lifetimes = parts.context, parts.context.state, parts.lifetimes
+    for recorded in contents.leases:
+        if recorded.ended_at is None:
+            state.put_lease(recorded.lease)
+    is_paused = parts.pausing.begin(contents.paused, paused)
+    if is_paused:
+        await parts.inventory.without_driver()
+    else:
+        await parts.inventory.take_up()
+    parts.started_at = clock.now()
+    lifetimes.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
+    for each in contents.leases:
+        lease = state.leases.get(each.lease.id)
+        if lease is not None:
+            # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
+            is_confirmed = not lease.owner.ends_with_stream and not lifetimes.is_unconfirmed(lease.id)
+            lifetimes.begin(lease, delivered=is_confirmed)
+    leases = counted(len(state.leases), "lease")
+    words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
+    if is_paused:
+        words = f"the agent started paused ({'; '.join(context.gate.paused)}) with {leases}"
+    started = context.journal.event(EventKind.AGENT_STARTED, words)
+    old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
+    await context.journal.write(old, (started, *_of_doubt(context)))
+    loop = asyncio.get_running_loop()
+    parts.background.append(loop.create_task(parts.observer.run(), name="observer"))
+    parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
+    if settings.listen_to_driver and not is_paused:
+        parts.listening.start()
+    return parts
+
+
+def _construct(  # noqa: PLR0917 -- from `start` alone
+    driver: Driver,
+    ledger: Ledger,
+    host: Host,
+    catalog: Catalog,
+    clock: Clock,
+    settings: EngineSettings,
+    telemetry: Telemetry,
+    lock: LockGpu,
+) -> Parts:
+    """Construct the state, the context and all parts of an engine over one ledger; reads and writes nothing."""
+    contents = ledger.contents
+    state = (CheckedState if settings.check_threads else State)(
+        settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation
+    )
+    state.doubt = contents.doubt
+    state.former = {each.lease.id: each for each in contents.former}
+    state.unmanaged = {each.generation: each.slot.gpu for each in contents.instances if each.lease is not None}
+    events = Events()
+    events.begin(state.revision)
+    context = Context(
+        driver=driver,
+        backends=device_backends(driver, host),
+        host=host,
+        catalog=catalog,
+        clock=clock,
+        settings=settings,
+        policy=Policy(creation_cost=settings.creation_cost, reuse=Reuse(settings.reuse)),
+        tokens=Tokens.load_or_make(ledger.path.with_name(KEY_FILE)),
+        telemetry=telemetry,
+        state=state,
+        events=events,
+        journal=Journal(ledger, state, events, clock),
+        tasks=Tasks(),
+        patience=MeanLeaseTime.of(
+            each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
+        ),
+        aside=CallThread("aside"),
+    )
+    memory = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
+    lifetimes = LeaseLifecycle(context, memory)
+    blocks = Quarantine(context)
+    remover = InstanceDestroyer(context, blocks)
+    repairs = Repairs(context, lifetimes, blocks, remover)
+    observer = Reconciler(
+        context, lifetimes=lifetimes, blocks=blocks, repairs=repairs, memory=memory, boot_id=contents.boot_id
+    )
+    executor = Executor(
+        context=context,
+        memory=memory,
+        lifetimes=lifetimes,
+        blocks=blocks,
+        looks=Preflight(context, blocks),
+        remover=remover,
+        observer=observer,
+    )
+    room = RequestQueue(context, executor)
+    admin = Admin(context, remover, observer)
+    listening = DriverEvents(context.driver, observer.hint)
+    discovery = Discovery(context, contents, observer, lock)
+    observer.follow_up(admin.destroy_overdue)
+    observer.follow_up(discovery.look)
+    recovering = LeaseRecovery(context, memory, lifetimes, observer)
+    inventory = DriverStartup(
+        context, contents, lifetimes=lifetimes, reconciler=observer, discovery=discovery, recovery=recovering
+    )
+    return Parts(
+        context=context,
+        ledger=ledger,
+        memory=memory,
+        lifetimes=lifetimes,
+        leases=Leases(context, memory, lifetimes),
+        blocks=blocks,
+        observer=observer,
+        room=room,
+        acquisitions=Acquirer(context, memory, lifetimes, room),
+        admin=admin,
+        adopting=Adopting(context, observer),
+        recovering=recovering,
+        listening=listening,
+        inventory=inventory,
+        pausing=Maintenance(context, listening, inventory, observer.hint),
+    )
+
+
+async def _watch_ledger(parts: Parts) -> None:
+    """Notice when the ledger's files are removed or replaced under the agent: leases would be gone at the next start.
+
+    The event is the commit that writes the ledger anew. Where that fails, no lease is given any more.
+    """
+    context, reported = parts.context, ""
+    wake = asyncio.Event()
+    while True:
+        timer = context.clock.call_later(LEDGER_WATCH_SECONDS, wake.set)
+        try:
+            await wake.wait()
+        finally:
+            timer.cancel()
+        wake.clear()
+        words = parts.ledger.missing()
+        if words and (words != reported or not context.journal.error):
+            told = f"{words}; the ledger is written anew from what the agent has open"
+            context.journal.tell(context.journal.event(EventKind.LEDGER_FAILED, told))
+        reported = words
+
+
+def _of_doubt(context: Context) -> tuple[Event, ...]:
+    """Report at each start that the ledger does not account for everything, until that is settled."""
+    doubt = context.state.doubt
+    if doubt is None:
+        return ()
+    former = f" The former one is kept as {doubt.kept_as}." if doubt.kept_as else ""
+    known = (
+        "It knows nothing of the leases since then"
+        if doubt.restored
+        else "An empty ledger stands in for it, and no lease of before counts"
+    )
+    words = (
+        f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
+        "`migctl recover` brings a lease of before back to who has its token, and `migctl adopt` takes over what "
+        "nobody counts on any more"
+    )
+    return (
+        context.journal.event(
+            EventKind.LEDGER_QUARANTINED, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+        ),
+    )
+
+
+class DriverStartup:
+    """Reads all GPUs when the agent starts, and again when it resumes. Use from the event loop."""
+
+    def __init__(
+        self,
+        context: Context,
+        contents: Contents,
+        *,
+        lifetimes: LeaseLifecycle,
+        reconciler: Reconciler,
+        discovery: Discovery,
+        recovery: LeaseRecovery,
+    ) -> None:
+        """`contents` is the ledger as it was opened."""
+        self._context = context
+        self._contents = contents
+        self._lifetimes = lifetimes
+        self._reconciler = reconciler
+        self._discovery = discovery
+        self._recovery = recovery
+        self._read = False
+        self._remembered = dict(contents.gpus)
+
+    async def take_up(self) -> None:
+        """Read all GPUs. Raises DriverError where the driver does not answer, and what `start` raises."""
+        if self._read:
+            await self._discovery.count()  # a driver that does not answer loses nobody a lease
+            await self._reconciler.compare_all()
+            await self._reconciler.run_followups()
+        else:
+            await self._take_up_first()
+            self._read = True
+        await self._recovery.void_missing()
+        await self.remember()
+
+    async def without_driver(self) -> None:
+        """The node as it was last known, for an agent that starts paused. Raises LedgerError."""
+        # Text that another version wrote in another way: then the GPU is not shown.
+        known: list[ObservedGpu] = []
+        for uuid, text in self._remembered.items():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                known.append(gpu_of(uuid, text))
+        for each in selected(known, self._context.settings.gpus):
+            self._discovery.add(each)
+            self._discovery.load_instances(each.uuid)
+        await self._end_leases_of_earlier_boot()
+
+    async def remember(self) -> None:
+        """Writes the GPUs down as they are now, where that is not what is written. What cannot be is no harm."""
+        gpus = {record.uuid: text_of(_as_observed(record)) for record in self._context.state.gpus.values()}
+        if gpus != self._remembered:
+            with contextlib.suppress(LedgerError):
+                await self._context.journal.write((PutGpus(gpus),))
+                self._remembered = gpus
+
+    async def _take_up_first(self) -> None:
+        context, discovery = self._context, self._discovery
+        observation = await discovery.observe()
+        managed = _selected(observation, context.settings.gpus)
+        for observed in managed:
+            discovery.lock(observed.index, observed.uuid)
+        for uuid in context.state.gpus.keys() - {observed.uuid for observed in managed}:
+            context.state.remove_gpu(uuid)
+            context.lanes.pop(uuid).close()
+        for observed in managed:
+            record = context.state.gpus.get(observed.uuid)
+            if record is None:
+                discovery.add(observed)
+                discovery.load_instances(observed.uuid)
+            else:
+                record.layout = self._reconciler.layout_of(observed)
+                context.state.renumber(observed.uuid, observed.index)
+        await self._recover(managed, everything=not observation.failed)
+        discovery.note_missing(observation.failed)
+
+    async def _recover(self, managed: list[ObservedGpu], *, everything: bool) -> None:
+        context = self._context
+        for observed in managed:
+            try:
+                await self._reconciler.compare(context.state.gpus[observed.uuid], observed)
+            except DriverError as error:
+                await self._reconciler.unread(observed.uuid, error)
+        if everything and not context.settings.gpus:
+            await self._end_leases_on_removed_gpus()
+        await self._end_leases_of_earlier_boot()
+
+    async def _end_leases_on_removed_gpus(self) -> None:
+        """End leases on GPUs that are gone: all GPUs of the machine were read, and these are not among them."""
+        context = self._context
+        draft = Transaction(context.journal)
+        for instance in self._contents.instances:
+            gpu = instance.slot.gpu
+            if gpu not in context.state.gpus:
+                draft.changes.append(DropInstance(instance.generation))
+                context.state.unmanaged.pop(instance.generation, None)
+                if instance.lease is None:
+                    continue
+                told = degraded_event(context, instance, EndReason.GPU_LOST)
+                if told is not None and instance.lease in leases_with_devices_elsewhere(context, gpu):
+                    draft.events.append(told)
+                else:
+                    self._lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
+        for lease in context.state.leases.values():
+            if not any(True for _ in context.state.instances_of(lease.id)):
+                self._lifetimes.draft_end(draft, lease.id, "instance-lost")
+        if draft:
+            await draft.write()
+
+    async def _end_leases_of_earlier_boot(self) -> None:
+        reconciler = self._reconciler
+        if self._contents.boot_id not in {"", reconciler.boot_id_now()}:
+            await self._end_all_leases()
+        await reconciler.adopt_boot_id(reconciler.boot_id_now())
+
+    async def _end_all_leases(self) -> None:
+        """End all leases, also on GPUs that are not managed now, or do not answer yet: no instance outlives a boot."""
+        context = self._context
+        draft = Transaction(context.journal)
+        for lease in tuple(context.state.leases):
+            self._lifetimes.draft_end(draft, lease, REBOOT)
+        partitioned = set()
+        for instance in self._contents.instances:
+            if instance.slot.gpu not in context.state.gpus:
+                draft.changes.append(DropInstance(instance.generation))
+            elif instance.kind.needs_mig_mode:
+                partitioned.add(instance.slot.gpu)
+        for uuid in partitioned:
+            record = context.state.gpus[uuid]
+            if not record.mode.current:
+                words = f"GPU {record.index} lost its MIG mode with the reboot; {record.reason}"
+                draft.events.append(context.journal.event(EventKind.GPU_MODE_CHANGED, words, gpu=uuid))
+        if draft:
+            await draft.write()
+
+
+def _as_observed(record: GpuRecord) -> ObservedGpu:
+    layout = record.layout
+    return ObservedGpu(
+        index=record.index,
+        uuid=record.uuid,
+        minor=record.minor or 0,
+        model=layout.model,
+        memory_mib=layout.memory_mib,
+        mode=record.mode,
+        layout=layout if record.mode.current else None,
+        instances=(),
+    )
+
+
+def _selected(observation: Observation, names: Iterable[str]) -> list[ObservedGpu]:
+    wanted = tuple(names)
+    for name in wanted:
+        # Who does not answer may be any of those that are named.
+        if not observation.failed and not selected(observation.gpus, (name,)):
+            there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in observation.gpus) or "none"
+            raise ConfigError(
+                f"cannot manage GPU {name}: there is no such GPU", f"the GPUs of this machine are {there}"
+            )
+    return selected(observation.gpus, wanted)
