@@ -72,7 +72,9 @@ async def served(folder: Path, node: Node) -> AsyncIterator[Line]:
         await there.start()
         users, admins = (
             method_handlers(
-                PartitionManagerServicer(node.manager, admin=admin, roles=TRUSTING, fates=there.connection_ends),
+                PartitionManagerServicer(
+                    node.manager, admin=admin, roles=TRUSTING, connection_ends=there.connection_ends
+                ),
                 settings.max_calls,
             )
             for admin in (False, True)

@@ -71,7 +71,7 @@ async def test_client_that_disconnects_at_any_moment_leaks_nothing(tmp_path: Pat
 
 async def left(node: Node, fates: ConnectionEnds, peer: str, fate: ConnectionEnd | None) -> None:
     """A lease was held over this connection, its stream has ended, and then its connection, if at all."""
-    servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING, fates=fates)
+    servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING, connection_ends=fates)
     connection = Connection(peer)
     held = asyncio.create_task(servicer.hold(pb.HoldRequest(request=ask(memory="4G")), cast("Any", connection)))
     await node.until(lambda: connection.written)

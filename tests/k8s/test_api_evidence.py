@@ -127,7 +127,7 @@ def test_a_static_pod_is_known_by_the_kubelets_uid_too() -> None:
     assert by_answer(ARRIVED, mirror, NODE, TAKEN, ARRIVAL) == UNCHANGED
 
 
-def test_a_lease_of_nobodys_pod_is_no_business_of_it() -> None:
+def test_lease_without_a_pod_raises_value_error() -> None:
     with pytest.raises(ValueError, match="cannot follow the pod of lease l-1"):
         pod_of(replace(KEPT, owner=TOKEN_OWNER))
 

@@ -20,7 +20,13 @@ from mig_agent.core.model import Holder, InstanceState, Lease, LeaseId
 from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
-from mig_agent.frontends.kubernetes.reservations import kept, leases_for, match_slots, promised, slots_of
+from mig_agent.frontends.kubernetes.reservations import (
+    count_reserved,
+    leases_for,
+    match_slots,
+    reserved_slots,
+    slots_of,
+)
 from support.clock import VirtualClock
 from support.engine import PATIENCE_SECONDS, killed
 from support.owners import bound, devices_of, pod_of
@@ -295,7 +301,7 @@ class History:
         view = self.at.node.manager.snapshot.view
         wants = {name: resource.want for name, resource in self.at.starting._resources.items()}
         asks = {each.pod: Counter(each.asks) for each in self.pods.values()}
-        counts = promised(kept(view), view, wants, lambda pod: asks.get(pod, Counter()))
+        counts = count_reserved(reserved_slots(view), view, wants, lambda pod: asks.get(pod, Counter()))
         open_ = [lease for lease in leases if not devices_of(lease)]
         assert sum(counts.values()) <= sum(len(lease.instances) for lease in open_)
         has = Counter(device.resource for lease in leases for device in devices_of(lease))

@@ -16,7 +16,7 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, Lease, LeaseId
 from mig_agent.core.owner import KubeletDevice, Owner, Pod
 from mig_agent.frontends.kubernetes.pods import tracker
-from mig_agent.frontends.kubernetes.pods.tracker import AT_ONCE, PodTracker
+from mig_agent.frontends.kubernetes.pods.tracker import MOST_QUERIES, PodTracker
 from mig_agent.simulator import STATE_FILE
 from support.clock import VirtualClock
 from support.engine import ADMIN, Node, engine
@@ -323,7 +323,7 @@ async def test_queries_for_many_leases_are_spread_over_scans(tmp_path: Path) -> 
         pods = [at.server.put(f"x{number}") for number in range(7)]
         for pod in pods:
             await at.promise(pod)
-        assert len(pods) > AT_ONCE
+        assert len(pods) > MOST_QUERIES
         await at.watched()
         at.server.show()
         for pod in pods:

@@ -14,12 +14,12 @@ from mig_agent.core.model import GpuUuid, Layout, Lease, LeaseId, NodeView, Slot
 from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.core.planning.profiles import serves
 from mig_agent.frontends.kubernetes.reservations import (
+    count_reserved,
     count_unreserved,
-    kept,
     leases_for,
     match_slots,
-    nobody_knows,
-    promised,
+    requests_unknown,
+    reserved_slots,
 )
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 from support.nodes import A100_40, H100, Has, Machine, node, nodes
@@ -50,7 +50,7 @@ def taken(*machines: Machine, pods: Sequence[Pod] = (POD,)) -> NodeView:
 
 
 def count(view: NodeView, asks: Mapping[str, int] | None) -> dict[str, int]:
-    return dict(promised(kept(view), view, wants_of(view), lambda _: asks))
+    return dict(count_reserved(reserved_slots(view), view, wants_of(view), lambda _: asks))
 
 
 def together(view: NodeView) -> NodeView:
@@ -114,7 +114,7 @@ def test_lease_of_several_devices_matches_whole_or_not_at_all() -> None:
 def test_slots_of_a_pod_with_unknown_requests_count_for_every_resource() -> None:
     view = taken(Machine(H100, (TWO,)))
     assert count(view, None) == dict.fromkeys((MIDDLE, "mig-agent.io/memory-5g", MEMORY, MORE), 1)
-    assert promised(kept(view), view, wants_of(view), nobody_knows) == count(view, None)
+    assert count_reserved(reserved_slots(view), view, wants_of(view), requests_unknown) == count(view, None)
     assert count(view, {}) == {}, "one that asks for nothing here is known"
 
 
@@ -122,9 +122,9 @@ def test_pods_are_counted_apart() -> None:
     other = replace(POD, uid="another")
     view = taken(Machine(H100, (ONE, TWO)), pods=(POD, other))
     asks = {POD: {SMALL: 1}, other: {MIDDLE: 1}}
-    assert promised(kept(view), view, wants_of(view), asks.get) == {SMALL: 1, MIDDLE: 1}
+    assert count_reserved(reserved_slots(view), view, wants_of(view), asks.get) == {SMALL: 1, MIDDLE: 1}
     asks = {POD: {MIDDLE: 1}, other: {SMALL: 1}}
-    assert promised(kept(view), view, wants_of(view), asks.get) == {}, "one pod's is not another's"
+    assert count_reserved(reserved_slots(view), view, wants_of(view), asks.get) == {}, "one pod's is not another's"
 
 
 def test_a_pod_without_a_uid_is_the_one_of_its_name() -> None:
@@ -142,20 +142,20 @@ def test_devices_that_the_pod_has_are_not_counted_again() -> None:
     handed = replace(view, leases={**view.leases, first.id: replace(first, owner=bound(pod_of(first), (device,)))})
     assert count(handed, {SMALL: 1}) == {}
     assert count(handed, {SMALL: 2}) == {SMALL: 1}
-    assert len(kept(handed)) == len(leases_for(handed, POD)) == 1
+    assert len(reserved_slots(handed)) == len(leases_for(handed, POD)) == 1
 
 
 def test_lease_that_lost_a_device_reserves_nothing() -> None:
     view = together(taken(Machine(H100, (ONE, TWO))))
     (gpu,) = view.gpus
     lost = replace(view, gpus=(replace(gpu, instances=gpu.instances[:1]),))
-    assert kept(lost) == ()
+    assert reserved_slots(lost) == ()
     assert count(lost, None) == {}
 
 
 def test_leases_of_other_owners_are_no_reservations() -> None:
     view = node(Machine(H100, (ONE, Has("1g.10gb", 1, "idle"))))
-    assert kept(view) == ()
+    assert reserved_slots(view) == ()
 
 
 # Beside what the kubelet has allocated
@@ -211,13 +211,13 @@ def test_no_instance_is_counted_twice_and_no_pod_gets_more_than_it_asks_for(
     view = replace(view, leases=leases)
     wants = wants_of(view)
     known = dict(zip(pods, asks, strict=True))
-    counts = promised(kept(view), view, wants, known.get)
+    counts = count_reserved(reserved_slots(view), view, wants, known.get)
     assert sum(counts.values()) <= sum(len(each.instances) for each in leases.values())
     assert not Counter(counts) - sum((Counter(each) for each in asks), Counter())
     assert set(counts) <= set(wants)
     for pod in pods:  # one pod's are its own
         alone = {pod: known[pod], **{other: {} for other in pods if other != pod}}
-        own = promised(kept(view), view, wants, alone.get)
+        own = count_reserved(reserved_slots(view), view, wants, alone.get)
         assert sum(own.values()) <= sum(len(each.instances) for each in leases_for(view, pod))
         assert not Counter(own) - Counter(known[pod])
         counts = dict(Counter(counts) - Counter(own))

@@ -248,7 +248,7 @@ class _Comparison:
         self._found += [AdoptForeign(gpu.uuid, instance) for instance in unmatched.values()]
 
     def _compare_unlisted(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
-        """Compare a device that the driver does not list, such as a whole GPU: lost if MIG mode is not what it needs."""
+        """Compare a device that the driver does not list, such as a whole GPU: lost if its MIG mode is wrong."""
         is_gone = gpu.mode.current is not record.kind.needs_mig_mode
         if record.state is InstanceState.FOREIGN:
             if is_gone:

@@ -162,7 +162,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     roles = configured_roles(settings, servers.user_names)
     held: Held = {}
     servicers = tuple(
-        PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, fates=servers.connection_ends)
+        PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, connection_ends=servers.connection_ends)
         for admin in (False, True)
     )
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)

@@ -58,7 +58,7 @@ def _pod(holder: pb.Holder) -> Pod | None:
 
 
 def _holder(message: pb.Request, caller: Caller, pod: Pod | None) -> Holder:
-    """Who will hold the lease: what the message says of it counts only from those who act for others."""
+    """Return the holder of the lease; the message can only choose it if the caller may act for others."""
     tenant, name = message.holder.tenant, message.holder.name
     pid = caller.pid
     if caller.acts_for_others:

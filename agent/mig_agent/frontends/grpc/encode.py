@@ -134,7 +134,7 @@ def placement(each: Placement) -> pb.Placement:
 
 
 def place(slot: Slot) -> pb.Placement | None:
-    """Where an instance is on its GPU; None for a whole GPU."""
+    """Encode the placement of a slot; None for a whole GPU."""
     return None if slot.profile.kind.takes_whole_gpu else placement(slot.placement)
 
 

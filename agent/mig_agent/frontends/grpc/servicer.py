@@ -59,12 +59,12 @@ class PartitionManagerServicer:
         admin: bool,
         roles: Roles,
         held: Held | None = None,
-        fates: ConnectionEnds | None = None,
+        connection_ends: ConnectionEnds | None = None,
     ) -> None:
         """Serve `manager` with these roles; `admin`: on the administrators' socket.
 
         `held` is shared by all servicers of one agent, since a stream may be attached again on the other socket.
-        `fates` records how connections ended; without it every stream counts as closed by its client.
+        `connection_ends` records how connections ended; without it every stream counts as closed by its client.
         """
         self._manager = manager
         self._admin = admin
@@ -75,7 +75,7 @@ class PartitionManagerServicer:
         self._unconfirmed: dict[LeaseId, set[Confirmation]] = {}
         """The open Acquire streams of each lease that a client has not confirmed yet."""
         self._held: Held = {} if held is None else held
-        self._connection_ends = ConnectionEnds() if fates is None else fates
+        self._connection_ends = ConnectionEnds() if connection_ends is None else connection_ends
         manager.observers.append(self._observe)
 
     def stop(self) -> None:
@@ -130,11 +130,11 @@ class PartitionManagerServicer:
                 event = await ended
         except (asyncio.CancelledError, grpc.aio.InternalError):
             if not self._stopping:
-                await self._let_go(lease, await _end_by_client(connection_end), caller)
+                await self._release_hold(lease, await _end_by_client(connection_end), caller)
                 raise asyncio.CancelledError from None
         if event is not None:
             raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}")
-        await self._let_go(lease, StreamEnd.DROPPED, caller)
+        await self._release_hold(lease, StreamEnd.DROPPED, caller)
         await abort(context, _STOPPING)
 
     async def release(self, message: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
@@ -298,7 +298,7 @@ class PartitionManagerServicer:
     def _caller(self, context: Context) -> Caller:
         return caller_of(context, admin=self._admin, roles=self._roles)
 
-    async def _let_go(self, lease: LeaseId, how: StreamEnd, caller: Caller) -> None:
+    async def _release_hold(self, lease: LeaseId, how: StreamEnd, caller: Caller) -> None:
         """Report that a lease's stream has ended, unless another stream holds the lease."""
         # A client that was cut off may be back on another stream before the end of this one is noticed.
         if lease not in self._held:

@@ -36,7 +36,7 @@ class Backoffs(Generic[_Key]):
         times = self._attempts.get(key, (0.0, 0))[1] + 1
         self._attempts[key] = (now + Backoff(self.first, self.longest).pause(times), times)
 
-    def forget_all_but(self, keys: Collection[_Key]) -> None:
+    def retain(self, keys: Collection[_Key]) -> None:
         """Forget all keys except these."""
         self._attempts = {key: attempt for key, attempt in self._attempts.items() if key in keys}
 

@@ -21,18 +21,18 @@ ReservedSlots = tuple[Pod, tuple[Slot, ...]]
 """A pod, and the slots that one lease, or one request in progress, reserves for it."""
 
 
-def nobody_knows(_pod: Pod) -> None:
+def requests_unknown(_pod: Pod) -> None:
     """Return None: what pods request is not known without an API server. An `Asked`."""
     return
 
 
 def leases_for(view: NodeView, pod: Pod) -> tuple[Lease, ...]:
-    """What was taken for this very pod and stands for no device of the kubelet's; the oldest first."""
+    """Return the reserved leases of a pod that have no devices of the kubelet yet, the oldest first."""
     return tuple(lease for lease, owner in _open(view) if owner.pod.may_be(pod))
 
 
-def kept(view: NodeView) -> tuple[ReservedSlots, ...]:
-    """What all such leases keep, as far as it is there; the oldest first."""
+def reserved_slots(view: NodeView) -> tuple[ReservedSlots, ...]:
+    """Return the slots of all reserved leases, the oldest first; leases that lost a device are left out."""
     found = ((owner.pod, slots_of(lease, view)) for lease, owner in _open(view))
     return tuple((pod, slots) for pod, slots in found if slots)
 
@@ -65,7 +65,7 @@ def match_slots(
     )
 
 
-def promised(
+def count_reserved(
     keeping: Iterable[ReservedSlots], view: NodeView, resources: Mapping[str, Want], asked: Asked
 ) -> Mapping[str, int]:
     """Return the number of reserved devices of each resource; `keeping` are the reserved slots of all pods.

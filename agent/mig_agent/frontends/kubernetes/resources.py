@@ -23,7 +23,7 @@ def device_id(number: int) -> str:
     return f"{_BEGINNING}{number}"
 
 
-def is_ours(device: str) -> bool:
+def is_agent_id(device: str) -> bool:
     """Return whether this agent, or an earlier one on this node, made the device id."""
     return _OURS.fullmatch(device) is not None
 

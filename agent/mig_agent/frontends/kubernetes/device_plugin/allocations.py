@@ -12,7 +12,7 @@ from mig_agent.core.model import Lease, LeaseId, NodeView, Request, RequestKey, 
 from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.results import Granted
 from mig_agent.frontends.kubernetes.owners import devices_of, leases_of_pods, pod_owner
-from mig_agent.frontends.kubernetes.resources import is_ours
+from mig_agent.frontends.kubernetes.resources import is_agent_id
 
 PENDING_SECONDS = 10.0
 """From Allocate until the kubelet surely lists the pod, if it took it."""
@@ -112,7 +112,7 @@ def unserved(
                 device
                 for device in taken
                 if device.resource in resources
-                and is_ours(device.id)
+                and is_agent_id(device.id)
                 and device not in leased
                 and device not in placed
                 and device not in book.hopeless
@@ -228,4 +228,4 @@ def _starting(wanted: Collection[KubeletDevice], containers: Mapping[str, Collec
 
 def _served(devices: Iterable[KubeletDevice], resources: Collection[str]) -> tuple[KubeletDevice, ...]:
     """Those of resources that are served, each once; another plugin may have served the name before."""
-    return tuple(dict.fromkeys(each for each in devices if each.resource in resources and is_ours(each.id)))
+    return tuple(dict.fromkeys(each for each in devices if each.resource in resources and is_agent_id(each.id)))

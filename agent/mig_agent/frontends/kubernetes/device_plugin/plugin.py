@@ -38,11 +38,11 @@ from mig_agent.frontends.kubernetes.metrics import Devices
 from mig_agent.frontends.kubernetes.reservations import (
     Asked,
     Counted,
+    count_reserved,
     count_unreserved,
     in_progress,
-    kept,
-    nobody_knows,
-    promised,
+    requests_unknown,
+    reserved_slots,
 )
 from mig_agent.frontends.kubernetes.resources import Naming, Resource, resources_of
 
@@ -115,7 +115,7 @@ class Plugin:
         cdi: CdiFolder,
         api: DevicePluginApi | None,
         settings: PluginSettings,
-        asked: Asked = nobody_knows,
+        asked: Asked = requests_unknown,
     ) -> None:
         """`asked` tells what pods with leases ask for, as the scheduler counts it."""
         self._manager = manager
@@ -290,7 +290,7 @@ class Plugin:
             served.target = 0 if self._draining else len(allocated) + more
             served.advertisement.showed(self._shown(name), now, in_touch=in_touch)
             length = served.advertisement.plan(len(allocated) + more, now)
-            served.service.show(resources.listed(length, {each for each in allocated if resources.is_ours(each)}))
+            served.service.show(resources.listed(length, {each for each in allocated if resources.is_agent_id(each)}))
             moment = served.advertisement.due()
             if moment is not None:
                 due.append(moment)
@@ -320,11 +320,11 @@ class Plugin:
 
     def _promises(self, view: NodeView, waiting: Sequence[KubeletDevice]) -> Counted:
         """What is kept for pods on their way; `waiting` are devices that the kubelet allocated and nobody has yet."""
-        keeping = (*kept(view), *in_progress(self._manager.reserving()))
+        keeping = (*reserved_slots(view), *in_progress(self._manager.reserving()))
         if not keeping:
             return Counted(promised={}, unserved=tuple(waiting))
         wants = {name: resource.want for name, resource in self._resources.items()}
-        return count_unreserved(promised(keeping, view, wants, self.asked), waiting, self.book.acquisitions)
+        return count_unreserved(count_reserved(keeping, view, wants, self.asked), waiting, self.book.acquisitions)
 
     def _serve(self, view: NodeView) -> None:
         for resource in resources_of(view, self._settings.naming):

@@ -32,7 +32,7 @@ from mig_agent.frontends.kubernetes.device_plugin.allocations import (
 )
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi, pod_in_time
 from mig_agent.frontends.kubernetes.device_plugin.binding import Binder
-from mig_agent.frontends.kubernetes.resources import Resource, is_ours
+from mig_agent.frontends.kubernetes.resources import Resource, is_agent_id
 
 KUBELET: Final = Caller(name="kubelet", scheduler=True, inside=True)
 """Who asks for pods, in the record of who did what."""
@@ -332,7 +332,7 @@ class PreStart:
 
 def _refuse_others(asked: Sequence[KubeletDevice]) -> None:
     """A plugin that served the name before may have left pods behind."""
-    others = [device for device in asked if not is_ours(device.id)]
+    others = [device for device in asked if not is_agent_id(device.id)]
     if others:
         raise refuse(
             Reason.NOT_SUPPORTED,

@@ -14,7 +14,7 @@ from mig_agent.adapters.kubelet import Identity, KubeletError, KubeletPaths, Plu
 from mig_agent.core.backoff import Backoff
 from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.service import ResourceService
-from mig_agent.frontends.kubernetes.resources import is_ours
+from mig_agent.frontends.kubernetes.resources import is_agent_id
 
 LOOK_SECONDS: Final = 0.2
 """Between two looks whether the kubelet has started anew; it removes the sockets of plugins then."""
@@ -148,7 +148,7 @@ class Registration:
         """
         self._checked = now
         try:
-            others = Counter(each.resource for each in await self.kubelet.allocatable() if not is_ours(each.id))
+            others = Counter(each.resource for each in await self.kubelet.allocatable() if not is_agent_id(each.id))
         except KubeletError as error:
             self._tell([self._failed(offer, str(error), now) for offer in new])
             return

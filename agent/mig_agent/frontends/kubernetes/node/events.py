@@ -50,7 +50,7 @@ _FORCED: Final = EndReason.FORCED.value
 
 
 def notice(event: Event) -> Notice | None:
-    """What to tell of it; None: nothing."""
+    """Return the Kubernetes Event to send for an event of the manager; None: send nothing."""
     if event.kind in {EventKind.LEASE_DEGRADED, EventKind.LEASE_ENDED}:
         return _of_pod(event)
     known = _REASONS.get(event.kind)

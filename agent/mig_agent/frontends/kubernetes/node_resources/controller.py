@@ -48,7 +48,7 @@ _LOG = structlog.get_logger(__name__)
 
 
 class NodeResourcesApi(Protocol):
-    """What is asked of the API server; all of it raises KubeApiError."""
+    """The part of the API server that this controller uses; its coroutines raise KubeApiError."""
 
     async def node(self) -> NodeFacts:
         """Return the agent's own node."""
@@ -57,7 +57,7 @@ class NodeResourcesApi(Protocol):
     def follow_node(
         self, on_change: Callable[[NodeFacts], None], on_lost: Callable[[str], None]
     ) -> InformerSubscription:
-        """Tells of the node now and whenever it changes, until it is closed."""
+        """Call `on_change` with the node now and whenever it changes, until the result is closed."""
         ...
 
     async def patch_owned(self, counts: Mapping[str, int | None], annotations: Mapping[str, str | None]) -> None:
@@ -83,9 +83,9 @@ class NodeStatusSettings:
 
 
 async def clear(api: NodeResourcesApi, registered: Mapping[str, frozenset[str]]) -> None:
-    """Takes all numbers of a node back that an agent wrote; `registered` is what its kubelet knows of device plugins.
+    """Remove all numbers that an agent wrote on the node. Raises KubeApiError.
 
-    Raises KubeApiError.
+    `registered` are the resources that the kubelet has of device plugins, with the ids of their devices.
     """
     for _ in range(TRIES):
         facts = await api.node()
@@ -191,7 +191,7 @@ class NodeStatus:
             self.shown = {}
             return Correction()
         not_ours = others({*wanted, *ours}, facts, await self._registered(), self._written)
-        self._tell({name: reason for name, reason in not_ours.items() if name in wanted})
+        self._report_refused({name: reason for name, reason in not_ours.items() if name in wanted})
         self.shown = {name: devices for name, devices in wanted.items() if name not in not_ours}
         removing = asyncio.get_running_loop().time() >= self._removing_from
         counts = {name: devices.possible for name, devices in wanted.items()}
@@ -218,7 +218,7 @@ class NodeStatus:
         shown = {name for name, count in change.counts.items() if count is not None}
         self._written = (self._written | shown) - (change.counts.keys() - shown)
 
-    def _tell(self, refused: Mapping[str, OwnershipConflict]) -> None:
+    def _report_refused(self, refused: Mapping[str, OwnershipConflict]) -> None:
         new = {name: reason for name, reason in refused.items() if self._refused.get(name) is not reason}
         self._refused = refused
         for reason in OwnershipConflict:

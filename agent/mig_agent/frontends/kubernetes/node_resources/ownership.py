@@ -13,7 +13,7 @@ from mig_agent.core.model import NodeView, Want
 from mig_agent.frontends.kubernetes import resources
 from mig_agent.frontends.kubernetes.metrics import Devices
 from mig_agent.frontends.kubernetes.owners import leases_of_pods
-from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, kept, promised
+from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, count_reserved, reserved_slots
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 
 OURS: Final = "mig-agent.io/node-resources"
@@ -22,7 +22,7 @@ _NONE: Final = "0"
 
 
 class OwnershipConflict(StrEnum):
-    """Why a name is not the agent's to show."""
+    """Why the agent must not write the number of a resource; the values are for messages."""
 
     PLUGIN = "a device plugin serves that there"
     ENDED = "the kubelet still counts devices of a plugin that has ended, for five minutes"
@@ -54,18 +54,20 @@ def owned(facts: NodeFacts) -> frozenset[str]:
 def others(
     names: Collection[str], facts: NodeFacts, registered: Mapping[str, frozenset[str]], written: Collection[str] = ()
 ) -> Mapping[str, OwnershipConflict]:
-    """Those of the names that are somebody else's, and why: one node never serves one name both ways.
+    """Return which of the names the agent must not write, and why: one resource is never served in two ways on a node.
 
-    `registered` is what the kubelet knows of device plugins; `written` are names that this agent has written itself,
-    whatever became of its annotation.
+    `registered` are the resources of device plugins that the kubelet has, with the ids of their devices. `written` are
+    names that this agent has written, even if its annotation was changed since.
     """
     ours = owned(facts) | frozenset(written)
     found = {}
     for name in names:
         devices = registered.get(name)
         if devices is not None:
-            # Without devices, or with those of an agent that served it before, it will be forgotten soon.
-            found[name] = OwnershipConflict.ENDED if all(map(resources.is_ours, devices)) else OwnershipConflict.PLUGIN
+            # Without devices, or with those of an earlier agent, the kubelet will forget the resource soon.
+            found[name] = (
+                OwnershipConflict.ENDED if all(map(resources.is_agent_id, devices)) else OwnershipConflict.PLUGIN
+            )
         elif name not in ours and facts.allocatable.get(name, _NONE) != _NONE:
             found[name] = OwnershipConflict.SHOWN
     return found
@@ -103,10 +105,10 @@ def numbers(
     """
     # Without leases, since names that pods were served under and that are no longer configured are not shown.
     wants = {resource.name: resource.want for resource in resources_of(replace(view, leases={}), naming)}
-    taken = Counter(promised((*kept(view), *making), view, wants, asked))
+    taken = Counter(count_reserved((*reserved_slots(view), *making), view, wants, asked))
     bound = replace(view, leases={name: lease for name, lease in view.leases.items() if lease.owner.is_bound})
-    allocated = Counter(promised(kept(bound), bound, wants, asked))
-    # Of pods that were served by a device plugin before, and run on.
+    allocated = Counter(count_reserved(reserved_slots(bound), bound, wants, asked))
+    # Devices of pods that a device plugin served before, and that still run.
     by_plugin = Counter(device.resource for _, owner in leases_of_pods(bound) for device in owner.devices)
     return {
         name: Devices(

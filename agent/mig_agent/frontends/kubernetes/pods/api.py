@@ -9,7 +9,7 @@ from mig_agent.adapters.kubeapi import InformerSubscription, PodFacts, PodName
 
 
 class PodTrackerApi(Protocol):
-    """All of it raises KubeApiError."""
+    """The API server, as the pod tracker uses it. `pod` raises KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
         """Return a pod; None if there is no pod of this name."""
@@ -18,5 +18,8 @@ class PodTrackerApi(Protocol):
     def follow_pods(
         self, on_change: Callable[[Mapping[PodName, PodFacts]], None], on_lost: Callable[[str], None]
     ) -> InformerSubscription:
-        """Tells of all pods that are bound to this node, now and whenever one changes, until it is closed."""
+        """Call `on_change` with all pods bound to this node, now and at each change, until the result is closed.
+
+        `on_lost` is called with the error when the watch fails.
+        """
         ...

@@ -55,7 +55,7 @@ def by_watch(lease: Lease, pods: Pods) -> Verdict:
     pod = pod_of(lease)
     facts = pods.get((pod.namespace, pod.name))
     if facts is None or (facts.finished and not pod.uid):
-        # It has not come yet, or it was that of an earlier one of its name. A deadline ends what never comes.
+        # Not bound yet, or this is an earlier pod of its name. A deadline ends a lease whose pod never comes.
         return UNCHANGED if lease.owner.is_reserved and lease.expires_at is not None else ASK
     if pod.uid and pod.uid not in facts.uids:
         return ASK  # perhaps an earlier pod, whose end the watch has not shown yet
@@ -83,7 +83,7 @@ def by_answer(
     overdue = lease.owner.is_reserved and lease.expires_at is None and waited >= arrival_seconds
     never = Ended(words=f"its pod has not come in {format_duration(arrival_seconds)}") if overdue else UNCHANGED
     if lease.owner.is_reserved and not pod.uid and (facts is None or facts.finished):
-        return never  # it may have been named before it was made
+        return never  # the lease may have been taken before the pod was created
     if facts is None or (pod.uid and pod.uid not in facts.uids):
         return _GONE
     if facts.finished:
@@ -96,7 +96,7 @@ def by_answer(
 
 
 def pod_of(lease: Lease) -> Pod:
-    """The pod that a lease was taken for. Raises ValueError for a lease of anybody else."""
+    """Return the pod that a lease was taken for. Raises ValueError if the lease is not for a pod."""
     owner = pod_owner(lease)
     if owner is None:
         raise ValueError(f"cannot follow the pod of lease {lease.id}: it is no pod's")

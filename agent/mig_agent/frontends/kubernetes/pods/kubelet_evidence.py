@@ -33,7 +33,7 @@ class Listing:
     """One list of pods and devices from the kubelet, with look-up tables."""
 
     kubelet: Identity | None
-    """The run of the kubelet that gave it."""
+    """The run of the kubelet that gave the list; None if that is not known."""
     owners: dict[KubeletDevice, frozenset[Name]]
     """The pods that have each device; several only if the kubelet has given a device to two pods."""
     names: frozenset[Name]
@@ -74,7 +74,7 @@ class Seen:
 
 
 def liveness_from_kubelet(pod: Pod, devices: Collection[KubeletDevice], listing: Listing, seen: Seen) -> PodLiveness:
-    """What has become of a pod that has these devices; `seen` does not know this listing yet."""
+    """Return the liveness of a pod that has these devices. `seen` must not include this listing yet."""
     name = (pod.namespace, pod.name)
     if any(_has(name, device, listing) for device in devices):
         return PodLiveness.LIVES

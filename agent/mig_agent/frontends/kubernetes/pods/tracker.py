@@ -43,7 +43,7 @@ LONGEST_SECONDS: Final = 30.0
 """The longest time between two scans while there are leases of pods."""
 LINGER_SECONDS: Final = 300.0
 """How long the watch stays open after the last lease of a pod: keeping it costs the API server less than a new one."""
-AT_ONCE: Final = 5
+MOST_QUERIES: Final = 5
 """How many pods are asked for in one scan; the API server has other nodes to answer, too."""
 REST_SECONDS: Final = 0.5
 """The pause until the next scan if there are more pods to ask for."""
@@ -71,9 +71,10 @@ class PodTracker:
         alone: bool = False,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`alone`: no device plugin runs, so this also follows pods with devices of the kubelet.
+        """Track pods of `node`; a reserved lease without a deadline ends if its pod is not bound in `arrival_seconds`.
 
-        `now` is the clock of the leases.
+        `alone`: no device plugin runs, so this also tracks pods with devices of the kubelet. `now` is the clock of the
+        leases.
         """
         self._manager = manager
         self._api = api
@@ -121,7 +122,7 @@ class PodTracker:
         await self._tasks.end(CLOSING_SECONDS)
 
     def asked(self, pod: Pod) -> Mapping[str, int] | None:
-        """How many of each extended resource a pod with a lease asks for; None where that is not known (yet)."""
+        """Return how many of each extended resource a pod with a lease requests; None if that is not known (yet)."""
         name = (pod.namespace, pod.name)
         for facts in ((self._pods or {}).get(name), self._answers.get(name)):
             if facts is not None and (not pod.uid or pod.uid in facts.uids):
@@ -136,16 +137,16 @@ class PodTracker:
 
     async def _run(self) -> None:
         while True:
-            leases = tuple(self._matter(self._manager.view.leases.values()))
+            leases = tuple(self._tracked(self._manager.view.leases.values()))
             self._follow_while(bool(leases))
-            await self._look(leases)
+            await self._scan(leases)
             await asyncio.sleep(SETTLE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(bool(leases))):
                     await self._poke.wait()
             self._poke.clear()
 
-    def _matter(self, leases: Iterable[Lease]) -> Iterable[Lease]:
+    def _tracked(self, leases: Iterable[Lease]) -> Iterable[Lease]:
         return (each for each in leases if pod_owner(each) is not None and (self._alone or not devices_of(each)))
 
     def _pause(self, is_busy: bool) -> float | None:  # noqa: FBT001 -- a fact, no switch
@@ -195,30 +196,30 @@ class PodTracker:
 
     # One scan
 
-    async def _look(self, leases: tuple[Lease, ...]) -> None:
+    async def _scan(self, leases: tuple[Lease, ...]) -> None:
         ids = {each.id for each in leases}
         self._confirmed = {lease: moment for lease, moment in self._confirmed.items() if lease in ids}
         names = {(pod_of(each).namespace, pod_of(each).name) for each in leases}
         self._answers = {name: facts for name, facts in self._answers.items() if name in names}
         verdicts = {each.id: self._by_watch(each) for each in leases}
-        self._writing.forget_all_but({(lease, str(verdict)) for lease, verdict in verdicts.items()})
+        self._writing.retain({(lease, str(verdict)) for lease, verdict in verdicts.items()})
         for lease in leases:
-            await self._draw(lease, verdicts[lease.id])
+            await self._apply(lease, verdicts[lease.id])
         questions = [
             each for each in leases if verdicts[each.id] is ASK or (each.owner.is_reserved and self._is_unknown(each))
         ]
-        self._asking.forget_all_but({each.id for each in questions})
+        self._asking.retain({each.id for each in questions})
         due = [each for each in questions if self._asking.is_due(each.id, self._clock())]
         # One after the other, and none after the first query that fails.
-        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:AT_ONCE]:
+        for lease in sorted(due, key=lambda each: self._asking.due_at(each.id))[:MOST_QUERIES]:
             if not await self._ask(lease):
                 break
-        if len(due) > AT_ONCE:
+        if len(due) > MOST_QUERIES:
             asyncio.get_running_loop().call_later(REST_SECONDS, self._poke.set)
 
     def _by_watch(self, lease: Lease) -> Verdict:
         if self._pods is None:
-            return ASK if self._is_lost else UNCHANGED  # it will tell in a moment
+            return ASK if self._is_lost else UNCHANGED  # its first answer is due in a moment
         verdict = by_watch(lease, self._pods)
         return ASK if verdict is UNCHANGED and lease.owner.is_reserved and self._is_lost else verdict
 
@@ -243,16 +244,16 @@ class PodTracker:
             self._notify()
         # The lease may have changed while the API server answered, or a change of it is being recorded now.
         await self._manager.settled(lease.id)
-        standing = self._manager.view.leases.get(lease.id)
-        if standing is not None and standing in tuple(self._matter((standing,))):
-            await self._draw(standing, self._by_answer(standing, facts))
+        current = self._manager.view.leases.get(lease.id)
+        if current is not None and current in tuple(self._tracked((current,))):
+            await self._apply(current, self._by_answer(current, facts))
         return True
 
     def _by_answer(self, lease: Lease, facts: PodFacts | None) -> Verdict:
         confirmed_at = self._confirmed.get(lease.id, self._began)
         return by_answer(lease, facts, self._node, self._now(), self._arrival_seconds, confirmed_at=confirmed_at)
 
-    async def _draw(self, lease: Lease, verdict: Verdict) -> None:
+    async def _apply(self, lease: Lease, verdict: Verdict) -> None:
         """Bind or end the lease as the verdict says; a change that the manager refuses is tried again later."""
         change = (lease.id, str(verdict))
         if not isinstance(verdict, Bound | Ended) or not self._writing.is_due(change, self._clock()):
