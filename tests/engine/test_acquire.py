@@ -56,7 +56,7 @@ async def test_a_large_request_destroys_only_the_idle_instances_in_its_way(tmp_p
         assert {event.data["reason"] for event in events} == {"needed"}
 
 
-async def test_what_everybody_sees_never_overlaps_while_slices_change_hands(tmp_path: Path) -> None:
+async def test_published_instances_never_overlap_while_slices_are_reused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         small = [await node.acquire("1g.5gb") for _ in range(7)]
         for each in small:
@@ -118,7 +118,7 @@ async def test_a_gpu_without_mig_mode_is_leased_whole(tmp_path: Path) -> None:
         assert node.creations() == 0
 
 
-async def test_a_whole_gpu_that_somebody_uses_is_not_leased(tmp_path: Path) -> None:
+async def test_a_whole_gpu_in_use_is_not_leased(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb", mig_mode=False) as node:
         pid = node.simulator.occupy("0", name="python train.py")
         with pytest.raises(RefusedError):
@@ -192,7 +192,7 @@ async def test_a_request_without_an_id_gets_one(tmp_path: Path) -> None:
 # Refusals, dry runs, revisions
 
 
-async def test_a_refusal_is_told_with_its_reason(tmp_path: Path) -> None:
+async def test_a_refusal_has_its_reason(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         for asked, reason in (("1g.10gbx", Reason.UNKNOWN_PROFILE), ("48G", Reason.TOO_LARGE)):
             with pytest.raises(RefusedError) as refused:
@@ -249,7 +249,7 @@ async def test_a_refusal_for_the_revision_says_what_has_changed_of_what_matters(
         assert refused.value.refusal.changed == changed(leased)
 
 
-async def test_a_published_view_stays_as_it_was(tmp_path: Path) -> None:
+async def test_a_published_view_does_not_change(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         before = node.manager.snapshot.view
         granted = await node.acquire("4G")
@@ -296,7 +296,7 @@ async def test_one_of_two_callers_going_away_does_not_disturb_the_other(tmp_path
         assert granted.lease.id in node.leases
 
 
-async def test_closing_refuses_what_comes_and_keeps_leases(tmp_path: Path) -> None:
+async def test_closing_refuses_new_requests_and_keeps_leases(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.acquire("4G")
         waiting = node.start(node.acquire("7g.40gb", wait_seconds=600.0))
@@ -312,7 +312,7 @@ async def test_closing_refuses_what_comes_and_keeps_leases(tmp_path: Path) -> No
         assert after.leases == {granted.lease.id: granted.lease}
 
 
-async def test_the_step_under_way_comes_to_its_end_when_the_agent_stops(tmp_path: Path) -> None:
+async def test_the_step_in_progress_ends_before_the_agent_stops(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         small = await node.acquire("1g.5gb")
         await node.release(small)

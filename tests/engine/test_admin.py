@@ -35,7 +35,7 @@ async def test_nothing_new_is_placed_on_a_cordoned_gpu(tmp_path: Path) -> None:
         assert node.kinds().count(EventKind.GPU_CORDONED) == node.kinds().count(EventKind.GPU_UNCORDONED) == 1
 
 
-async def test_an_unknown_gpu_is_refused_in_words(tmp_path: Path) -> None:
+async def test_an_unknown_gpu_is_refused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         for call in (
             node.manager.cordon("5", True, "", ADMIN),
@@ -51,7 +51,7 @@ async def test_an_unknown_gpu_is_refused_in_words(tmp_path: Path) -> None:
 # Reclaim
 
 
-async def test_reclaim_destroys_what_is_idle_and_ours(tmp_path: Path) -> None:
+async def test_reclaim_destroys_idle_instances_of_the_agent(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         leased = await node.acquire("1g.5gb", gpus=("0",))
         idle = [await node.acquire("1g.5gb", gpus=(gpu,)) for gpu in ("0", "1", "1")]
@@ -67,7 +67,7 @@ async def test_reclaim_destroys_what_is_idle_and_ours(tmp_path: Path) -> None:
         assert await node.manager.reclaim((), ADMIN) == ()
 
 
-async def test_reclaim_blocks_what_is_in_use(tmp_path: Path) -> None:
+async def test_reclaim_blocks_instances_in_use(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         idle = [await node.acquire("1g.5gb") for _ in range(2)]
         for each in idle:
@@ -91,7 +91,7 @@ async def test_a_failure_while_reclaiming_leaves_nothing_half_done(
         assert len(node.simulator.machine()["gpus"][0]["instances"]) == len(left)
 
 
-async def test_reclaim_leaves_alone_what_is_being_taken(tmp_path: Path) -> None:
+async def test_reclaim_skips_reserved_instances(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("1g.5gb")
         await node.release(first)
@@ -154,7 +154,7 @@ async def test_an_ampere_needs_a_reset(tmp_path: Path) -> None:
         assert node.gpu().state is GpuState.READY
 
 
-async def test_what_is_as_wanted_is_left_alone(tmp_path: Path) -> None:
+async def test_a_mode_that_is_set_already_is_not_switched(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb") as node:
         granted = await node.acquire("1g.10gb")
         answer = await node.manager.set_mig_mode("0", True, ADMIN)
@@ -190,7 +190,7 @@ async def test_the_mode_is_not_switched_while_anything_runs_or_is_leased(tmp_pat
         assert node.gpu().state is (GpuState.WHOLE if off else GpuState.READY)
 
 
-async def test_of_many_instances_in_the_way_the_first_is_told_and_all_are_listed(tmp_path: Path) -> None:
+async def test_the_first_of_many_blockers_is_in_the_message_and_all_are_listed(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb") as node:
         for name in ("bob", "carol", "dave"):
             await node.acquire("1g.10gb", name=name)
@@ -204,7 +204,7 @@ async def test_of_many_instances_in_the_way_the_first_is_told_and_all_are_listed
 
 @pytest.mark.parametrize("there", ["a100-40gb", "h100-80gb"])
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
-async def test_nothing_switches_a_mode_unasked(tmp_path: Path, there: str, on: bool) -> None:
+async def test_the_mode_is_switched_only_on_request(tmp_path: Path, there: str, on: bool) -> None:
     async with engine(tmp_path, there, mig_mode=on, idle_limit_seconds=60.0) as node:
         wanted = WHOLE if not on else "4G"
         granted = await node.acquire(wanted)
@@ -269,7 +269,7 @@ async def test_a_creation_under_way_keeps_the_mode_from_being_switched(tmp_path:
 # Usage
 
 
-async def test_what_is_used_is_told_and_what_is_unknown_is_not_zero(tmp_path: Path) -> None:
+async def test_usage_is_reported_and_unknown_usage_is_not_zero(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb,h100-80gb") as node:
         used = await node.acquire("1g.5gb")
         idle = await node.acquire("1g.10gb")

@@ -77,7 +77,7 @@ async def test_nothing_is_read_while_a_status_is_encoded(tmp_path: Path, monkeyp
         assert len(encode.status(snapshot, "1", ADMIN).leases) == 1
 
 
-def test_only_the_host_reads_what_the_kernel_tells_of_processes() -> None:
+def test_only_the_host_adapter_reads_processes() -> None:
     for layer in ("engine", "frontends"):
         for path in (PACKAGE / layer).rglob("*.py"):
             tree = ast.parse(path.read_text())

@@ -17,7 +17,7 @@ from support.engine import CREATE_COMPUTE, DESTROY, Node, engine
 from support.simulated import machine
 
 
-async def test_what_is_only_half_made_is_never_given_out(tmp_path: Path) -> None:
+async def test_a_half_made_instance_is_never_leased(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         node.simulator.fail(CREATE_COMPUTE, Code.UNKNOWN)
         stuck = node.simulator.fail(DESTROY, Code.UNKNOWN, times=None)
@@ -37,7 +37,7 @@ async def test_what_is_only_half_made_is_never_given_out(tmp_path: Path) -> None
         assert list(node.leases) == [granted.lease.id]
 
 
-async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_freed(
+async def test_a_new_request_does_not_overtake_when_capacity_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
@@ -63,9 +63,7 @@ async def test_a_newcomer_does_not_overtake_in_the_moment_when_something_is_free
         assert [lease.holder.name for lease in node.leases.values()] == ["early"]
 
 
-async def test_the_queue_is_gone_through_in_pieces_and_in_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_queue_is_scanned_in_pieces_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mig_agent.engine.queueing._PIECE_SECONDS", -1.0)  # one request in each turn
     async with engine(tmp_path, "a100-40gb") as node:
         held = await node.acquire("7g.40gb")
@@ -111,7 +109,7 @@ async def test_a_driver_that_lists_no_mig_devices_takes_no_name_away(tmp_path: P
         assert again.devices[0].uuid == granted.devices[0].uuid
 
 
-async def test_a_gpu_that_another_agent_has_is_taken_up_when_that_one_is_gone(tmp_path: Path) -> None:
+async def test_a_gpu_locked_by_another_agent_is_managed_when_that_one_ends(tmp_path: Path) -> None:
     simulator = machine(tmp_path, "a100-40gb:2")
     simulator.fail("nvmlDeviceGetMemoryInfo", Code.UNKNOWN, gpu=1, times=None)
     elsewhere = [True]

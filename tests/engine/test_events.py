@@ -23,7 +23,7 @@ async def take(events: AsyncIterator[Event], count: int) -> list[EventKind]:
     return found
 
 
-async def test_a_watcher_hears_what_happens(tmp_path: Path) -> None:
+async def test_a_subscriber_gets_events(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         events = node.manager.subscribe(None)
         task = node.start(take(events, 4))
@@ -38,7 +38,7 @@ async def test_a_watcher_hears_what_happens(tmp_path: Path) -> None:
         ]
 
 
-async def test_a_watcher_resumes_where_it_was(tmp_path: Path) -> None:
+async def test_a_subscriber_resumes_after_its_revision(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("4G")
         revision = node.manager.snapshot.view.revision
@@ -73,7 +73,7 @@ async def test_a_revision_that_cannot_be_resumed_is_refused(tmp_path: Path, whic
         assert refused.value.refusal.changed == ("unknown",)
 
 
-async def test_a_watcher_that_is_too_slow_is_told_so(tmp_path: Path) -> None:
+async def test_a_slow_subscriber_is_refused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         events = node.manager.subscribe(None)
         hub = node.manager._context.events
@@ -89,7 +89,7 @@ async def test_a_watcher_that_is_too_slow_is_told_so(tmp_path: Path) -> None:
         assert not hub._subscriptions
 
 
-async def test_a_watcher_that_resumes_far_back_is_not_too_slow_at_once(tmp_path: Path) -> None:
+async def test_a_subscriber_that_resumes_far_back_is_not_too_slow_at_once(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         revision = node.manager.snapshot.view.revision
         await node.acquire("4G")
@@ -108,7 +108,7 @@ async def test_a_watcher_that_resumes_far_back_is_not_too_slow_at_once(tmp_path:
 
 
 @pytest.mark.parametrize("read", [False, True], ids=["never read", "read"])
-async def test_a_watcher_that_closes_is_forgotten(tmp_path: Path, read: bool) -> None:
+async def test_a_closed_subscription_is_removed(tmp_path: Path, read: bool) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         events = node.manager.subscribe(None)
         await node.acquire("4G")
@@ -122,7 +122,7 @@ async def test_a_watcher_that_closes_is_forgotten(tmp_path: Path, read: bool) ->
             await anext(events)
 
 
-async def test_a_failing_observer_disturbs_nobody(tmp_path: Path) -> None:
+async def test_a_failing_observer_does_not_stop_the_others(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
 
         def fails(_event: Event) -> None:
@@ -133,7 +133,7 @@ async def test_a_failing_observer_disturbs_nobody(tmp_path: Path) -> None:
         assert EventKind.LEASE_GRANTED in node.kinds()
 
 
-async def test_what_happened_is_in_the_ledger(tmp_path: Path) -> None:
+async def test_events_are_in_the_ledger(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb,h100-80gb") as node:
         await node.acquire("1g.5gb", name="bob")
         node.clock.advance(100)
@@ -160,7 +160,7 @@ async def test_what_happened_is_in_the_ledger(tmp_path: Path) -> None:
         assert kinds[-2:] == [EventKind.AGENT_STOPPING, EventKind.AGENT_STARTED]
 
 
-async def test_watchers_end_with_the_agent(tmp_path: Path) -> None:
+async def test_subscriptions_end_with_the_agent(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         events = node.manager.subscribe(None)
         heard: list[EventKind] = []

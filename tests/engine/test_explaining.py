@@ -32,7 +32,7 @@ async def refused(node: Node, *wants: str, **fields: object) -> tuple[str, ...]:
     return error.value.refusal.explanation
 
 
-async def test_a_refusal_says_what_blocks_each_gpu_and_whose_it_is(tmp_path: Path) -> None:
+async def test_a_refusal_names_the_blockers_of_each_gpu_and_their_holders(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.acquire("7g.40gb", name="bob", gpus=("0",))
         await node.acquire("3g.20gb", name="carol", gpus=("1",))
@@ -50,7 +50,7 @@ async def test_an_answered_request_is_not_explained(tmp_path: Path, explained: l
         assert not explained
 
 
-async def test_who_waits_is_explained_once_and_only_when_the_wait_was_in_vain(
+async def test_a_waiting_request_is_explained_once_when_its_wait_times_out(
     tmp_path: Path, explained: list[str]
 ) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
@@ -67,7 +67,7 @@ async def test_who_waits_is_explained_once_and_only_when_the_wait_was_in_vain(
         assert "leased to bob" in error.value.refusal.explanation[1]
 
 
-async def test_who_stands_behind_a_reservation_is_told_so(tmp_path: Path) -> None:
+async def test_a_request_behind_a_reservation_is_refused_with_that_reason(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", reservation_after_seconds=10.0) as node:
         await node.acquire("3g.20gb")
         large = node.start(node.acquire("7g.40gb", wait_seconds=600.0))

@@ -57,7 +57,7 @@ async def test_a_failure_on_one_gpu_leads_to_another(tmp_path: Path) -> None:
         assert (await node.acquire("7g.40gb")).devices[0].gpu_index == 1
 
 
-async def test_what_was_made_for_a_request_that_failed_stays_idle(tmp_path: Path) -> None:
+async def test_instances_created_for_a_failed_request_become_idle(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         node.simulator.fail(CREATE, Code.UNKNOWN, gpu=1, times=None)
         with pytest.raises(RefusedError):
@@ -105,7 +105,7 @@ async def test_an_idle_instance_with_a_process_is_never_leased(tmp_path: Path) -
         assert EventKind.INSTANCE_UNBLOCKED in node.kinds()
 
 
-async def test_a_blocked_instance_is_looked_at_ever_less_often(tmp_path: Path) -> None:
+async def test_a_blocked_instance_is_checked_with_back_off(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("1g.5gb")
         await node.release(first)
@@ -132,9 +132,7 @@ async def test_a_victim_in_use_for_a_moment_is_destroyed_all_the_same(tmp_path: 
 
 
 @pytest.mark.parametrize("gpu_instance_only", [True, False])
-async def test_a_victim_that_somebody_holds_is_blocked_and_the_holder_named(
-    tmp_path: Path, *, gpu_instance_only: bool
-) -> None:
+async def test_a_victim_in_use_is_blocked_and_its_process_named(tmp_path: Path, *, gpu_instance_only: bool) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("1g.5gb")
         await node.release(first)
@@ -166,7 +164,7 @@ async def test_other_victims_survive_when_one_is_in_use(tmp_path: Path) -> None:
 # Hanging, lying, disappearing
 
 
-async def test_a_hung_gpu_is_set_aside_and_comes_back_by_itself(tmp_path: Path) -> None:
+async def test_a_hung_gpu_is_cordoned_until_its_driver_call_returns(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         node.simulator.hang(CREATE, gpu=0)
         task = node.start(node.acquire("1g.5gb"))
@@ -188,7 +186,7 @@ async def test_a_hung_gpu_is_set_aside_and_comes_back_by_itself(tmp_path: Path) 
         assert (await node.acquire("1g.5gb", gpus=("0",))).devices[0].gpu_index == 0
 
 
-async def test_a_hung_reader_sets_its_gpu_aside_too(tmp_path: Path) -> None:
+async def test_a_hung_reader_thread_cordons_its_gpu_too(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         first = await node.acquire("1g.5gb", gpus=("0",))
         await node.release(first)
@@ -219,7 +217,7 @@ async def test_a_hung_destroy_keeps_its_victim_until_the_driver_answers(tmp_path
         await node.acquire("7g.40gb")
 
 
-async def test_a_remnant_is_not_taken_for_gone(tmp_path: Path) -> None:
+async def test_a_remnant_is_not_taken_for_destroyed(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         first = await node.acquire("1g.5gb", gpus=("0",))
         await node.release(first)
@@ -235,7 +233,7 @@ async def test_a_remnant_is_not_taken_for_gone(tmp_path: Path) -> None:
         assert (await node.acquire("7g.40gb", gpus=("0",))).devices[0].gpu_index == 0
 
 
-async def test_deleted_devices_that_stay_listed_disturb_nobody(tmp_path: Path) -> None:
+async def test_deleted_devices_that_are_still_listed_are_ignored(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         node.simulator.list_stale()
         for profile in ("1g.5gb", "7g.40gb", "1g.5gb", "3g.20gb"):
@@ -243,7 +241,7 @@ async def test_deleted_devices_that_stay_listed_disturb_nobody(tmp_path: Path) -
         assert node.instances(InstanceState.LEASED) == []
 
 
-async def test_leases_on_a_lost_gpu_end_and_their_holders_are_told(tmp_path: Path) -> None:
+async def test_leases_on_a_lost_gpu_end_with_an_event(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         lost = await node.acquire("1g.5gb", gpus=("0",))
         kept = await node.acquire("1g.5gb", gpus=("1",))
@@ -265,7 +263,7 @@ async def test_a_gpu_that_is_lost_in_the_middle_leads_to_another(tmp_path: Path)
         assert (await node.acquire("1g.5gb")).devices[0].gpu_index == 1
 
 
-async def test_an_instance_that_vanished_is_not_given(tmp_path: Path) -> None:
+async def test_an_instance_that_vanished_is_not_leased(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("1g.5gb")
         await node.release(first)
@@ -276,7 +274,7 @@ async def test_an_instance_that_vanished_is_not_given(tmp_path: Path) -> None:
         assert len(node.instances()) == 1
 
 
-async def test_a_place_that_somebody_took_meanwhile_is_found_out(tmp_path: Path) -> None:
+async def test_a_placement_taken_by_others_meanwhile_is_noticed(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         node.simulator.create_foreign(0, "1g.5gb", start=6)
         granted = await node.acquire("1g.5gb")

@@ -35,7 +35,7 @@ async def refused(node: Node, *wants: str | Want, **fields: object) -> Reason:
     return error.value.refusal.reason
 
 
-async def test_nothing_that_was_leased_idle_or_being_made_is_given_or_destroyed(tmp_path: Path) -> None:
+async def test_instances_of_a_lost_ledger_are_neither_leased_nor_destroyed(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:2")
     await node.acquire("3g.20gb", gpus=("0",))
     await node.release(await node.acquire("2g.10gb", gpus=("0",)))
@@ -62,7 +62,7 @@ async def test_nothing_that_was_leased_idle_or_being_made_is_given_or_destroyed(
         assert "its file is empty" in told.message
 
 
-async def test_a_whole_gpu_that_may_be_leased_is_not_given_to_another(tmp_path: Path) -> None:
+async def test_a_whole_gpu_that_may_be_leased_is_not_leased_again(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb", mig_mode=False) as node:
         await node.acquire(WHOLE)
     lose(tmp_path)
@@ -131,7 +131,7 @@ async def test_a_reboot_settles_it(tmp_path: Path) -> None:
         assert last.instances() == []
 
 
-async def test_no_number_is_given_again(tmp_path: Path) -> None:
+async def test_no_generation_is_used_twice(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.acquire("1g.5gb")
         revision = node.manager.snapshot.view.revision

@@ -35,7 +35,7 @@ def full_disk(node: Node, words: str = "database or disk is full") -> Iterator[N
 @pytest.mark.parametrize(
     "words", ["database or disk is full", "attempt to write a readonly database", "disk I/O error", "locking protocol"]
 )
-async def test_no_lease_is_given_that_is_not_recorded(tmp_path: Path, words: str) -> None:
+async def test_no_unrecorded_lease_is_granted(tmp_path: Path, words: str) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         idle = await node.acquire("1g.5gb")
         await node.release(idle)
@@ -139,7 +139,7 @@ async def test_what_was_made_while_the_ledger_failed_is_recorded_with_its_next_l
 
 
 @pytest.mark.parametrize("what", ["", "-wal", "-commits", "replaced", "all"])
-async def test_a_ledger_that_is_removed_under_the_agent_is_written_anew(tmp_path: Path, what: str) -> None:
+async def test_a_ledger_that_is_removed_under_the_agent_is_rewritten(tmp_path: Path, what: str) -> None:
     node = await start(tmp_path, "a100-40gb")
     before = await node.acquire("1g.5gb")
     path = tmp_path / LEDGER_FILE
@@ -168,7 +168,7 @@ async def test_a_ledger_that_is_removed_under_the_agent_is_written_anew(tmp_path
         assert (tmp_path / f"{LEDGER_FILE}.replaced-1").read_bytes() == b"somebody's"
 
 
-async def test_where_it_cannot_be_written_anew_no_lease_is_given(
+async def test_no_lease_is_granted_if_the_ledger_cannot_be_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await start(tmp_path, "a100-40gb")

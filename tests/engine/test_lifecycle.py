@@ -29,7 +29,7 @@ async def waiting_process() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
 
 
-async def test_a_lease_without_a_deadline_goes_on(tmp_path: Path) -> None:
+async def test_a_lease_without_a_deadline_stays_active(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.acquire("4G")
         node.clock.advance(30 * 24 * 3600)
@@ -146,7 +146,7 @@ async def test_a_held_lease_outlives_a_stream_that_the_agent_ended(tmp_path: Pat
         assert await ended(node) == "stream-ended"
 
 
-async def test_a_held_lease_whose_client_has_hung_up_waits_for_it_for_moments(tmp_path: Path) -> None:
+async def test_a_held_lease_survives_a_closed_connection_for_the_reconnect_grace(tmp_path: Path) -> None:
     process = await waiting_process()
     async with engine(tmp_path, "a100-40gb") as node:
         request = node.request("4G")
@@ -246,7 +246,7 @@ async def test_an_administrator_needs_no_token(tmp_path: Path) -> None:
         assert "released by root" in node.told(EventKind.LEASE_ENDED)[0].message
 
 
-async def test_a_person_the_kernel_knows_releases_what_is_theirs(tmp_path: Path) -> None:
+async def test_a_local_user_releases_their_own_lease_without_token(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.manager.acquire(node.request("4G"), Caller(uid=1000))
         assert node.leases[granted.lease.id].holder.uid == 1000
@@ -256,7 +256,7 @@ async def test_a_person_the_kernel_knows_releases_what_is_theirs(tmp_path: Path)
         assert not node.leases
 
 
-async def test_releasing_again_is_no_error_for_who_has_the_token(tmp_path: Path) -> None:
+async def test_releasing_again_with_the_token_is_no_error(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         granted = await node.acquire("4G")
         await asyncio.gather(node.release(granted), node.release(granted))
@@ -270,7 +270,7 @@ async def test_releasing_again_is_no_error_for_who_has_the_token(tmp_path: Path)
         assert refused.value.refusal.reason is Reason.LEASE_ENDED
 
 
-async def test_an_unknown_lease_is_said_to_be_unknown(tmp_path: Path) -> None:
+async def test_an_unknown_lease_is_refused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         for caller in (ANYBODY, ADMIN):
             with pytest.raises(RefusedError) as refused:

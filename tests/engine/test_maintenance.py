@@ -47,7 +47,7 @@ async def refused(node: Node, *wants: str, **fields: float) -> Refusal:
     return refusal.value.refusal
 
 
-async def test_nothing_is_granted_and_the_reason_is_told(tmp_path: Path) -> None:
+async def test_nothing_is_granted_while_paused_and_the_refusal_has_the_reason(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         answer = await node.manager.pause("driver 590", ADMIN, lasting=True)
         assert answer.driver_released
@@ -62,7 +62,7 @@ async def test_nothing_is_granted_and_the_reason_is_told(tmp_path: Path) -> None
         assert node.manager.creatable(profile_want("1g.5gb")) == 0
 
 
-async def test_while_paused_the_driver_is_not_asked_anything(tmp_path: Path) -> None:
+async def test_while_paused_the_driver_is_not_called(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2", idle_limit_seconds=5.0) as node:
         kept = await node.acquire("1g.5gb")
         idle = await node.acquire("2g.10gb")
@@ -110,7 +110,7 @@ async def test_leases_are_released_and_renewed_while_paused(tmp_path: Path) -> N
         assert reused.devices[0].reused
 
 
-async def test_what_waits_stays_in_the_queue_and_is_served_afterwards(tmp_path: Path) -> None:
+async def test_waiting_requests_are_served_after_the_pause(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         full = await node.acquire("7g.40gb")
         waiting = node.start(node.acquire("1g.5gb", wait_seconds=math.inf))
@@ -124,7 +124,7 @@ async def test_what_waits_stays_in_the_queue_and_is_served_afterwards(tmp_path: 
         assert (await waiting).devices[0].profile == "1g.5gb"
 
 
-async def test_a_wait_that_is_over_while_paused_is_told_why(tmp_path: Path) -> None:
+async def test_a_wait_that_times_out_while_paused_says_why(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         await node.acquire("7g.40gb")
         waiting = node.start(refused(node, "1g.5gb", wait_seconds=10.0))
@@ -136,7 +136,7 @@ async def test_a_wait_that_is_over_while_paused_is_told_why(tmp_path: Path) -> N
         assert "the agent is paused (by root: driver)" in refusal.message
 
 
-async def test_steps_under_way_come_to_their_end_before_the_driver_is_let_go(tmp_path: Path) -> None:
+async def test_steps_in_progress_end_before_the_driver_is_released(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         node.simulator.hang(CREATE)
         asked = node.start(node.acquire("1g.5gb"))
@@ -202,7 +202,7 @@ async def test_a_driver_that_does_not_answer_yet_is_tried_again(tmp_path: Path, 
         assert (await node.acquire("1g.5gb")).devices
 
 
-async def test_a_library_that_is_not_the_drivers_any_more_is_told(tmp_path: Path) -> None:
+async def test_an_outdated_library_is_reported(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         told: list[str] = []
         node.manager.on_outdated.append(lambda: told.append("outdated"))
@@ -241,7 +241,7 @@ async def test_a_driver_that_hangs_while_it_is_opened_holds_up_nothing(tmp_path:
         await node.acquire("1g.5gb")
 
 
-async def test_a_driver_that_hangs_when_it_was_opened_is_not_served_with_and_is_let_go(tmp_path: Path) -> None:
+async def test_a_driver_that_hangs_after_it_was_opened_is_released(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         kept = await node.acquire("1g.5gb")
         await node.manager.pause("", ADMIN, lasting=True)
@@ -263,7 +263,7 @@ async def test_a_driver_that_hangs_when_it_was_opened_is_not_served_with_and_is_
         await node.acquire("1g.5gb")
 
 
-async def test_one_call_that_hangs_keeps_the_driver_held_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_hung_call_delays_the_release_of_the_driver(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         node.simulator.hang(CREATE)
         asked = node.start(refused(node, "1g.5gb"))
@@ -285,7 +285,7 @@ async def test_one_call_that_hangs_keeps_the_driver_held_until_it_is_back(tmp_pa
         assert (await node.acquire("7g.40gb")).devices
 
 
-async def test_a_pause_outlives_the_agent_and_its_driver_is_not_asked_at_the_start(tmp_path: Path) -> None:
+async def test_a_pause_survives_a_restart_and_the_driver_is_not_called_at_the_start(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1")
     kept = await node.acquire("1g.5gb")
     gone = await node.acquire("1g.5gb")
@@ -313,7 +313,7 @@ async def test_a_pause_outlives_the_agent_and_its_driver_is_not_asked_at_the_sta
         assert (await again.acquire("2g.10gb")).devices
 
 
-async def test_what_is_shown_by_one_that_starts_paused_is_what_was_last_known(tmp_path: Path) -> None:
+async def test_an_agent_that_starts_paused_shows_the_last_known_gpus(tmp_path: Path) -> None:
     """All of it, but that nobody was asked; and what happened meanwhile is found afterwards."""
     node = await start(tmp_path, "a100-40gb:1,h100-80gb:1,t4:1")
     first, second = await node.acquire("1g.5gb", gpus=("0",)), await node.acquire("2g.20gb", "1g.10gb", gpus=("1",))
@@ -336,7 +336,7 @@ async def test_what_is_shown_by_one_that_starts_paused_is_what_was_last_known(tm
         assert (await again.acquire("7g.40gb")).devices
 
 
-async def test_a_gpu_that_is_gone_when_it_goes_on_is_not_managed_any_more(tmp_path: Path) -> None:
+async def test_a_gpu_removed_during_a_pause_is_not_managed(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:2")
     first, second = await node.acquire("1g.5gb", gpus=("0",)), await node.acquire("1g.5gb", gpus=("1",))
     await node.manager.pause("", ADMIN, lasting=True)
@@ -355,7 +355,7 @@ async def test_a_gpu_that_is_gone_when_it_goes_on_is_not_managed_any_more(tmp_pa
         assert (ended.lease, ended.data["reason"]) == (second.lease.id, "gpu-lost")
 
 
-async def test_a_reason_that_is_no_administrators_is_not_recorded(tmp_path: Path) -> None:
+async def test_only_an_administrators_reason_is_recorded(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1")
     await node.manager.pause(OPERATOR, NODE_SIDE)
     await killed(node)
@@ -435,7 +435,7 @@ def _full(*_: object) -> None:
     raise OverflowError("database or disk is full")
 
 
-async def test_what_was_paused_is_in_the_record(tmp_path: Path) -> None:
+async def test_pauses_are_recorded_as_events(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         await node.manager.pause("driver 590", ADMIN, lasting=True)
         await node.manager.resume("", ADMIN, lasting=True)

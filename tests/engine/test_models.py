@@ -30,7 +30,7 @@ async def differences(node: Node) -> list[str]:
     return [event.message for event in told if event.kind is EventKind.PROFILE_DIFFERS]
 
 
-async def test_differences_are_told_once_for_a_model(tmp_path: Path, mistaken: Catalog) -> None:
+async def test_differences_are_reported_once_per_model(tmp_path: Path, mistaken: Catalog) -> None:
     async with engine(tmp_path, "a100-40gb:3", catalog=mistaken) as node:
         told = await differences(node)
         assert len(told) == 2
@@ -50,7 +50,7 @@ async def test_the_driver_wins(tmp_path: Path, mistaken: Catalog) -> None:
         assert (await node.acquire("7g.40gb")).devices[0].profile == "7g.40gb"
 
 
-async def test_what_is_seen_only_when_mig_mode_comes_on_is_told_then(tmp_path: Path, mistaken: Catalog) -> None:
+async def test_differences_that_show_only_in_mig_mode_are_reported_then(tmp_path: Path, mistaken: Catalog) -> None:
     async with engine(tmp_path, "h100-80gb", catalog=mistaken, mig_mode=False) as node:
         await node.manager.set_mig_mode("0", True, ADMIN)
         told = await differences(node)
@@ -72,6 +72,6 @@ async def test_a_model_with_no_file_works_from_the_driver_alone(tmp_path: Path, 
         assert again.devices[0].reused
 
 
-async def test_agreement_is_not_worth_a_word(tmp_path: Path) -> None:
+async def test_agreement_is_not_reported(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1,h100-80gb:1") as node:
         assert await differences(node) == []

@@ -39,7 +39,7 @@ async def leased(node: Node, *profiles: str, **fields: Any) -> Granted:
     return await node.manager.acquire(of_pod(node, *profiles, **fields), KUBELET)
 
 
-async def test_it_has_no_time_of_grace_and_is_never_called_unused(tmp_path: Path) -> None:
+async def test_it_has_no_grace_period_and_is_never_unused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         pods = await leased(node, "1g.5gb", "2g.10gb")
         other = await node.acquire("1g.5gb")
@@ -60,7 +60,7 @@ async def test_it_is_named_by_its_pod(tmp_path: Path) -> None:
             await node.acquire("7g.40gb")
 
 
-async def test_it_outlives_the_agent_with_all_that_is_known_of_it(tmp_path: Path) -> None:
+async def test_it_survives_a_restart_with_all_its_fields(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1")
     granted = await leased(node, "1g.5gb", "2g.10gb", request_id="pod-6b8f")
     await killed(node)
@@ -95,7 +95,7 @@ async def test_its_end_can_be_recorded_while_the_agent_is_paused(tmp_path: Path)
         assert node.layout().endswith("=idle")
 
 
-async def test_an_end_that_cannot_be_recorded_is_refused_and_the_lease_stands(tmp_path: Path) -> None:
+async def test_an_end_that_cannot_be_recorded_is_refused_and_the_lease_stays_active(tmp_path: Path) -> None:
     def full(*_: object) -> None:
         raise OverflowError("database or disk is full")
 
@@ -124,7 +124,7 @@ async def test_another_pod_or_other_devices_are_another_request(tmp_path: Path) 
 # What may be counted on
 
 
-async def test_the_count_follows_what_is_leased_and_what_is_on_its_way(tmp_path: Path) -> None:
+async def test_the_count_follows_leases_and_pending_wants(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         creatable = node.manager.creatable
         assert (creatable(ONE), creatable(ONE, [ONE, ONE]), creatable(ONE, [profile_want("7g.40gb")])) == (7, 5, 0)
@@ -160,7 +160,7 @@ async def test_a_request_is_counted_once_while_it_is_served(tmp_path: Path) -> N
         assert not node.manager.has_places((await waits).lease.request_key)
 
 
-async def test_gpus_that_are_kept_for_somebody_are_not_counted(tmp_path: Path) -> None:
+async def test_reserved_gpus_are_not_counted(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2", reservation_after_seconds=10.0) as node:
         for gpu in ("0", "1"):
             await node.acquire("1g.5gb", gpus=(gpu,))
@@ -174,7 +174,7 @@ async def test_gpus_that_are_kept_for_somebody_are_not_counted(tmp_path: Path) -
         assert node.manager.creatable(ONE) == 12
 
 
-async def test_each_change_is_told_once(tmp_path: Path) -> None:
+async def test_each_change_is_notified_once(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         counts: list[int] = []
         node.manager.on_view.append(lambda: counts.append(node.manager.creatable(ONE)))
@@ -195,7 +195,7 @@ async def test_each_change_is_told_once(tmp_path: Path) -> None:
         await last(0)
 
 
-async def test_room_that_comes_back_with_nothing_recorded_is_told_too(tmp_path: Path) -> None:
+async def test_capacity_freed_without_a_record_is_notified_too(tmp_path: Path) -> None:
     """A plan takes its places before anything is written down; when it comes to nothing they are free again."""
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb")
@@ -212,7 +212,7 @@ async def test_room_that_comes_back_with_nothing_recorded_is_told_too(tmp_path: 
 
 
 @pytest.mark.parametrize("renew", [False, True], ids=["release", "renew"])
-async def test_nobody_ends_it_under_a_pod_that_lives(tmp_path: Path, renew: bool) -> None:
+async def test_it_is_not_ended_while_its_pod_runs(tmp_path: Path, renew: bool) -> None:
     """Else the next request would get an instance that a container still has."""
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await leased(node, "1g.5gb")
@@ -229,7 +229,7 @@ async def test_nobody_ends_it_under_a_pod_that_lives(tmp_path: Path, renew: bool
         assert not node.leases
 
 
-async def test_where_nobody_follows_pods_an_administrator_ends_it(tmp_path: Path) -> None:
+async def test_an_administrator_ends_it_if_pods_are_not_followed(tmp_path: Path) -> None:
     """Of a node that is no longer one of Kubernetes, or after the agent was told so."""
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await leased(node, "1g.5gb")

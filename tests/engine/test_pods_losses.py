@@ -42,7 +42,7 @@ def index_of(granted: Granted, gpu: int) -> int:
     return next(number for number, each in enumerate(granted.devices) if each.gpu_index == gpu)
 
 
-async def test_a_lost_gpu_takes_its_device_and_leaves_the_others_to_the_pod(tmp_path: Path) -> None:
+async def test_a_lost_gpu_degrades_the_lease_of_a_pod(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         granted = await leased(node, "7g.40gb", "7g.40gb")
         node.simulator.lose_gpu(1)
@@ -64,7 +64,7 @@ async def test_a_lost_gpu_takes_its_device_and_leaves_the_others_to_the_pod(tmp_
             await node.acquire("1g.5gb")  # nobody else gets what its container has open
 
 
-async def test_the_lease_ends_when_nothing_of_it_is_left(tmp_path: Path) -> None:
+async def test_the_lease_ends_with_its_last_device(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         await leased(node, "7g.40gb", "7g.40gb")
         node.simulator.lose_gpu(1)
@@ -78,7 +78,7 @@ async def test_the_lease_ends_when_nothing_of_it_is_left(tmp_path: Path) -> None
         assert len(node.told(EventKind.LEASE_DEGRADED)) == 1
 
 
-async def test_a_lease_that_lies_on_the_lost_gpu_alone_ends(tmp_path: Path) -> None:
+async def test_a_lease_on_the_lost_gpu_alone_ends(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         granted = await leased(node, "3g.20gb", "3g.20gb")
         assert {each.gpu_index for each in granted.devices} == {0}

@@ -40,7 +40,7 @@ async def test_a_request_waits_and_is_served_when_something_is_released(tmp_path
         assert EventKind.REQUEST_QUEUED in node.kinds()
 
 
-async def test_what_is_left_of_a_larger_instance_goes_to_who_waits_behind(tmp_path: Path) -> None:
+async def test_the_rest_of_a_larger_instance_serves_the_next_in_the_queue(tmp_path: Path) -> None:
     """The first destroys it for a small one of its own; the others need not wait for anything else."""
     async with engine(tmp_path, "a100-40gb") as node:
         big = await node.acquire("7g.40gb")
@@ -50,7 +50,7 @@ async def test_what_is_left_of_a_larger_instance_goes_to_who_waits_behind(tmp_pa
         assert len({each.devices[0].uuid for each in granted}) == 3
 
 
-async def test_patience_ends_in_words(tmp_path: Path) -> None:
+async def test_a_wait_that_times_out_is_refused_with_its_reason(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await node.acquire("7g.40gb", name="bob")
         task = await waits(node, "1g.5gb", wait_seconds=60.0)
@@ -67,7 +67,7 @@ async def test_patience_ends_in_words(tmp_path: Path) -> None:
         assert EventKind.REQUEST_DEQUEUED in node.kinds()
 
 
-async def test_some_wait_as_long_as_it_takes(tmp_path: Path) -> None:
+async def test_a_request_may_wait_without_a_limit(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
         task = await waits(node, "1g.5gb", wait_seconds=math.inf)
@@ -142,7 +142,7 @@ async def test_a_small_request_passes_a_large_one_that_waits(tmp_path: Path) -> 
         assert not large.done()
 
 
-async def test_with_strict_fifo_nobody_passes(tmp_path: Path) -> None:
+async def test_with_strict_fifo_no_request_passes_another(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", strict_fifo=True) as node:
         first = await node.acquire("3g.20gb")
         large = await waits(node, "7g.40gb")
@@ -154,7 +154,7 @@ async def test_with_strict_fifo_nobody_passes(tmp_path: Path) -> None:
         await large
 
 
-async def test_the_oldest_keeps_a_gpu_when_it_has_waited_long(tmp_path: Path) -> None:
+async def test_a_gpu_is_reserved_for_the_oldest_after_the_delay(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", reservation_after_seconds=100.0) as node:
         first = await node.acquire("3g.20gb")
         large = await waits(node, "7g.40gb", wait_seconds=6000.0)
@@ -170,7 +170,7 @@ async def test_the_oldest_keeps_a_gpu_when_it_has_waited_long(tmp_path: Path) ->
         assert (await behind).devices[0].profile == "1g.5gb"
 
 
-async def test_the_place_in_the_queue_is_told(tmp_path: Path) -> None:
+async def test_the_position_in_the_queue_is_reported(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
         ahead = await waits(node, "7g.40gb")
@@ -236,7 +236,7 @@ async def test_two_requests_never_get_one_instance(tmp_path: Path) -> None:
         assert node.creations() == 1
 
 
-async def test_somebody_who_goes_away_in_the_middle_does_not_hold_up_those_behind(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_does_not_delay_the_requests_behind_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
         one = await waits(node, "3g.20gb", name="one", priority=1)
@@ -276,7 +276,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_by_one")
-async def test_those_at_the_end_have_their_turn_however_much_is_released(tmp_path: Path) -> None:
+async def test_a_scan_reaches_the_end_of_the_queue_however_much_is_released(tmp_path: Path) -> None:
     """What is released sends the look back to the beginning, to those whom it may serve, but not for ever."""
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.release(await crowded(node))
@@ -288,7 +288,7 @@ async def test_those_at_the_end_have_their_turn_however_much_is_released(tmp_pat
 
 @pytest.mark.usefixtures("one_by_one")
 @pytest.mark.parametrize("patience", [None, 600.0], ids=["who do not wait", "who wait and leave again"])
-async def test_those_at_the_end_have_their_turn_however_many_come(tmp_path: Path, patience: float | None) -> None:
+async def test_a_scan_reaches_the_end_of_the_queue_however_many_arrive(tmp_path: Path, patience: float | None) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.release(await crowded(node))
         newcomers: list[asyncio.Task[Granted]] = []
@@ -305,7 +305,7 @@ async def test_those_at_the_end_have_their_turn_however_many_come(tmp_path: Path
 
 
 @pytest.mark.usefixtures("one_by_one")
-async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_again(tmp_path: Path) -> None:
+async def test_capacity_freed_during_a_scan_causes_another_scan(tmp_path: Path) -> None:
     """Also when the look went on to its end, and those before have been passed by."""
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.release(await crowded(node))
@@ -320,9 +320,7 @@ async def test_what_is_released_while_the_queue_is_gone_through_is_looked_at_aga
         assert (await task).devices
 
 
-async def test_for_whom_gpus_are_kept_is_worked_out_once_for_a_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reservations_are_computed_once_per_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes longest of all, so not for each piece of a look through a long queue."""
     monkeypatch.setattr(queueing, "_PIECE_SECONDS", 0.0)
     worked_out: list[int] = []

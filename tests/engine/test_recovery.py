@@ -47,7 +47,7 @@ async def test_an_ended_lease_is_remembered_over_a_restart(tmp_path: Path) -> No
         assert refused.value.refusal.reason is Reason.LEASE_ENDED
 
 
-async def test_generations_are_never_given_again(tmp_path: Path) -> None:
+async def test_generations_are_never_used_again(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("1g.5gb")
         await node.release(first)
@@ -181,7 +181,7 @@ async def test_idle_foreign_instances_are_adopted_where_that_is_configured(tmp_p
         assert list(after.leases) == [granted.lease.id]
 
 
-async def test_without_its_ledger_nothing_found_is_ours(tmp_path: Path) -> None:
+async def test_without_its_ledger_all_instances_are_foreign(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await node.acquire("1g.5gb")
     (tmp_path / LEDGER_FILE).write_bytes(b"this is not a database, but it was one" * 200)
@@ -213,7 +213,7 @@ async def test_a_mode_switched_by_others_is_noticed(tmp_path: Path) -> None:
         await node.acquire("1g.10gb")
 
 
-async def test_a_lease_on_a_gpu_that_is_gone_ends(tmp_path: Path) -> None:
+async def test_a_lease_on_a_removed_gpu_ends(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await node.acquire("1g.5gb")
     (tmp_path / STATE_FILE).unlink()
@@ -223,7 +223,7 @@ async def test_a_lease_on_a_gpu_that_is_gone_ends(tmp_path: Path) -> None:
         assert any(event.kind is EventKind.LEASE_ENDED for event in recorded)
 
 
-async def test_a_lease_on_a_gpu_that_is_not_managed_now_stays(tmp_path: Path) -> None:
+async def test_a_lease_on_an_unmanaged_gpu_stays_active(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         granted = await node.acquire("1g.5gb", gpus=("1",))
     async with engine(tmp_path, gpus=("0",)) as after:
@@ -233,7 +233,7 @@ async def test_a_lease_on_a_gpu_that_is_not_managed_now_stays(tmp_path: Path) ->
         assert again.instances()[0].lease == granted.lease.id
 
 
-async def test_a_gpu_that_cannot_be_read_again_and_again_is_set_aside(tmp_path: Path) -> None:
+async def test_a_gpu_with_repeated_failed_readings_is_cordoned(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2") as node:
         granted = await node.acquire("1g.5gb", gpus=("0",))
         fault = node.simulator.fail("nvmlDeviceGetMigMode", 999, gpu=0, times=None)
@@ -248,12 +248,12 @@ async def test_a_gpu_that_cannot_be_read_again_and_again_is_set_aside(tmp_path: 
         assert node.gpu(0).state is GpuState.READY
 
 
-async def test_a_selected_gpu_that_is_not_there_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_selected_gpu_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot manage GPU 7: there is no such GPU"):
         await start(tmp_path, "a100-40gb", gpus=("7",))
 
 
-async def test_changes_by_others_are_heard_of(tmp_path: Path) -> None:
+async def test_changes_by_others_are_found_by_driver_events(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", listen_to_driver=True) as node:
         await node.acquire("1g.5gb")
         node.simulator.create_foreign(0, "3g.20gb", start=0)

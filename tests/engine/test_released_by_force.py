@@ -61,7 +61,7 @@ async def test_an_administrator_ends_what_its_pod_does_not_use(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("caller", [ANYBODY, SCHEDULER, Caller(name="alice", uid=1000)])
-async def test_nobody_else_does(tmp_path: Path, caller: Caller) -> None:
+async def test_other_callers_cannot(tmp_path: Path, caller: Caller) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node)
         for token in ("", granted.token):
@@ -70,7 +70,7 @@ async def test_nobody_else_does(tmp_path: Path, caller: Caller) -> None:
         assert set(node.leases) == {granted.lease.id}
 
 
-async def test_one_with_a_process_on_it_stays(tmp_path: Path) -> None:
+async def test_a_lease_with_a_process_is_not_ended(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node, "1g.5gb", "1g.5gb")
         pid = node.simulator.occupy(node.where(granted, 1), name="python train.py")
@@ -83,7 +83,7 @@ async def test_one_with_a_process_on_it_stays(tmp_path: Path) -> None:
         assert not node.leases
 
 
-async def test_what_the_kubelet_counts_stays(tmp_path: Path) -> None:
+async def test_a_lease_with_kubelet_devices_is_not_ended(tmp_path: Path) -> None:
     """The container has it open, whether or not something computes at this moment."""
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node)
@@ -93,7 +93,7 @@ async def test_what_the_kubelet_counts_stays(tmp_path: Path) -> None:
         assert set(node.leases) == {granted.lease.id}
 
 
-async def test_what_is_handed_over_at_that_moment_stays(tmp_path: Path) -> None:
+async def test_a_lease_that_gets_kubelet_devices_meanwhile_is_not_ended(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node)
         node.simulator.hang(LISTING)
@@ -106,7 +106,7 @@ async def test_what_is_handed_over_at_that_moment_stays(tmp_path: Path) -> None:
         assert set(node.leases) == {granted.lease.id}
 
 
-async def test_what_cannot_be_looked_at_stays(tmp_path: Path) -> None:
+async def test_a_lease_that_cannot_be_checked_is_not_ended(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await arrived(node)
         fault = node.simulator.fail(LISTING, Code.UNKNOWN, times=None)
@@ -119,7 +119,7 @@ async def test_what_cannot_be_looked_at_stays(tmp_path: Path) -> None:
         assert set(node.leases) == {granted.lease.id}
 
 
-async def test_what_is_on_a_gpu_that_is_silent_since_the_start_stays(tmp_path: Path) -> None:
+async def test_a_lease_on_a_gpu_silent_since_the_start_is_not_ended(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:2", follows_pods=True) as node:
         granted = await arrived(node, gpus=("1",))
         node.simulator.fail("nvmlDeviceGetMigMode", Code.UNKNOWN, times=None, gpu=1)

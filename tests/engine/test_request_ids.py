@@ -37,7 +37,7 @@ def reason(caught: pytest.ExceptionInfo[RefusedError]) -> Reason:
     return caught.value.refusal.reason
 
 
-async def test_who_asks_first_with_a_pods_uid_is_not_in_its_schedulers_way(tmp_path: Path) -> None:
+async def test_a_request_id_of_another_caller_does_not_block_the_scheduler(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         intruder = await node.manager.acquire(asked(node), ALICE)
         mine = await node.manager.acquire(for_pod(node), SLURM)

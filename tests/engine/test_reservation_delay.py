@@ -33,7 +33,7 @@ async def gets_one(node: Node) -> bool:
     return True
 
 
-async def test_gpus_are_kept_after_a_mean_lease(tmp_path: Path) -> None:
+async def test_gpus_are_reserved_after_the_mean_lease_time(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         assert limit_of(node) == 300, "while nothing is known"
         await leases_of(node, 50.0, 20)

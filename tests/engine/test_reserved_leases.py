@@ -43,7 +43,7 @@ async def refused(call: Any) -> Reason:
 # Until the pod has come
 
 
-async def test_it_is_promised_until_its_pod_comes(tmp_path: Path) -> None:
+async def test_it_is_reserved_until_its_pod_is_bound(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         assert granted.lease.owner.is_reserved
@@ -83,14 +83,14 @@ async def test_its_holder_renews_and_releases_it_by_its_token(tmp_path: Path) ->
         assert not node.leases
 
 
-async def test_one_whose_answer_was_not_delivered_lapses(tmp_path: Path) -> None:
+async def test_an_unconfirmed_reservation_ends(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         await promise(node, delivered=False, ttl_seconds=None)
         node.clock.advance(61.0)
         await node.until(lambda: not node.leases)
 
 
-async def test_a_pod_that_comes_before_the_answer_is_delivered_keeps_it(tmp_path: Path) -> None:
+async def test_a_pod_that_is_bound_before_the_confirmation_keeps_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node, delivered=False)
         await node.manager.bind(granted.lease.id, bound(POD))
@@ -115,7 +115,7 @@ async def test_a_scheduler_that_was_killed_gets_the_same_lease_and_token(tmp_pat
 
 
 @pytest.mark.parametrize("devices", [None, (ONE,)])
-async def test_it_is_the_pods_and_ends_with_it_alone(tmp_path: Path, devices: tuple[KubeletDevice, ...] | None) -> None:
+async def test_a_bound_lease_ends_with_its_pod_alone(tmp_path: Path, devices: tuple[KubeletDevice, ...] | None) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         id_, token = granted.lease.id, granted.token
@@ -134,7 +134,7 @@ async def test_it_is_the_pods_and_ends_with_it_alone(tmp_path: Path, devices: tu
         assert not node.leases
 
 
-async def test_the_kubelets_devices_stand_for_its_instances(tmp_path: Path) -> None:
+async def test_kubelet_devices_are_assigned_to_its_instances(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node, "1g.5gb", "2g.10gb")
         handed = await node.manager.bind(granted.lease.id, bound(POD, (ONE, TWO)))
@@ -147,7 +147,7 @@ async def test_the_kubelets_devices_stand_for_its_instances(tmp_path: Path) -> N
         assert await refused(node.manager.bind(granted.lease.id, bound(POD, (TWO, ONE)))) is Reason.IN_USE
 
 
-async def test_one_that_has_arrived_is_handed_over_all_the_same(tmp_path: Path) -> None:
+async def test_a_bound_lease_can_still_get_kubelet_devices(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         await node.manager.bind(granted.lease.id, bound(POD))
@@ -181,14 +181,14 @@ async def test_another_pod_never_gets_it(tmp_path: Path, other: Pod) -> None:
         assert node.leases == {granted.lease.id: granted.lease}
 
 
-async def test_what_was_not_taken_for_a_pod_is_not_given_to_one(tmp_path: Path) -> None:
+async def test_a_lease_that_is_not_for_a_pod_is_not_bound(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await node.acquire("1g.5gb")
         assert await refused(node.manager.bind(granted.lease.id, bound(POD))) is Reason.IN_USE
         assert await refused(node.manager.bind(LeaseId("never"), bound(POD))) is Reason.LEASE_ENDED
 
 
-async def test_as_many_devices_as_instances_are_handed_over(tmp_path: Path) -> None:
+async def test_as_many_kubelet_devices_as_instances_are_assigned(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         assert await refused(node.manager.bind(granted.lease.id, bound(POD, (ONE, TWO)))) is Reason.INVALID_REQUEST
@@ -198,7 +198,7 @@ async def test_as_many_devices_as_instances_are_handed_over(tmp_path: Path) -> N
 # At the same moment
 
 
-async def test_a_release_and_an_arrival_at_once_have_one_winner(tmp_path: Path) -> None:
+async def test_a_release_and_a_binding_at_once_have_one_winner(tmp_path: Path) -> None:
     """Whichever is recorded first; the other one is told so, and nothing is half done."""
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         for pod_first in (True, False):
@@ -219,7 +219,7 @@ async def test_a_release_and_an_arrival_at_once_have_one_winner(tmp_path: Path) 
             assert not node.leases
 
 
-async def test_a_deadline_that_comes_while_the_pod_does_ends_nothing(tmp_path: Path) -> None:
+async def test_a_deadline_during_the_binding_ends_nothing(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         came = node.start(node.manager.bind(granted.lease.id, bound(POD)))
@@ -234,7 +234,7 @@ async def test_a_deadline_that_comes_while_the_pod_does_ends_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize("ttl", [None, 30.0])
-async def test_a_deadline_that_comes_while_it_is_confirmed_ends_nothing(tmp_path: Path, ttl: float | None) -> None:
+async def test_a_deadline_during_the_confirmation_ends_nothing(tmp_path: Path, ttl: float | None) -> None:
     """A scheduler binds on that answer, and the pod then uses the instance."""
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
@@ -247,7 +247,7 @@ async def test_a_deadline_that_comes_while_it_is_confirmed_ends_nothing(tmp_path
         assert node.leases == {granted.lease.id: lease}
 
 
-async def test_one_that_is_confirmed_goes_on_when_who_confirmed_it_goes_away(tmp_path: Path) -> None:
+async def test_a_confirmation_is_committed_though_its_caller_disconnects(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         renewed = node.start(node.manager.renew(granted.lease.id, granted.token, None, SCHEDULER))
@@ -259,7 +259,7 @@ async def test_one_that_is_confirmed_goes_on_when_who_confirmed_it_goes_away(tmp
         assert node.leases[granted.lease.id].expires_at is None
 
 
-async def test_who_asks_again_while_it_ends_is_told_so(tmp_path: Path) -> None:
+async def test_a_repeated_request_while_it_ends_is_refused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node, request_id="one")
         node.clock.advance(61.0)
@@ -268,7 +268,7 @@ async def test_who_asks_again_while_it_ends_is_told_so(tmp_path: Path) -> None:
         assert granted.lease.id not in node.leases
 
 
-async def test_two_arrivals_at_once_are_one(tmp_path: Path) -> None:
+async def test_two_bindings_at_once_are_one(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         id_ = granted.lease.id
@@ -281,7 +281,7 @@ async def test_two_arrivals_at_once_are_one(tmp_path: Path) -> None:
         assert node.leases[id_] == handed
 
 
-async def test_one_that_goes_away_does_not_keep_the_pod_from_having_it(tmp_path: Path) -> None:
+async def test_a_cancelled_binding_is_committed(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         came = node.start(node.manager.bind(granted.lease.id, bound(POD, (ONE,))))
@@ -294,7 +294,7 @@ async def test_one_that_goes_away_does_not_keep_the_pod_from_having_it(tmp_path:
 # Where it cannot be recorded, and after a crash
 
 
-async def test_an_arrival_that_cannot_be_recorded_is_refused_and_it_stays_promised(tmp_path: Path) -> None:
+async def test_a_binding_that_cannot_be_recorded_is_refused_and_it_stays_reserved(tmp_path: Path) -> None:
     def full(*_: object) -> None:
         raise OverflowError("database or disk is full")
 
@@ -308,7 +308,7 @@ async def test_an_arrival_that_cannot_be_recorded_is_refused_and_it_stays_promis
         assert devices_of(node.leases[granted.lease.id]) == (ONE,)
 
 
-async def test_a_promise_outlives_the_agent_with_its_deadline(tmp_path: Path) -> None:
+async def test_a_reservation_survives_a_restart_with_its_deadline(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
     granted = await promise(node)
     handed = await node.manager.bind((await promise(node, "2g.10gb")).lease.id, bound(POD, (TWO,)))
@@ -321,7 +321,7 @@ async def test_a_promise_outlives_the_agent_with_its_deadline(tmp_path: Path) ->
         assert again.leases == {handed.id: handed}
 
 
-async def test_a_reboot_ends_it_and_a_pod_that_comes_then_is_told(tmp_path: Path) -> None:
+async def test_a_reboot_ends_it_and_refuses_its_pod(tmp_path: Path) -> None:
     node = await start(tmp_path, "a100-40gb:1", follows_pods=True)
     granted = await promise(node)
     await killed(node)
@@ -331,14 +331,14 @@ async def test_a_reboot_ends_it_and_a_pod_that_comes_then_is_told(tmp_path: Path
         assert await refused(again.manager.bind(granted.lease.id, bound(POD))) is Reason.LEASE_ENDED
 
 
-async def test_while_paused_pods_come_all_the_same(tmp_path: Path) -> None:
+async def test_pods_are_bound_while_paused(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1", follows_pods=True) as node:
         granted = await promise(node)
         await node.manager.pause("", ADMIN, lasting=True)
         assert (await node.manager.bind(granted.lease.id, bound(POD, (ONE,)))).owner.is_bound
 
 
-async def test_without_kubernetes_nobody_tells_that_a_pod_has_ended(tmp_path: Path) -> None:
+async def test_without_kubernetes_the_end_of_a_pod_is_unknown(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await promise(node)
         await node.manager.bind(granted.lease.id, bound(POD))
@@ -350,7 +350,7 @@ async def test_without_kubernetes_nobody_tells_that_a_pod_has_ended(tmp_path: Pa
 # What is being made
 
 
-async def test_what_is_being_made_for_a_pod_is_told_until_it_is_leased(tmp_path: Path) -> None:
+async def test_plans_for_a_pod_are_pending_until_it_is_leased(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         node.simulator.hang(CREATE)
         asked = node.start(promise(node, "1g.5gb"))

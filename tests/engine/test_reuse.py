@@ -37,19 +37,19 @@ async def test_the_same_tenant_gets_it_again_and_another_a_new_one(tmp_path: Pat
         assert len(destroyed) == 5
 
 
-async def test_with_any_everybody_gets_it(tmp_path: Path) -> None:
+async def test_with_any_every_tenant_gets_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         assert [await take_and_give_back(node, each) for each in ("a", "b", "")] == [False, True, True]
 
 
-async def test_with_never_nobody_does(tmp_path: Path) -> None:
+async def test_with_never_no_tenant_gets_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", reuse="never") as node:
         assert [await take_and_give_back(node, each) for each in ("a", "a", "b")] == [False, False, False]
         assert node.creations() == 3
 
 
 @pytest.mark.parametrize("reuse", ["any", "same-tenant"])
-async def test_whose_it_was_is_known_after_a_restart(tmp_path: Path, reuse: str) -> None:
+async def test_the_last_tenant_is_known_after_a_restart(tmp_path: Path, reuse: str) -> None:
     """Under `any` it changes hands without being made anew: who had it last is recorded all the same."""
     async with engine(tmp_path, "a100-40gb", reuse=reuse) as node:
         await take_and_give_back(node, "a")
@@ -67,7 +67,7 @@ def forget_everything(folder: Path) -> None:
         each.unlink()
 
 
-async def test_what_was_adopted_is_nobodys(tmp_path: Path) -> None:
+async def test_an_adopted_instance_has_no_tenant(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         await take_and_give_back(node, "")
     await asyncio.to_thread(forget_everything, tmp_path)
@@ -76,7 +76,7 @@ async def test_what_was_adopted_is_nobodys(tmp_path: Path) -> None:
         assert not await take_and_give_back(node, "")
 
 
-async def test_what_somebody_used_without_a_lease_is_nobodys(tmp_path: Path) -> None:
+async def test_an_instance_used_without_a_lease_has_no_tenant(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", reuse="same-tenant") as node:
         granted = await node.acquire("7g.40gb", tenant="a")
         where = node.where(granted)

@@ -10,7 +10,7 @@ from mig_agent.engine import tasks
 from mig_agent.engine.tasks import Tasks
 
 
-async def test_a_loop_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_fails_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "AGAIN_SECONDS", 0.0)
     begun = 0
 

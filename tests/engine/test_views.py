@@ -44,14 +44,14 @@ async def test_the_view_is_for_any_thread(tmp_path: Path) -> None:
         assert list(view.leases) == [granted.lease.id]
 
 
-async def test_people_do_not_pay_for_the_check(tmp_path: Path) -> None:
+async def test_the_check_is_off_by_default(tmp_path: Path) -> None:
     assert not EngineSettings().check_threads
     async with engine(tmp_path, "a100-40gb", check_threads=False) as node:
         assert type(node.manager) is Manager
         assert type(node.manager._context.state) is State
 
 
-async def test_only_what_has_changed_is_built_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_changed_gpus_are_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with engine(tmp_path, "a100-40gb:2,h100-80gb:1") as node:
         await node.quiet()
         built: list[int] = []
@@ -105,7 +105,7 @@ async def test_one_batch_of_the_ledger_builds_one_view(tmp_path: Path, monkeypat
         assert revisions[-1] == state.revision == node.manager.view.revision
 
 
-async def test_a_view_holds_still(tmp_path: Path) -> None:
+async def test_a_view_does_not_change(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         granted = await node.acquire("4G")
         view = node.manager.view
@@ -115,7 +115,7 @@ async def test_a_view_holds_still(tmp_path: Path) -> None:
         assert (view.gpus, dict(view.leases), view.revision) == seen
 
 
-async def test_what_is_found_out_is_seen_at_once_by_whoever_found_it(tmp_path: Path) -> None:
+async def test_an_unrecorded_change_is_published_at_once(tmp_path: Path) -> None:
     """Before the ledger knows: a caller that was refused for it sees why."""
     async with engine(tmp_path, "h100-80gb", mig_mode=False) as node:
         node.simulator.occupy("0", name="python train.py")
@@ -125,7 +125,7 @@ async def test_what_is_found_out_is_seen_at_once_by_whoever_found_it(tmp_path: P
         assert node.manager.published.view is node.manager.view
 
 
-async def test_a_gpu_that_is_numbered_anew_is_seen_as_such(tmp_path: Path) -> None:
+async def test_a_gpu_with_a_new_index_is_published(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1,h100-80gb:1") as node:
         state, journal = node.manager._context.state, node.manager._context.journal
         a100, h100 = (each.uuid for each in node.manager.view.gpus)
@@ -135,7 +135,7 @@ async def test_a_gpu_that_is_numbered_anew_is_seen_as_such(tmp_path: Path) -> No
         assert [(each.index, each.uuid) for each in node.manager.view.gpus] == [(1, h100), (7, a100)]
 
 
-async def test_a_device_node_or_a_layout_that_has_changed_is_seen(tmp_path: Path) -> None:
+async def test_a_changed_device_node_or_layout_is_published(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         parts = node.manager._parts
         record = node.manager._context.state.gpus[node.gpu().uuid]
@@ -158,7 +158,7 @@ async def test_a_device_node_or_a_layout_that_has_changed_is_seen(tmp_path: Path
         assert node.gpu().layout.memory_slices == 8
 
 
-async def test_what_metrics_show_beside_the_view_is_there_for_any_thread(tmp_path: Path) -> None:
+async def test_published_facts_are_readable_on_any_thread(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
 
         async def shown() -> Published:
