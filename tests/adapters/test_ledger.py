@@ -131,7 +131,7 @@ def lease(number: int, *generations: int) -> Lease:
         holder=Holder(tenant="team", name="alice", uid=1000, pid=77),
         instances=tuple(map(Generation, generations)),
         created_at=10.0 + number,
-        asker=CallerId("name slurm"),
+        caller_id=CallerId("name slurm"),
         expires_at=99.0,
         owner=StreamOwner(process=ProcessOwner(pid=4711, started=123456)),
         reused=tuple(generation % 2 == 0 for generation in generations),
@@ -147,8 +147,8 @@ def pods_lease(number: int, *generations: int) -> Lease:
     return replace(lease(number, *generations), holder=holder, owner=PodOwner(pod=pod, devices=devices, is_bound=True))
 
 
-def key(request: str, asker: str = "name slurm") -> RequestKey:
-    return RequestKey(CallerId(asker), RequestId(request))
+def key(request: str, caller_id: str = "name slurm") -> RequestKey:
+    return RequestKey(CallerId(caller_id), RequestId(request))
 
 
 def event(number: int, gpu_index: int = 0) -> Event:
@@ -521,9 +521,9 @@ def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> N
     again.close()
 
 
-def asked_by(number: int, asker: str) -> Lease:
+def asked_by(number: int, caller_id: str) -> Lease:
     """All under one request id."""
-    return replace(lease(number, number), request_id=RequestId("7f2c-1"), asker=CallerId(asker))
+    return replace(lease(number, number), request_id=RequestId("7f2c-1"), caller_id=CallerId(caller_id))
 
 
 def test_of_two_callers_with_one_id_each_has_its_own_lease(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ async def test_a_blocked_instance_is_checked_with_back_off(tmp_path: Path) -> No
         await node.release(first)
         node.simulator.occupy(node.where(first))
         await node.acquire("1g.5gb")
-        blocks = node.manager._parts.blocks
+        blocks = node.manager._parts.quarantine
         for seconds in (1, 2, 4, 8, 16, 32, 60, 60):
             generation = first.devices[0].generation
             timer = blocks._timers[generation]

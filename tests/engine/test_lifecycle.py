@@ -323,7 +323,7 @@ async def test_a_lease_that_is_not_confirmed_ends_under_the_next_agent_too(tmp_p
     third.clock.advance(61)
     await third.until(lambda: stopped.lease.id not in third.leases)
     assert third.leases.keys() == {confirmed.lease.id, late.lease.id}
-    assert not third.manager._parts.lifetimes._noted
+    assert not third.manager._parts.lifecycle._noted
     await third.manager.close()
 
 
@@ -335,7 +335,7 @@ async def test_renewing_and_ending_take_back_what_was_recorded(tmp_path: Path) -
         await node.manager.release(released.lease.id, released.token, ANYBODY)
     again = await start(tmp_path, clock=node.clock)
     assert again.leases.keys() == {renewed.lease.id}
-    assert not again.manager._parts.lifetimes._noted
+    assert not again.manager._parts.lifecycle._noted
     again.clock.advance(61)
     await asyncio.sleep(0)
     assert again.leases.keys() == {renewed.lease.id}

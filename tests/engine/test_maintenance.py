@@ -59,7 +59,7 @@ async def test_nothing_is_granted_while_paused_and_the_refusal_has_the_reason(tm
         (planned,) = node.manager.plan([node.request("1g.5gb")])
         assert isinstance(planned, Refusal)
         assert planned.reason is Reason.PAUSED
-        assert node.manager.creatable(profile_want("1g.5gb")) == 0
+        assert node.manager.count_creatable(profile_want("1g.5gb")) == 0
 
 
 async def test_while_paused_the_driver_is_not_called(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ async def test_a_hung_call_delays_the_release_of_the_driver(tmp_path: Path) -> N
         assert "create 1g.5gb" in answer.message
         assert answer.paused == ("by root",)
         node.simulator.clear()
-        lane = node.manager._context.lanes[node.gpu().uuid]
+        lane = node.manager._context.gpu_workers[node.gpu().uuid]
         await node.until(lambda: not lane.hung)
         node.clock.advance(10)
         await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
@@ -325,7 +325,7 @@ async def test_an_agent_that_starts_paused_shows_the_last_known_gpus(tmp_path: P
         after = again.manager.snapshot.view
         assert after.gpus == before.gpus
         assert after.leases == before.leases
-        assert again.manager.creatable(profile_want("1g.5gb")) == 0
+        assert again.manager.count_creatable(profile_want("1g.5gb")) == 0
         again.simulator.destroy_foreign(again.where(first))
         await again.release(second)
         await again.manager.resume("", ADMIN, lasting=True)

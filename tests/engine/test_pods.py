@@ -31,7 +31,12 @@ def of_pod(node: Node, *profiles: str, pod: str = "train-7f2c", uid: str = "6b8f
     )
     of = Pod(namespace="team-a", name=pod, uid=uid)
     return node.request(
-        *profiles, holder=Holder(tenant="team-a"), pod=of, kubelet_devices=devices, asker=KUBELET.asker, **fields
+        *profiles,
+        holder=Holder(tenant="team-a"),
+        pod=of,
+        kubelet_devices=devices,
+        caller_id=KUBELET.caller_id,
+        **fields,
     )
 
 
@@ -126,7 +131,7 @@ async def test_another_pod_or_other_devices_are_another_request(tmp_path: Path) 
 
 async def test_the_count_follows_leases_and_pending_wants(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
-        creatable = node.manager.creatable
+        creatable = node.manager.count_creatable
         assert (creatable(ONE), creatable(ONE, [ONE, ONE]), creatable(ONE, [profile_want("7g.40gb")])) == (7, 5, 0)
         first = await leased(node, "1g.5gb")
         assert creatable(ONE) == 6
@@ -143,21 +148,21 @@ async def test_a_request_is_counted_once_while_it_is_served(tmp_path: Path) -> N
         node.simulator.hang(CREATE)
         asked = node.start(leased(node, "1g.5gb", request_id="one"))
         await node.stuck()
-        assert node.manager.has_places(of_pod(node, request_id="one").key)
-        assert node.manager.creatable(ONE) == 6
+        assert node.manager.has_slots(of_pod(node, request_id="one").key)
+        assert node.manager.count_creatable(ONE) == 6
         node.simulator.clear()
         granted = await asked
-        assert node.manager.has_places(granted.lease.request_key)
+        assert node.manager.has_slots(granted.lease.request_key)
         full = await leased(node, "3g.20gb", request_id="full")
         waits = node.start(leased(node, "7g.40gb", request_id="waits", wait_seconds=math.inf))
         await node.until(lambda: node.manager.snapshot.queue)
-        assert not node.manager.has_places(of_pod(node, request_id="waits").key)
-        assert not node.manager.has_places(of_pod(node, request_id="unknown").key)
+        assert not node.manager.has_slots(of_pod(node, request_id="waits").key)
+        assert not node.manager.has_slots(of_pod(node, request_id="unknown").key)
         await node.manager.owner_ended(full.lease.id, "over")
         await node.manager.owner_ended(granted.lease.id, "over")
-        assert node.manager.has_places((await waits).lease.request_key)
+        assert node.manager.has_slots((await waits).lease.request_key)
         await node.manager.owner_ended((await waits).lease.id, "over")
-        assert not node.manager.has_places((await waits).lease.request_key)
+        assert not node.manager.has_slots((await waits).lease.request_key)
 
 
 async def test_reserved_gpus_are_not_counted(tmp_path: Path) -> None:
@@ -166,18 +171,18 @@ async def test_reserved_gpus_are_not_counted(tmp_path: Path) -> None:
             await node.acquire("1g.5gb", gpus=(gpu,))
         waits = node.start(leased(node, "7g.40gb", wait_seconds=math.inf))
         await node.until(lambda: node.manager.snapshot.queue)
-        assert node.manager.creatable(ONE) == 12
+        assert node.manager.count_creatable(ONE) == 12
         node.clock.advance(11)
-        assert node.manager.creatable(ONE) == 6
+        assert node.manager.count_creatable(ONE) == 6
         waits.cancel()
         await asyncio.wait([waits])
-        assert node.manager.creatable(ONE) == 12
+        assert node.manager.count_creatable(ONE) == 12
 
 
 async def test_each_change_is_notified_once(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         counts: list[int] = []
-        node.manager.on_view.append(lambda: counts.append(node.manager.creatable(ONE)))
+        node.manager.on_view.append(lambda: counts.append(node.manager.count_creatable(ONE)))
 
         async def last(expected: int) -> None:
             await node.until(lambda: counts and counts[-1] == expected)
@@ -201,10 +206,10 @@ async def test_capacity_freed_without_a_record_is_notified_too(tmp_path: Path) -
         granted = await leased(node, "1g.5gb")
         await node.manager.owner_ended(granted.lease.id, "over")
         counts: list[int] = []
-        node.manager.on_view.append(lambda: counts.append(node.manager.creatable(ONE)))
-        execution = node.manager._parts.room._executor
+        node.manager.on_view.append(lambda: counts.append(node.manager.count_creatable(ONE)))
+        execution = node.manager._parts.queue._executor
         asked = node.start(leased(node, "7g.40gb"))
-        await node.until(lambda: execution.context.gate._inside)
+        await node.until(lambda: execution.context.driver_use._inside)
         asked.cancel()
         await asyncio.wait([asked])
         await node.quiet()

@@ -309,7 +309,7 @@ async def test_capacity_freed_during_a_scan_causes_another_scan(tmp_path: Path) 
     """Also when the look went on to its end, and those before have been passed by."""
     async with engine(tmp_path, "a100-40gb:2") as node:
         await node.release(await crowded(node))
-        room = node.manager._parts.room
+        room = node.manager._parts.queue
         await node.until(lambda: not last_waits(node))
         task = await waits(node, "1g.5gb", priority=5)
         for _ in range(queueing._MOST_RESTARTS + 3):
@@ -337,5 +337,5 @@ async def test_reservations_are_computed_once_per_scan(tmp_path: Path, monkeypat
         node.clock.advance(61)
         worked_out.clear()
         node.manager._context.state.capacity_freed.emit()
-        await node.until(lambda: not node.manager._parts.room._scan_is_scheduled)
+        await node.until(lambda: not node.manager._parts.queue._scan_is_scheduled)
         assert sorted(worked_out) == list(range(1, 9))  # GPUs are found for the last alone

@@ -130,7 +130,7 @@ async def test_a_gpu_with_a_new_index_is_published(tmp_path: Path) -> None:
         state, journal = node.manager._context.state, node.manager._context.journal
         a100, h100 = (each.uuid for each in node.manager.view.gpus)
         state.renumber(a100, 7)
-        journal.publish()
+        journal.republish()
         await node.quiet()
         assert [(each.index, each.uuid) for each in node.manager.view.gpus] == [(1, h100), (7, a100)]
 
@@ -140,7 +140,7 @@ async def test_a_changed_device_node_or_layout_is_published(tmp_path: Path) -> N
         parts = node.manager._parts
         record = node.manager._context.state.gpus[node.gpu().uuid]
         observed = await asyncio.to_thread(node.driver.observe_gpu, record.uuid)
-        parts.observer.take_facts(record, replace(observed, minor=5))
+        parts.reconciler.take_facts(record, replace(observed, minor=5))
         assert node.gpu().minor == 5
         revision = node.manager.view.revision
         await node.quiet()
@@ -149,7 +149,7 @@ async def test_a_changed_device_node_or_layout_is_published(tmp_path: Path) -> N
         record.layout = replace(record.layout, memory_slices=4)
         state = node.manager._context.state
         state.touch(record.uuid)
-        node.manager._context.journal.publish()
+        node.manager._context.journal.republish()
         assert node.gpu().layout.memory_slices == 4
         granted = await node.acquire("4G")
         node.simulator.destroy_foreign(node.where(granted))

@@ -77,7 +77,7 @@ def lease(number: int, slot: int) -> Lease:
         instances=(Generation(slot),),
         created_at=float(number),
         reused=(False,),
-        asker=CallerId("uid 1000"),
+        caller_id=CallerId("uid 1000"),
     )
 
 

@@ -86,7 +86,7 @@ def lease(number: int, *, hold: bool) -> Lease:
         created_at=10.0 + number,
         owner=StreamOwner() if hold else TOKEN_OWNER,
         reused=(False,),
-        asker=CallerId("uid 1000"),
+        caller_id=CallerId("uid 1000"),
     )
 
 

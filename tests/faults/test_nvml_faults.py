@@ -86,7 +86,7 @@ class Life:
         node = self.node
         node.simulator.clear()
         for _ in range(4):
-            await node.until(lambda: not any(lane.hung for lane in node.manager._context.lanes.values()))
+            await node.until(lambda: not any(lane.hung for lane in node.manager._context.gpu_workers.values()))
             await node.quiet()
             await node.look()
             await node.nothing_out()  # it listens to the driver, and looks of itself
@@ -272,4 +272,4 @@ def hung(node: Node) -> int:
 
 
 def tracks(node: Node) -> list[WatchedThread]:
-    return [track for lane in node.manager._context.lanes.values() for track in (lane._worker, lane._reader)]
+    return [track for lane in node.manager._context.gpu_workers.values() for track in (lane._worker, lane._reader)]

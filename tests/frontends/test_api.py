@@ -328,7 +328,7 @@ async def test_plan_says_what_would_be_done_and_changes_nothing(served: Service)
         assert each.score == pytest.approx(parts)
     assert reuse.plan.HasField("creation_cost")
     assert (reuse.plan.expected_seconds, reuse.plan.creation_cost, reuse.plan.wasted_mib) == (0.0, 0.0, 0.0)
-    pace = served.node.manager.pace
+    pace = served.node.manager.step_times
     assert large.plan.expected_seconds == pytest.approx(pace.create + pace.destroy)
     assert large.plan.creation_cost == pytest.approx(2.2)  # one to create, one to destroy
     assert other.plan.wasted_mib == pytest.approx(other.plan.devices[0].memory_mib - 9e9 / 2**20)

@@ -40,7 +40,7 @@ class Connection:
 
 async def gone(node: Node) -> None:
     """Returns when nothing is done for anybody any more and the clients' time to be back is over."""
-    acquisitions = node.manager._parts.acquisitions
+    acquisitions = node.manager._parts.acquirer
     await node.until(lambda: not acquisitions._jobs)
     await node.quiet()
     node.clock.advance(6)
@@ -116,7 +116,7 @@ async def test_client_that_reconnects_at_once_gets_its_lease(tmp_path: Path) -> 
         servicer = PartitionManagerServicer(node.manager, admin=False, roles=TRUSTING)
         message = pb.HoldRequest(request=ask(memory="4G", request_id="mine"))
         call = asyncio.create_task(servicer.hold(message, cast("Any", Connection())))
-        await node.until(lambda: node.manager._parts.acquisitions._jobs)
+        await node.until(lambda: node.manager._parts.acquirer._jobs)
         call.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await call

@@ -266,7 +266,7 @@ class History:
             if not running:
                 break
             await asyncio.wait(running, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        await context.journal.write(())
+        await context.journal.commit(())
 
     def one(self, number: int) -> Each | None:
         return list(self.pods.values())[number % len(self.pods)] if self.pods else None

@@ -27,7 +27,7 @@ async def test_turns_are_taken_one_after_the_other_and_leave_room_in_between() -
     told: list[str] = []
 
     async def long(number: int) -> None:
-        await turns.mine()
+        await turns.yield_turn()
         told.append(str(number))
 
     async def short() -> None:
@@ -52,7 +52,7 @@ async def test_who_leaves_while_it_waits_for_its_turn_is_never_queued(tmp_path: 
             await asyncio.sleep(0)
             each.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await node.until(lambda: not node.manager._parts.acquisitions._jobs)
+        await node.until(lambda: not node.manager._parts.acquirer._jobs)
         assert not node.manager.snapshot.queue
         await node.release(taken)
         await node.quiet()
@@ -74,7 +74,7 @@ async def test_requests_that_are_being_served_have_a_bound(tmp_path: Path, monke
         assert "5 requests are being served or wait, which is the limit" in refused.value.refusal.message
         node.simulator.clear(fault)
         await asyncio.gather(*calls, return_exceptions=True)
-        await node.until(lambda: not node.manager._parts.acquisitions._jobs)
+        await node.until(lambda: not node.manager._parts.acquirer._jobs)
         assert (await node.acquire("1g.5gb")).devices
 
 

@@ -74,8 +74,8 @@ async def test_what_administrators_do_tells_which_of_them(tmp_path: Path) -> Non
 async def test_an_administrators_call_that_fails_is_told_too(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         refusal = Refusal(reason=Reason.IN_USE, message="cannot enable MIG mode on GPU 0: it is leased")
-        node.manager.denied("SetMigMode", ADMIN, refusal, "0")
-        node.manager.denied("Acquire", ALICE, refusal)  # the engine itself tells of these
+        node.manager.report_refusal("SetMigMode", ADMIN, refusal, "0")
+        node.manager.report_refusal("Acquire", ALICE, refusal)  # the engine itself tells of these
         (event,) = node.told(EventKind.REQUEST_REFUSED)
         assert who(event) == AS_ADMIN
         assert event.data["method"] == "SetMigMode"

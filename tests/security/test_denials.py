@@ -21,7 +21,7 @@ async def told(node: Node) -> list[str]:
 
 async def test_a_denied_call_is_recorded_with_who_made_it(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
-        node.manager.denied("Release", MALLORY, WRONG, "0123456789abcdef")
+        node.manager.report_refusal("Release", MALLORY, WRONG, "0123456789abcdef")
         await node.quiet()
         (event,) = [each for each in await node.manager.events(0.0, None, 100) if each.kind is EventKind.ACCESS_DENIED]
         assert event.data == {
@@ -40,22 +40,22 @@ async def test_a_denied_call_is_recorded_with_who_made_it(tmp_path: Path) -> Non
 async def test_a_refusal_that_is_not_about_who_asks_is_not(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         for reason in (Reason.NO_CAPACITY, Reason.UNKNOWN_LEASE, Reason.INVALID_REQUEST):
-            node.manager.denied("Acquire", MALLORY, Refusal(reason=reason, message="cannot"))
+            node.manager.report_refusal("Acquire", MALLORY, Refusal(reason=reason, message="cannot"))
         assert await told(node) == []
 
 
 async def test_a_flood_is_counted_and_not_recorded(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         for _ in range(1000):
-            node.manager.denied("Release", MALLORY, WRONG)
+            node.manager.report_refusal("Release", MALLORY, WRONG)
         assert len(await told(node)) == MOST_OF_ONE
-        node.manager.denied("Release", Caller(name="eve", uid=667), WRONG)  # others are heard all the same
+        node.manager.report_refusal("Release", Caller(name="eve", uid=667), WRONG)  # others are heard all the same
         assert "990 such calls before it are not listed" in (await told(node))[-1]
         for uid in range(1000):
-            node.manager.denied("Release", Caller(uid=uid), WRONG)
+            node.manager.report_refusal("Release", Caller(uid=uid), WRONG)
         assert len(await told(node)) == MOST_OF_ALL
         node.clock.advance(PERIOD_SECONDS)
-        node.manager.denied("Release", MALLORY, WRONG)
+        node.manager.report_refusal("Release", MALLORY, WRONG)
         assert len(await told(node)) == MOST_OF_ALL + 1
 
 
@@ -64,7 +64,7 @@ async def test_what_a_caller_writes_is_cut_cleaned_and_searched_for_tokens(tmp_p
     token = "0123456789abcdef" * 4
     async with engine(tmp_path, "a100-40gb") as node:
         message = f"cannot release lease {token}\n\x1b[2J" + "x" * 100_000
-        node.manager.denied(
+        node.manager.report_refusal(
             "Release", MALLORY, Refusal(reason=Reason.NOT_PERMITTED, message=message), token + "\n" * 9999
         )
         await node.quiet()

@@ -140,17 +140,17 @@ class Node:
 
     async def stuck(self, gpu: int = 0, *, reader: bool = False) -> None:
         """Returns when a call of the driver is under way on a GPU: one that hangs by an injected fault."""
-        lane = self.manager._context.lanes[self.gpu(gpu).uuid]
+        lane = self.manager._context.gpu_workers[self.gpu(gpu).uuid]
         track = lane._reader if reader else lane._worker
         await self.until(lambda: any(call.started for call in track._awaited))
 
     async def look(self) -> None:
         """Compares ledger and hardware now; what it tells may be heard a moment later (`quiet`)."""
-        await self.manager._parts.observer.look()
+        await self.manager._parts.reconciler.look()
 
     async def nothing_out(self) -> None:
         """Returns when no call of the driver is under way: the clock may be turned past their deadline now."""
-        lanes = self.manager._context.lanes
+        lanes = self.manager._context.gpu_workers
         await self.until(
             lambda: not any(each._in_flight for lane in lanes.values() for each in (lane._worker, lane._reader))
         )
@@ -158,7 +158,7 @@ class Node:
     async def quiet_but(self, *waiting: asyncio.Task[Any]) -> None:
         """As `quiet`, while requests wait in the queue that these tasks asked for."""
         for _ in range(5):
-            await self.manager._context.journal.write(())
+            await self.manager._context.journal.commit(())
             await asyncio.sleep(0)
         assert not any(each.done() for each in waiting)
 
@@ -168,7 +168,7 @@ class Node:
         while context.tasks._running:
             await asyncio.wait(tuple(context.tasks._running), timeout=PATIENCE_SECONDS)
         with contextlib.suppress(LedgerError):
-            await context.journal.write(())
+            await context.journal.commit(())
 
 
 def _want(text: str | Want) -> Want:
@@ -253,16 +253,16 @@ async def killed(node: Node) -> None:
     """
     context, parts = node.manager._context, node.manager._parts
     await asyncio.to_thread(node.ledger.close)
-    parts.lifetimes.close()
-    parts.blocks.close()
+    parts.lifecycle.close()
+    parts.quarantine.close()
     await parts.stop_background()
     while context.tasks._running:
         for task in tuple(context.tasks._running):
             task.cancel()
         await asyncio.sleep(0)
     await node.until(
-        lambda: not any(lane._worker._in_flight or lane._reader._in_flight for lane in context.lanes.values())
+        lambda: not any(lane._worker._in_flight or lane._reader._in_flight for lane in context.gpu_workers.values())
     )
-    for lane in context.lanes.values():
+    for lane in context.gpu_workers.values():
         lane.close()
-    context.aside.close()
+    context.blocking_calls.close()

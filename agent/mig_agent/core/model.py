@@ -26,7 +26,7 @@ UNRECORDED_CALLER: Final = CallerId("")
 class RequestKey(NamedTuple):
     """Identifies a request: two callers may use the same id."""
 
-    asker: CallerId
+    caller_id: CallerId
     id: RequestId
 
 
@@ -269,12 +269,12 @@ class Lease:
     """Decides what ends the lease beside its deadline."""
     reused: tuple[bool, ...] = ()
     """For each device, True if an idle instance was reused for it."""
-    asker: CallerId = UNRECORDED_CALLER
+    caller_id: CallerId = UNRECORDED_CALLER
 
     @property
     def request_key(self) -> RequestKey:
         """The key of the request that created the lease."""
-        return RequestKey(self.asker, self.request_id)
+        return RequestKey(self.caller_id, self.request_id)
 
 
 class GpuState(StrEnum):
@@ -390,13 +390,13 @@ class Request:
     """What the lease will last as long as."""
     if_revision: int | None = None
     """Refuse if the node has changed since this revision."""
-    asker: CallerId = UNRECORDED_CALLER
+    caller_id: CallerId = UNRECORDED_CALLER
     """The caller, as the transport identified it."""
 
     @property
     def key(self) -> RequestKey:
         """The key of the request."""
-        return RequestKey(self.asker, self.request_id)
+        return RequestKey(self.caller_id, self.request_id)
 
 
 def live_devices(view: NodeView, lease: Lease) -> tuple[Instance | None, ...]:

@@ -154,9 +154,9 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
         event_log(event)
     manager.observers.extend((metrics.observe, event_log))
-    watching = asyncio.create_task(watch_sockets(servers.sockets, manager.sockets), name="socket watch")
+    watching = asyncio.create_task(watch_sockets(servers.sockets, manager.record_sockets), name="socket watch")
     stack.callback(watching.cancel)
-    servers.on_renewal(lambda renewal: manager.certificates(renewal.words, taken=renewal.taken))
+    servers.on_renewal(lambda renewal: manager.record_certificates(renewal.words, taken=renewal.taken))
     metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
     stack.callback(stop_metrics)
     roles = configured_roles(settings, servers.user_names)

@@ -60,11 +60,13 @@ class _Job:
 class Acquirer:
     """Serves requests for leases. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, room: RequestQueue) -> None:
+    def __init__(
+        self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle, queue: RequestQueue
+    ) -> None:
         self._context = context
-        self._memory = memory
-        self._lifetimes = lifetimes
-        self._room = room
+        self._request_log = request_log
+        self._lifecycle = lifecycle
+        self._queue = queue
         self._jobs: dict[RequestKey, _Job] = {}
 
     async def acquire(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None) -> Granted:
@@ -74,15 +76,15 @@ class Acquirer:
         digest = digest_of(request, caller)
         if not request.request_id:
             request = replace(request, request_id=RequestId(uuid.uuid4().hex))
-        request = replace(request, asker=caller.asker)
-        known = self._memory.of_request(request.key)
+        request = replace(request, caller_id=caller.caller_id)
+        known = self._request_log.of_request(request.key)
         if known is not None:
             # What is being recorded may be its end.
-            await self._lifetimes.settled(known.lease.id)
-            return self._again(self._memory.of_request(request.key) or known, digest)
+            await self._lifecycle.wait_for_pending_commit(known.lease.id)
+            return self._again(self._request_log.of_request(request.key) or known, digest)
         job = self._jobs.get(request.key)
         if job is None:
-            self._context.gate.refuse_when_paused(f"serve {describe(request)}")
+            self._context.driver_use.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
             job = self._begin(request, caller, digest)
         elif job.order.digest != digest:
@@ -126,7 +128,7 @@ class Acquirer:
             environment=joined(environments),
             notes=notes,
             revision=state.revision,
-            confirm_by=self._lifetimes.confirm_by(lease.id),
+            confirm_by=self._lifecycle.confirm_by(lease.id),
         )
 
     def _refuse_when_full(self, request: Request) -> None:
@@ -139,12 +141,12 @@ class Acquirer:
                 "try again later",
             )
 
-    def has_places(self, request: RequestKey) -> bool:
+    def has_slots(self, request: RequestKey) -> bool:
         """Return whether a request has an active lease, or a plan for it is being carried out."""
         job = self._jobs.get(request)
         if job is not None:
             return job.served
-        known = self._memory.of_request(request)
+        known = self._request_log.of_request(request)
         return known is not None and known.ended_at is None
 
     def reserving(self) -> tuple[tuple[Owner, tuple[Slot, ...]], ...]:
@@ -156,7 +158,7 @@ class Acquirer:
             if request.owner.is_reserved and request.key not in standing
         )
 
-    async def over(self, request: RequestKey) -> None:
+    async def wait_until_answered(self, request: RequestKey) -> None:
         """Wait until a request has been served or refused; return at once for one that is not in progress."""
         job = self._jobs.get(request)
         if job is not None and job.task is not None:
@@ -173,7 +175,7 @@ class Acquirer:
                 f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
                 "ask with a new request id",
             )
-        self._lifetimes.asked_again(lease.id)
+        self._lifecycle.restart_grace_period(lease.id)
         return self.granted(lease)
 
     def _begin(self, request: Request, caller: Caller, digest: str) -> _Job:
@@ -194,12 +196,12 @@ class Acquirer:
         if not holder.name and owner.label:
             request = replace(request, holder=replace(request.holder, name=owner.label))
 
-        def go_on() -> None:
+        def check_still_wanted() -> None:
             self._context.refuse_when_closing()
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = LeaseRequest(request=request, caller=caller, digest=digest, go_on=go_on)
+        order = LeaseRequest(request=request, caller=caller, digest=digest, check_still_wanted=check_still_wanted)
         job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job
@@ -221,7 +223,7 @@ class Acquirer:
             if not job.joined and not job.task.done():
                 job.abandoned = True
                 self._context.telemetry.acquired(0.0, _CANCELLED.reason.value)
-                self._room.leave(job.order.request.key, _CANCELLED)
+                self._queue.dequeue(job.order.request.key, _CANCELLED)
 
     async def _serve(self, job: _Job) -> Lease | Refusal:
         order = job.order
@@ -231,9 +233,9 @@ class Acquirer:
         try:
             while True:
                 if len(order.request.wants) > 1:
-                    await self._context.turns.mine()
-                order.go_on()  # a request whose client is gone by now would never leave the queue
-                execution = await self._room.next(order, job.told, failed, exclude)
+                    await self._context.fairness.yield_turn()
+                order.check_still_wanted()  # a request whose client is gone by now would never leave the queue
+                execution = await self._queue.admit(order, job.told, failed, exclude)
                 job.place = 0
                 job.notes = execution.plan.notes
                 job.served = True
@@ -260,7 +262,7 @@ class Acquirer:
         context = self._context
         context.telemetry.acquired(seconds, refusal.reason.value)
         holder = request.holder
-        context.journal.mention(
+        context.journal.emit(
             context.journal.event(
                 EventKind.REQUEST_REFUSED,
                 f"request of {holder} for {describe(request)} was refused: {refusal.message}",

@@ -25,10 +25,10 @@ from mig_agent.engine.state import GpuRecord
 class Admin:
     """Carries out calls of administrators. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, remover: InstanceDestroyer, observer: Reconciler) -> None:
+    def __init__(self, context: Context, destroyer: InstanceDestroyer, reconciler: Reconciler) -> None:
         self._context = context
-        self._remover = remover
-        self._observer = observer
+        self._destroyer = destroyer
+        self._reconciler = reconciler
 
     async def cordon(self, name: str, reason: str, caller: Caller, *, on: bool) -> Gpu:
         """Cordon a GPU, so that it gets no new leases, or uncordon it. Raises RefusedError."""
@@ -52,7 +52,7 @@ class Admin:
 
         try:
             event = context.journal.event(kind, told, gpu=record.uuid, caller=caller)
-            await context.journal.write((change,), (event,), apply)
+            await context.journal.commit((change,), (event,), apply)
         except LedgerError as error:
             raise ledger_refusal(error, "cordon" if on else "uncordon") from error
         context.state.capacity_freed.emit()
@@ -61,7 +61,7 @@ class Admin:
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
         """Destroy the idle instances of some GPUs, or of all; return those destroyed. Raises RefusedError."""
         context = self._context
-        context.gate.refuse_when_paused("reclaim idle instances")
+        context.driver_use.refuse_when_paused("reclaim idle instances")
         records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
         why = f"reclaimed by {caller}"
         results = await asyncio.gather(
@@ -92,11 +92,11 @@ class Admin:
     async def _destroy_idle(
         self, record: GpuRecord, why: str, chosen: Callable[[Instance], bool], caller: Caller | None = None
     ) -> list[Instance]:
-        lane = self._context.lanes[record.uuid]
-        if lane.hung or record.lost:
+        worker = self._context.gpu_workers[record.uuid]
+        if worker.hung or record.lost:
             return []
-        with self._context.gate.inside():
-            async with lane.lock:
+        with self._context.driver_use.inside():
+            async with worker.lock:
                 return await self._destroy_idle_locked(record, why, chosen, caller)
 
     async def _destroy_idle_locked(
@@ -123,13 +123,13 @@ class Admin:
                 for each in going:
                     state.put(each)
 
-            await context.journal.write(tuple(PutInstance(each) for each in going), (), begun)
+            await context.journal.commit(tuple(PutInstance(each) for each in going), (), begun)
             for each in going:
                 try:
-                    await self._remover.destroy(each)
+                    await self._destroyer.destroy(each)
                 except StepFailedError:
                     failed = True
-                    if context.lanes[record.uuid].hung:
+                    if context.gpu_workers[record.uuid].hung:
                         break
                 else:
                     gone.append(each)
@@ -137,17 +137,17 @@ class Admin:
             state.unreserve(going)
             await self._record_gone(gone, why, caller)
             if failed:
-                await self._observer.check_locked(record.uuid)
+                await self._reconciler.check_locked(record.uuid)
             context.state.capacity_freed.emit()
         return gone
 
     async def _record_gone(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
         context = self._context
-        draft = Transaction(context.journal)
+        transaction = Transaction(context.journal)
         for each in gone:
             context.state.drop(each.generation)
-            draft.changes.append(DropInstance(each.generation))
-            draft.events.append(
+            transaction.changes.append(DropInstance(each.generation))
+            transaction.events.append(
                 context.journal.event(
                     EventKind.INSTANCE_DESTROYED,
                     f"destroyed idle {context.place(each)}: {why}",
@@ -156,8 +156,8 @@ class Admin:
                     caller=caller,
                 )
             )
-        if draft:
-            await draft.write()
+        if transaction:
+            await transaction.commit()
 
     # MIG mode
 
@@ -166,7 +166,7 @@ class Admin:
         context = self._context
         record = context.gpu_named(name)
         verb = "enable" if enable else "disable"
-        context.gate.refuse_when_paused(f"{verb} MIG mode on GPU {record.index}")
+        context.driver_use.refuse_when_paused(f"{verb} MIG mode on GPU {record.index}")
         if not record.mode.capable:
             raise refuse(
                 Reason.NOT_SUPPORTED, f"cannot {verb} MIG mode on GPU {record.index}: {record.layout.model} has none"
@@ -181,26 +181,26 @@ class Admin:
         self._refuse_when_used(record, verb)
         record.switching = f"MIG mode is being switched by {caller}"
         context.state.touch(record.uuid)
-        context.journal.publish()
-        context.gate.enter()
+        context.journal.republish()
+        context.driver_use.enter()
         try:
-            async with context.lanes[record.uuid].lock:
+            async with context.gpu_workers[record.uuid].lock:
                 return await self._switch(record, verb, caller, enable=enable)
         except DriverError as error:
-            await self._observer.check(record.uuid)  # it may have been switched all the same
+            await self._reconciler.check(record.uuid)  # it may have been switched all the same
             raise _mode_refusal(record, verb, error) from error
         except LedgerError as error:
             raise ledger_refusal(error, f"{verb} MIG mode") from error
         finally:
-            context.gate.leave()
+            context.driver_use.leave()
             record.switching = ""
             context.state.touch(record.uuid)
-            context.journal.publish()
+            context.journal.republish()
             context.state.capacity_freed.emit()
 
     async def _switch(self, record: GpuRecord, verb: str, caller: Caller, *, enable: bool) -> ModeAnswer:
         context, driver = self._context, self._context.driver
-        lane = context.lanes[record.uuid]
+        worker = context.gpu_workers[record.uuid]
         self._refuse_when_used(record, verb)  # again: what was under way has ended by now
         users = await self._users(record)
         if users:
@@ -211,11 +211,13 @@ class Admin:
             )
         await self._destroy_idle_locked(record, f"MIG mode is switched by {caller}", lambda _: True, caller)
         self._refuse_when_used(record, verb)
-        change = await lane.change(f"{verb} MIG mode", lambda: driver.set_mig_mode(record.uuid, on=enable))
-        await self._observer.check_locked(record.uuid)
+        change = await worker.change(f"{verb} MIG mode", lambda: driver.set_mig_mode(record.uuid, on=enable))
+        await self._reconciler.check_locked(record.uuid)
         needs, words = _outcome(record, change, enable=enable)
         asked = f"{caller} asked to turn MIG mode {'on' if enable else 'off'} on GPU {record.index}: {words}"
-        context.journal.tell(context.journal.event(EventKind.GPU_MODE_REQUESTED, asked, gpu=record.uuid, caller=caller))
+        context.journal.record(
+            context.journal.event(EventKind.GPU_MODE_REQUESTED, asked, gpu=record.uuid, caller=caller)
+        )
         if change.problem is DriverErrorKind.IN_USE:
             raise refuse(Reason.IN_USE, f"cannot {verb} MIG mode on GPU {record.index}: {words}", _IN_USE_HINT)
         if change.problem is not None and not needs:
@@ -263,7 +265,7 @@ class Admin:
                     found |= {process.pid: str(process) for process in host.holders(minor, each.gpu_instance_id)}
             return tuple(found.values())
 
-        return await self._context.lanes[record.uuid].read("look who uses the GPU", look)
+        return await self._context.gpu_workers[record.uuid].read("look who uses the GPU", look)
 
 
 _IN_USE_HINT = "stop what has the GPU open, such as dcgm-exporter or nvidia-persistenced, and try again"

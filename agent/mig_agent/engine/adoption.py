@@ -17,12 +17,12 @@ from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.state import GpuRecord
 
 
-class Adopting:
+class Adoption:
     """Turns foreign instances into idle ones of the agent. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, observer: Reconciler) -> None:
+    def __init__(self, context: Context, reconciler: Reconciler) -> None:
         self._context = context
-        self._observer = observer
+        self._reconciler = reconciler
 
     async def adopt(
         self, gpus: Sequence[str], uuids: Sequence[str], caller: Caller, *, everything: bool
@@ -32,7 +32,7 @@ class Adopting:
         One on which a process is found is blocked until the process ends. Raises RefusedError.
         """
         context = self._context
-        context.gate.refuse_when_paused("adopt instances")
+        context.driver_use.refuse_when_paused("adopt instances")
         records = {each.uuid: each for each in map(context.gpu_named, gpus)}
         found = {each.uuid for gpu in context.state.gpus.values() for each in gpu.instances.values() if _may_be(each)}
         for uuid in uuids:
@@ -44,7 +44,7 @@ class Adopting:
                 )
         adopted: list[Instance] = []
         try:
-            with context.gate.inside():
+            with context.driver_use.inside():
                 for record in tuple(context.state.gpus.values()):
                     whole = everything or record.uuid in records
                     adopted += await self._adopt_on(record, None if whole else set(uuids), caller)
@@ -58,11 +58,11 @@ class Adopting:
     async def _adopt_on(self, record: GpuRecord, uuids: Collection[str] | None, caller: Caller) -> list[Instance]:
         context, state = self._context, self._context.state
         adopted: list[Generation] = []
-        lane = context.lanes[record.uuid]
-        if lane.hung or record.lost:
+        worker = context.gpu_workers[record.uuid]
+        if worker.hung or record.lost:
             return []
-        async with lane.lock:
-            draft = Transaction(context.journal)
+        async with worker.lock:
+            transaction = Transaction(context.journal)
             for each in tuple(record.instances.values()):
                 if not _may_be(each) or not _is_known(record, each) or (uuids is not None and each.uuid not in uuids):
                     continue
@@ -74,15 +74,15 @@ class Adopting:
                     since=context.clock.now(),
                     last_tenant="",
                 )
-                draft.changes.append(PutInstance(ours))
+                transaction.changes.append(PutInstance(ours))
                 words = f"{caller} adopted {context.place(ours)}"
                 event = context.journal.event(EventKind.INSTANCE_FOUND, words, instance=ours, caller=caller)
-                draft.events.append(event)
-                draft.applied += [partial(state.put, ours), partial(state.drop, each.generation)]
+                transaction.events.append(event)
+                transaction.applied += [partial(state.put, ours), partial(state.drop, each.generation)]
                 adopted.append(ours.generation)
-            if draft:
-                await draft.write()
-                await self._observer.check_locked(record.uuid)  # blocks those that are in use
+            if transaction:
+                await transaction.commit()
+                await self._reconciler.check_locked(record.uuid)  # blocks those that are in use
         return [each for each in record.instances.values() if each.generation in adopted]
 
     async def _settle(self, caller: Caller) -> None:
@@ -92,7 +92,7 @@ class Adopting:
 
         words = f"{caller} settled what the ledger did not account for: it {state.doubt.why}"
         event = context.journal.event(EventKind.LEDGER_RECOVERED, words, caller=caller)
-        await context.journal.write((DropDoubt(),), (event,), state.settle_doubt)
+        await context.journal.commit((DropDoubt(),), (event,), state.settle_doubt)
 
 
 def _may_be(instance: Instance) -> bool:

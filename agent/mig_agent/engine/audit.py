@@ -34,7 +34,7 @@ class DenialAudit:
         self._recorded: dict[str, int] = {}
         self._left_out = 0
 
-    def tell(self, method: str, caller: Caller, refusal: Refusal, about: str) -> None:
+    def record(self, method: str, caller: Caller, refusal: Refusal, about: str) -> None:
         """Record a denied call; `about` is the lease or GPU that it named, as the caller wrote it.
 
         Beyond the limits it is only counted, and the next record tells how many were left out.
@@ -52,7 +52,7 @@ class DenialAudit:
         left_out, self._left_out = self._left_out, 0
         more = f"; {left_out} such calls before it are not listed" if left_out else ""
         words = visible(_without_tokens(refusal.message))[:_LONGEST]
-        self._journal.tell(
+        self._journal.record(
             self._journal.event(
                 EventKind.ACCESS_DENIED,
                 f"{method} of {who} was refused: {words}{more}",

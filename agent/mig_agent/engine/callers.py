@@ -55,7 +55,7 @@ class Caller:
         return self.name or ("" if self.uid is None else f"uid {self.uid}")
 
     @property
-    def asker(self) -> CallerId:
+    def caller_id(self) -> CallerId:
         """The owner of its request ids: the user or the certificate's name, on any connection and in any role."""
         if self.inside:
             return CallerId(f"inside {self.name}")

@@ -158,14 +158,14 @@ class Context:
     events: Events
     journal: Journal
     tasks: Tasks
-    patience: MeanLeaseTime
-    aside: CallThread
+    mean_lease_time: MeanLeaseTime
+    blocking_calls: CallThread
     """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
-    gate: DriverUse = field(default_factory=DriverUse)
-    turns: Fairness = field(default_factory=Fairness)
+    driver_use: DriverUse = field(default_factory=DriverUse)
+    fairness: Fairness = field(default_factory=Fairness)
     """Turns for plans that take long: of several devices in one request, or of many requests."""
-    timing: StepTimer = field(default_factory=StepTimer)
-    lanes: dict[GpuUuid, GpuWorker] = field(default_factory=dict)
+    step_timer: StepTimer = field(default_factory=StepTimer)
+    gpu_workers: dict[GpuUuid, GpuWorker] = field(default_factory=dict)
     never_made: set[Generation] = field(default_factory=set)
     """Instances whose creation has certainly failed: what exists in their placements was created by others."""
     missing: dict[int, str] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class Context:
     def reservation_after_seconds(self) -> float:
         """The reservation delay now, in seconds: as configured, or by the mean lease time."""
         configured = self.settings.reservation_after_seconds
-        return self.patience.bounded_limit_seconds if configured is None else configured
+        return self.mean_lease_time.bounded_limit_seconds if configured is None else configured
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
         """Return a plan or refusal; one because of the revision gets what has changed since then added."""
@@ -199,7 +199,7 @@ class Context:
         def look() -> tuple[str, ...]:
             return tuple(self.host.describe_process(each.pid) for each in backend.processes(instance))
 
-        return await self.lanes[instance.slot.gpu].read(f"look who is on {instance.slot}", look)
+        return await self.gpu_workers[instance.slot.gpu].read(f"look who is on {instance.slot}", look)
 
     async def users(self, instance: Instance) -> tuple[str, ...]:
         """Return the processes on an instance; if there are none, those that hold it open. Raises DriverError."""
@@ -212,7 +212,7 @@ class Context:
                 return tuple(self.host.describe_process(process.pid) for process in found)
             return tuple(map(str, backend.holders(instance, minor)))
 
-        return await self.lanes[gpu].read(f"look who uses {instance.slot}", look)
+        return await self.gpu_workers[gpu].read(f"look who uses {instance.slot}", look)
 
     def gpu_named(self, name: str) -> GpuRecord:
         """Return a managed GPU by index or UUID. Raises RefusedError (UNKNOWN_GPU)."""

@@ -90,7 +90,7 @@ class Discovery:
             return False
         record = self.add(observed)
         self.load_instances(observed.uuid)
-        async with context.lanes[observed.uuid].lock:
+        async with context.gpu_workers[observed.uuid].lock:
             try:
                 await self._reconciler.compare(record, observed)
             except DriverError as error:
@@ -156,7 +156,7 @@ class Discovery:
             cordon=self._contents.cordons.get(observed.uuid),
         )
         context.state.add_gpu(record)
-        context.lanes[observed.uuid] = GpuWorker(
+        context.gpu_workers[observed.uuid] = GpuWorker(
             observed.uuid,
             observed.index,
             clock=context.clock,
@@ -181,7 +181,7 @@ class Discovery:
                 state.put(_at_rest_without_lease(_with_whole_profile(instance, record), self._context))
 
     def _tell(self, kind: EventKind, words: str, index: int) -> None:
-        self._context.journal.tell(self._context.journal.event(kind, words, index=index))
+        self._context.journal.record(self._context.journal.event(kind, words, index=index))
 
 
 def selected(gpus: Iterable[ObservedGpu], names: Iterable[str]) -> list[ObservedGpu]:

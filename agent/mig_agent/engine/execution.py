@@ -31,7 +31,7 @@ class LeaseRequest:
     request: Request
     caller: Caller
     digest: str
-    go_on: Callable[[], None]
+    check_still_wanted: Callable[[], None]
     """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 
 
@@ -40,12 +40,12 @@ class Executor:
     """Begins executions, and holds what they share."""
 
     context: Context
-    memory: RequestLog
-    lifetimes: LeaseLifecycle
-    blocks: Quarantine
-    looks: Preflight
-    remover: InstanceDestroyer
-    observer: Reconciler
+    request_log: RequestLog
+    lifecycle: LeaseLifecycle
+    quarantine: Quarantine
+    preflight: Preflight
+    destroyer: InstanceDestroyer
+    reconciler: Reconciler
 
     def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
         """Reserve what a plan uses, at once, so that no other plan uses it; return the execution."""
@@ -86,7 +86,7 @@ class Execution:
             *(instance for victims in self._victims.values() for instance in victims),
         ]
         self._context.state.reserve(self._mine)
-        self._context.gate.enter()
+        self._context.driver_use.enter()
         self._inside = True
 
     def _intended(self, step: CreateInstance, now: float) -> Instance:
@@ -99,7 +99,7 @@ class Execution:
         """Release the reservations, for an execution that was never run or has ended."""
         if self._inside:
             self._inside = False
-            self._context.gate.leave()
+            self._context.driver_use.leave()
         mine, self._mine = self._mine, []
         if mine:
             self._context.state.unreserve(mine)
@@ -113,7 +113,7 @@ class Execution:
                 await self._reshape()
                 if self._reused:
                     await self._look_at_reused()
-            self._order.go_on()
+            self._order.check_still_wanted()
             return await self._grant()
         except BaseException:
             self._keep_what_was_made(list(self._creating))
@@ -131,11 +131,11 @@ class Execution:
 
     async def _look_at(self, instance: Instance) -> None:
         try:
-            await self._executor.looks.before_reuse(instance)
+            await self._executor.preflight.before_reuse(instance)
         except StepFailedError as failure:
             if failure.counts:
                 self._give_back([instance])
-                await self._executor.observer.check(instance.slot.gpu)
+                await self._executor.reconciler.check(instance.slot.gpu)
             raise
 
     # Destroying and creating
@@ -148,14 +148,14 @@ class Execution:
             await _all(*(self._reshape_gpu(gpu) for gpu in gpus))
 
     async def _reshape_gpu(self, gpu: GpuUuid) -> None:
-        async with self._context.lanes[gpu].lock:
-            self._order.go_on()
+        async with self._context.gpu_workers[gpu].lock:
+            self._order.check_still_wanted()
             try:
-                await self._executor.looks.before_creating(gpu, self._creating[gpu])
-                await self._executor.looks.before_destroying(self._victims.get(gpu, []))
+                await self._executor.preflight.before_creating(gpu, self._creating[gpu])
+                await self._executor.preflight.before_destroying(self._victims.get(gpu, []))
                 await self._destroy_victims(gpu)
                 for instance in self._creating[gpu]:
-                    self._order.go_on()
+                    self._order.check_still_wanted()
                     await self._create(instance)
             except BaseException as failure:
                 if isinstance(failure, StepFailedError):
@@ -169,7 +169,7 @@ class Execution:
                 self._give_back(
                     [each for each in self._mine if each.slot.gpu == gpu and each.state is not InstanceState.LEASED]
                 )
-                await self._executor.observer.check_locked(gpu)
+                await self._executor.reconciler.check_locked(gpu)
                 raise
 
     def _tell_failure(self, gpu: GpuUuid, failure: StepFailedError) -> None:
@@ -185,7 +185,7 @@ class Execution:
                     call=failure.error.call,
                     error=failure.error.kind.value,
                 )
-                journal.tell(event)
+                journal.record(event)
 
     def _give_back(self, instances: list[Instance]) -> None:
         self._context.state.unreserve(instances)
@@ -201,11 +201,11 @@ class Execution:
                 for victim in victims:
                     state.put(victim)
 
-            await journal.write(tuple(PutInstance(victim) for victim in victims), (), going)
+            await journal.commit(tuple(PutInstance(victim) for victim in victims), (), going)
         gone: list[Instance] = []
         try:
             for victim in victims:
-                await self._executor.remover.destroy(victim)
+                await self._executor.destroyer.destroy(victim)
                 gone.append(victim)
         finally:
             intended = self._creating[gpu] if len(gone) == len(victims) else []
@@ -215,11 +215,11 @@ class Execution:
         """Record what was destroyed and what will be created, before it is: so a crash leaves nothing unknown."""
         if not gone and not intended:
             return
-        draft = Transaction(self._context.journal)
+        transaction = Transaction(self._context.journal)
         state = self._context.state
         for instance in gone:
-            draft.changes.append(DropInstance(instance.generation))
-            draft.events.append(
+            transaction.changes.append(DropInstance(instance.generation))
+            transaction.events.append(
                 self._context.journal.event(
                     EventKind.INSTANCE_DESTROYED,
                     f"destroyed idle {self._context.place(instance)}: its slices were needed",
@@ -227,7 +227,7 @@ class Execution:
                     reason="needed",
                 )
             )
-        draft.changes += [PutInstance(instance) for instance in intended]
+        transaction.changes += [PutInstance(instance) for instance in intended]
 
         def apply() -> None:
             for instance in gone:
@@ -235,13 +235,13 @@ class Execution:
             for instance in intended:
                 state.put(instance)
 
-        draft.applied.append(apply)
+        transaction.applied.append(apply)
         try:
-            await draft.write()
+            await transaction.commit()
         except LedgerError:
             for instance in gone:
                 state.drop(instance.generation)  # whatever the ledger says, the hardware is the truth about hardware
-            self._context.journal.publish()
+            self._context.journal.republish()
             raise
 
     async def _create(self, instance: Instance) -> None:
@@ -263,10 +263,10 @@ class Execution:
             return made, seconds
 
         try:
-            made, seconds = await self._context.lanes[slot.gpu].change(f"create {slot}", create)
+            made, seconds = await self._context.gpu_workers[slot.gpu].change(f"create {slot}", create)
         except DriverError as error:
             raise StepFailedError(error, f"cannot create {self._context.place(instance)}: {error}", slot) from error
-        self._context.timing.created(seconds)
+        self._context.step_timer.created(seconds)
         there = replace(
             instance,
             gpu_instance_id=made.gpu_instance_id,
@@ -294,7 +294,7 @@ class Execution:
             expires_at=None if request.ttl_seconds is None else now + request.ttl_seconds,
             owner=request.owner,
             reused=tuple(instance.state is not InstanceState.CREATING for instance in self._devices),
-            asker=request.asker,
+            caller_id=request.caller_id,
         )
         leased = [
             replace(
@@ -308,12 +308,12 @@ class Execution:
             for each in self._devices
         ]
         recorded = RecordedLease(lease=lease, digest=order.digest)
-        draft = Transaction(journal)
+        transaction = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
-            self._tell_of(draft, before, instance, lease)
-        draft.changes.append(PutLease(lease, order.digest))
+            self._tell_of(transaction, before, instance, lease)
+        transaction.changes.append(PutLease(lease, order.digest))
         places = ", ".join(context.place(instance) for instance in leased)
-        draft.events.append(
+        transaction.events.append(
             journal.event(
                 EventKind.LEASE_GRANTED,
                 f"{lease.holder} got lease {lease.id}: {places}",
@@ -330,23 +330,23 @@ class Execution:
             state.unreserve(mine)
             for instance in leased:
                 state.put(instance)
-                self._executor.blocks.succeeded(instance.generation)
+                self._executor.quarantine.succeeded(instance.generation)
             state.put_lease(lease)
-            self._executor.memory.granted(recorded)
-            self._executor.lifetimes.begin(lease, delivered=False)
+            self._executor.request_log.granted(recorded)
+            self._executor.lifecycle.begin(lease, delivered=False)
             if self._victims:
                 context.state.capacity_freed.emit()  # what was destroyed may have been larger than what was needed
 
-        draft.applied.append(apply)
-        await draft.write()
+        transaction.applied.append(apply)
+        await transaction.commit()
         return lease
 
-    def _tell_of(self, draft: Transaction, before: Instance, instance: Instance, lease: Lease) -> None:
+    def _tell_of(self, transaction: Transaction, before: Instance, instance: Instance, lease: Lease) -> None:
         made = before.state is InstanceState.CREATING
         changed = before.last_tenant != instance.last_tenant
         if made or changed or self._context.state.is_unrecorded(instance.generation):
-            draft.changes.append(PutInstance(instance))
-        draft.events.append(
+            transaction.changes.append(PutInstance(instance))
+        transaction.events.append(
             self._context.journal.event(
                 EventKind.INSTANCE_CREATED if made else EventKind.INSTANCE_REUSED,
                 f"{'created' if made else 'reused'} {self._context.place(instance)}",
@@ -370,10 +370,10 @@ class Execution:
             context.state.put(instance)
             context.state.note_unrecorded(instance.generation)
         self._give_back(made)
-        draft = Transaction(context.journal)
+        transaction = Transaction(context.journal)
         for instance in made:
-            draft.changes.append(PutInstance(instance))
-            draft.events.append(
+            transaction.changes.append(PutInstance(instance))
+            transaction.events.append(
                 context.journal.event(
                     EventKind.INSTANCE_CREATED,
                     f"created {context.place(instance)}, and nobody took it",
@@ -385,8 +385,8 @@ class Execution:
             for instance in made:
                 context.state.note_recorded(instance.generation)
 
-        draft.applied.append(apply)
-        draft.write()
+        transaction.applied.append(apply)
+        transaction.commit()
 
 
 async def _all(*steps: Coroutine[None, None, None]) -> None:

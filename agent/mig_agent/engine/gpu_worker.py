@@ -41,7 +41,7 @@ class StepTimer:
         self._destroyed.append(seconds)
 
     @property
-    def pace(self) -> StepTimes:
+    def step_times(self) -> StepTimes:
         """The mean step times of the latest measurements, in seconds."""
         return StepTimes(
             create=_mean(self._created, FIRST_GUESS.create), destroy=_mean(self._destroyed, FIRST_GUESS.destroy)

@@ -42,7 +42,7 @@ class Quarantine:
         # A process without a lease is not known to belong to the last tenant.
         blocked = replace(instance, state=InstanceState.BLOCKED, lease=None, reason=reason, since=now, last_tenant="")
         context.state.put(blocked)
-        context.journal.tell(
+        context.journal.record(
             context.journal.event(
                 EventKind.INSTANCE_BLOCKED,
                 f"{context.place(instance)} is blocked: {reason}",
@@ -88,11 +88,11 @@ class Quarantine:
         instance = context.state.instance(generation)
         if instance is None or instance.state is not InstanceState.BLOCKED:
             return
-        if context.gate.paused:
+        if context.driver_use.paused:
             self._try_later(generation)
             return
         try:
-            with context.gate.inside():
+            with context.driver_use.inside():
                 users = await context.processes(instance)
         except DriverError:
             self._try_later(generation)
@@ -105,7 +105,7 @@ class Quarantine:
             return
         free = replace(instance, state=InstanceState.IDLE, reason="", since=context.clock.now())
         context.state.put(free)
-        context.journal.tell(
+        context.journal.record(
             context.journal.event(
                 EventKind.INSTANCE_UNBLOCKED,
                 f"{context.place(instance)} is blocked no more",
@@ -118,7 +118,7 @@ class Quarantine:
     def _still_blocked(self, instance: Instance, reason: str) -> None:
         if reason != instance.reason:
             self._context.state.put(replace(instance, reason=reason))
-            self._context.journal.publish()
+            self._context.journal.republish()
         self._try_later(instance.generation)
 
 
@@ -128,9 +128,9 @@ class Preflight:
     Not thread-safe; use from the event loop. Each check raises StepFailedError when the step must not be taken.
     """
 
-    def __init__(self, context: Context, blocks: Quarantine) -> None:
+    def __init__(self, context: Context, quarantine: Quarantine) -> None:
         self._context = context
-        self._blocks = blocks
+        self._quarantine = quarantine
 
     async def before_reuse(self, instance: Instance) -> None:
         """Check that an instance still exists and no process is on it: one in use is never leased."""
@@ -141,7 +141,7 @@ class Preflight:
             return tuple(host.describe_process(process.pid) for process in backend.check_free(instance))
 
         try:
-            users = await self._context.lanes[instance.slot.gpu].read(what, look)
+            users = await self._context.gpu_workers[instance.slot.gpu].read(what, look)
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what}: {error}", instance.slot) from error
         self._refuse_used(instance, users, what, "reuse")
@@ -165,7 +165,7 @@ class Preflight:
         backend, record = self._context.backends[intended[0].kind], self._context.state.gpus[gpu]
         what = "look what stands on the GPU"
         try:
-            existing = await self._context.lanes[gpu].read(what, lambda: backend.placements(gpu))
+            existing = await self._context.gpu_workers[gpu].read(what, lambda: backend.placements(gpu))
         except DriverError as error:
             raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
         ours = {each.gpu_instance_id for each in record.instances.values()}
@@ -184,7 +184,7 @@ class Preflight:
     def _refuse_used(self, instance: Instance, users: tuple[str, ...], what: str, step: str) -> None:
         if users:
             held = f"held by {', '.join(users)}"
-            self._blocks.block(instance, held)
+            self._quarantine.block(instance, held)
             in_use = DriverError(DriverErrorKind.IN_USE, what, holders=users)
             raise StepFailedError(in_use, f"cannot {step} {self._context.place(instance)}: it is {held}")
 
@@ -217,9 +217,9 @@ class InstanceDestroyer:
     Not thread-safe; use from the event loop. Its methods are called with the lock of the GPU's worker held.
     """
 
-    def __init__(self, context: Context, blocks: Quarantine) -> None:
+    def __init__(self, context: Context, quarantine: Quarantine) -> None:
         self._context = context
-        self._blocks = blocks
+        self._quarantine = quarantine
 
     async def destroy(self, instance: Instance) -> None:
         """Destroy an instance on the hardware; the caller records that. Raises StepFailedError.
@@ -228,11 +228,11 @@ class InstanceDestroyer:
         """
         context = self._context
         what = f"destroy {instance.slot}"
-        lane, backend = context.lanes[instance.slot.gpu], context.backends[instance.kind]
+        worker, backend = context.gpu_workers[instance.slot.gpu], context.backends[instance.kind]
         began = context.clock.now()
         while True:
             try:
-                _, seconds = await lane.change(what, lambda: timed(lambda: backend.destroy(instance)))
+                _, seconds = await worker.change(what, lambda: timed(lambda: backend.destroy(instance)))
             except DriverError as error:
                 if error.kind is not DriverErrorKind.IN_USE:
                     raise StepFailedError(error, f"cannot {what}: {error}") from error
@@ -240,8 +240,8 @@ class InstanceDestroyer:
                     await context.clock.sleep(PAUSE_SECONDS)
                     continue
                 raise await self._in_use(instance, error) from error
-            context.timing.destroyed(seconds)
-            self._blocks.forget(instance.generation)
+            context.step_timer.destroyed(seconds)
+            self._quarantine.forget(instance.generation)
             return
 
     async def _in_use(self, instance: Instance, error: DriverError) -> StepFailedError:
@@ -250,5 +250,5 @@ class InstanceDestroyer:
         except DriverError:
             users = error.holders
         holder = f"held by {', '.join(users)}" if users else "in use, and the driver does not say by whom"
-        self._blocks.block(instance, holder)
+        self._quarantine.block(instance, holder)
         return StepFailedError(error, f"cannot destroy idle {self._context.place(instance)}: it is {holder}")

@@ -101,7 +101,7 @@ class Journal:
             data=data,
         )
 
-    def write(
+    def commit(
         self, changes: Record, events: tuple[Event, ...] = (), apply: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
         """Commit changes and events as one record; after the commit run `apply`, publish the state, emit the events.
@@ -115,15 +115,15 @@ class Journal:
         self._ledger.submit(_Pending(record, self._revision, events, apply, done))
         return done
 
-    def tell(self, event: Event, *changes: Change) -> None:
+    def record(self, event: Event, *changes: Change) -> None:
         """Emit an event after all earlier records, recorded if possible; `changes` concern the ledger alone."""
         self._submit_always((*changes, AddEvent(event)), (event,))
 
-    def mention(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Emit at once an event that changes nothing about the node: it gets no revision and is not recorded."""
         self._events.emit(replace(event, revision=self._state.revision))
 
-    def publish(self) -> None:
+    def republish(self) -> None:
         """Publish changes of the state that are never recorded, since they concern only this run of the agent."""
         self._submit_always((), ())
         self._state.status_changed.emit()
@@ -175,7 +175,7 @@ class Journal:
             self._is_applying = False
         self._publish(revision, events)
         if recovered:
-            self.tell(self.event(EventKind.LEDGER_RECOVERED, "the ledger can be written again"))
+            self.record(self.event(EventKind.LEDGER_RECOVERED, "the ledger can be written again"))
 
     def _failed(self, batch: Sequence[_Pending], error: LedgerError) -> None:
         first = not self.error
@@ -192,7 +192,7 @@ class Journal:
         if self._state.is_ahead or any(pending.always for pending in batch):
             self._publish(max(pending.revision for pending in batch), events)
         if first:
-            self.tell(self.event(EventKind.LEDGER_FAILED, f"{error}; no new leases until it is writable"))
+            self.record(self.event(EventKind.LEDGER_FAILED, f"{error}; no new leases until it is writable"))
 
 
 def ledger_refusal(error: LedgerError, what: str = "give a lease") -> RefusedError:
@@ -218,9 +218,9 @@ class Transaction:
     def __bool__(self) -> bool:
         return bool(self.changes or self.events or self.applied)
 
-    def write(self) -> asyncio.Future[None]:
+    def commit(self) -> asyncio.Future[None]:
         """Commit all of it as one record. The future fails with LedgerError."""
-        return self.journal.write(tuple(self.changes), tuple(self.events), self._apply)
+        return self.journal.commit(tuple(self.changes), tuple(self.events), self._apply)
 
     def _apply(self) -> None:
         for apply in self.applied:

@@ -36,11 +36,13 @@ _HELD = "it was held by a stream, which has ended: it stays until it is released
 class LeaseRecovery:
     """Recovers leases by their tokens. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle, observer: Reconciler) -> None:
+    def __init__(
+        self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle, reconciler: Reconciler
+    ) -> None:
         self._context = context
-        self._memory = memory
-        self._lifetimes = lifetimes
-        self._observer = observer
+        self._request_log = request_log
+        self._lifecycle = lifecycle
+        self._reconciler = reconciler
 
     async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
         """Recover a lease, as `Manager.recover` describes. Raises RefusedError."""
@@ -52,40 +54,40 @@ class LeaseRecovery:
                 "give the token that came with the lease: --token. Where the agent's token.key was lost with its "
                 "ledger, the tokens of before are void: ask an administrator",
             )
-        await self._lifetimes.settled(lease)
+        await self._lifecycle.wait_for_pending_commit(lease)
         there = self._there(lease, caller)
         if there is not None:
             return there
         former = self._former(lease, caller)
-        context.gate.refuse_when_paused(f"recover lease {lease}")
+        context.driver_use.refuse_when_paused(f"recover lease {lease}")
         gpus = sorted({each.gpu for each in former.devices if each is not None})
         for gpu in gpus:
             self._refuse_silent(lease, gpu)
-        with context.gate.inside():
+        with context.driver_use.inside():
             async with AsyncExitStack() as locks:
                 for gpu in gpus:  # sorted: two who want the same ones do not wait for each other
-                    await locks.enter_async_context(context.lanes[gpu].lock)
+                    await locks.enter_async_context(context.gpu_workers[gpu].lock)
                 return await self._recover_locked(lease, gpus, caller)
 
     async def void_missing(self) -> None:
         """Void the leases whose devices are gone: a device with the same UUID may be created later."""
-        state, draft = self._context.state, Transaction(self._context.journal)
+        state, transaction = self._context.state, Transaction(self._context.journal)
         for device in {each for lease in state.former.values() if not lease.void for each in lease.devices if each}:
             record = state.gpus.get(device.gpu)
             if record is None or record.lost or record.unreadable or record.hung:
                 continue
             if not any(device.is_same_as(each) for each in record.instances.values()):
-                draft.changes.append(VoidEvidence(device.uuid, "is gone"))
-                draft.applied.append(partial(state.void_former, device.uuid, "is gone"))
-        if draft:
-            await draft.write()
+                transaction.changes.append(VoidEvidence(device.uuid, "is gone"))
+                transaction.applied.append(partial(state.void_former, device.uuid, "is gone"))
+        if transaction:
+            await transaction.commit()
 
     # Inside
 
     async def _recover_locked(self, lease: LeaseId, gpus: list[GpuUuid], caller: Caller) -> Recovered:
         context = self._context
         for gpu in gpus:
-            await self._observer.check_locked(gpu)  # what is on it at this moment
+            await self._reconciler.check_locked(gpu)  # what is on it at this moment
         # Meanwhile another call may have done it, or an administrator has adopted one of the instances.
         there = self._there(lease, caller)
         if there is not None:
@@ -119,9 +121,9 @@ class LeaseRecovery:
             owner=owner.process or TOKEN_OWNER if owner.ends_with_stream else owner,
         )
         before = [each.generation for each in leased if each is not None]
-        draft = self._draft(former, made, before, [each for each in instances if each is not None], caller)
+        transaction = self._transaction(former, made, before, [each for each in instances if each is not None], caller)
         try:
-            await draft.write()
+            await transaction.commit()
         except LedgerError as error:
             raise ledger_refusal(error, f"recover lease {lease}") from error
         return Recovered(lease=made, anew=True, notes=_notes(former))
@@ -138,7 +140,7 @@ class LeaseRecovery:
         context, what = self._context, f"cannot recover lease {lease}"
         former = context.state.former.get(lease)
         if former is None:
-            remembered = self._memory.of_lease(lease)
+            remembered = self._request_log.of_lease(lease)
             if remembered is not None or context.state.doubt is None:
                 raise refuse(Reason.LEASE_ENDED, f"{what}: it has ended", "ask for a new one")
             raise refuse(
@@ -149,7 +151,7 @@ class LeaseRecovery:
         _refuse_other_user(lease, former.lease.holder, caller)
         if former.void:
             raise refuse(Reason.LEASE_ENDED, f"{what}: {former.void}", _NOT_LEASED)
-        if not former.boot_id or former.boot_id != self._observer.boot_id:
+        if not former.boot_id or former.boot_id != self._reconciler.boot_id:
             raise refuse(
                 Reason.LEASE_ENDED, f"{what}: the machine was rebooted since, and no lease outlives that", _NOT_LEASED
             )
@@ -194,15 +196,15 @@ class LeaseRecovery:
             return each
         raise refuse(Reason.LEASE_ENDED, f"{what} is gone", _NOT_LEASED)
 
-    def _draft(
+    def _transaction(
         self, former: EvidentLease, lease: Lease, before: list[Generation], instances: list[Instance], caller: Caller
     ) -> Transaction:
         context = self._context
-        draft = Transaction(context.journal)
-        draft.changes += [PutInstance(each) for each in instances]
-        draft.changes.append(PutLease(lease, former.digest))
+        transaction = Transaction(context.journal)
+        transaction.changes += [PutInstance(each) for each in instances]
+        transaction.changes.append(PutLease(lease, former.digest))
         places = ", ".join(map(context.place, instances))
-        draft.events.append(
+        transaction.events.append(
             context.journal.event(
                 EventKind.LEASE_RECOVERED,
                 f"{lease.holder} got lease {lease.id} again by its token: {places}",
@@ -214,8 +216,8 @@ class LeaseRecovery:
                 owner=lease.owner,
             )
         )
-        draft.applied.append(partial(self._apply, former, lease, before, instances))
-        return draft
+        transaction.applied.append(partial(self._apply, former, lease, before, instances))
+        return transaction
 
     def _apply(self, former: EvidentLease, lease: Lease, before: list[Generation], instances: list[Instance]) -> None:
         state = self._context.state
@@ -226,8 +228,8 @@ class LeaseRecovery:
             state.put(each)
         state.put_lease(lease)
         recorded = RecordedLease(lease=lease, digest=former.digest)
-        self._memory.granted(recorded)
-        self._lifetimes.begin(lease, delivered=True)
+        self._request_log.granted(recorded)
+        self._lifecycle.begin(lease, delivered=True)
 
 
 def _notes(former: EvidentLease) -> tuple[str, ...]:

@@ -21,21 +21,21 @@ from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without
 class Leases:
     """Releases and renews active leases, and binds them to their owners. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, memory: RequestLog, lifetimes: LeaseLifecycle) -> None:
+    def __init__(self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle) -> None:
         self._context = context
-        self._memory = memory
-        self._lifetimes = lifetimes
+        self._request_log = request_log
+        self._lifecycle = lifecycle
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
         """End a lease, as `Manager.release` describes. Raises RefusedError."""
         if force and not caller.admin:
             raise refuse(Reason.NOT_PERMITTED, f"cannot release lease {lease} by force: that is for administrators")
-        await self._lifetimes.settled(lease)
+        await self._lifecycle.wait_for_pending_commit(lease)
         known = self._known(lease, token, caller, force=force)
         if known is not None and self._only_owner_ends(known):
             await self._refuse_used(known)
             # Meanwhile it may have been bound, or have ended.
-            await self._lifetimes.settled(lease)
+            await self._lifecycle.wait_for_pending_commit(lease)
             known = self._known(lease, token, caller, force=force)
         if known is None:
             return
@@ -45,29 +45,29 @@ class Leases:
             reason = EndReason.RELEASED
             if self._only_owner_ends(known):
                 by, reason = f"{by} by force, while its {known.owner.noun} is on this node", EndReason.FORCED
-            await self._lifetimes.end(lease, reason, by=by, caller=caller)
+            await self._lifecycle.end(lease, reason, by=by, caller=caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"release lease {lease}") from error
 
     async def confirm(self, lease: LeaseId) -> None:
         """Confirm a lease, as `Manager.confirm` describes. Raises RefusedError."""
-        await self._lifetimes.settled(lease)
+        await self._lifecycle.wait_for_pending_commit(lease)
         if lease not in self._context.state.leases:
             raise _ended(f"confirm lease {lease}")
         try:
-            await self._lifetimes.confirm(lease)
+            await self._lifecycle.confirm(lease)
         except LedgerError as error:
             raise ledger_refusal(error, f"confirm lease {lease}") from error
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """Set another deadline, as `Manager.renew` describes. Raises RefusedError."""
-        await self._lifetimes.settled(lease)
+        await self._lifecycle.wait_for_pending_commit(lease)
         known = self._known(lease, token, caller)
         if known is None:
             raise _ended(f"renew lease {lease}")
         expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
         try:
-            renewed = await self._lifetimes.renew(known, expires_at, caller)
+            renewed = await self._lifecycle.renew(known, expires_at, caller)
         except LedgerError as error:
             raise ledger_refusal(error, f"renew lease {lease}") from error
         if lease not in self._context.state.leases:
@@ -80,7 +80,7 @@ class Leases:
         if known is None:
             return
         try:
-            await self._lifetimes.end(lease, known.owner.end_reason, why=words)
+            await self._lifecycle.end(lease, known.owner.end_reason, why=words)
         except LedgerError as error:
             raise ledger_refusal(error, f"end lease {lease}") from error
 
@@ -88,7 +88,7 @@ class Leases:
         """Bind a reserved lease to its owner, as `Manager.bind` describes. Raises RefusedError."""
         context, what = self._context, f"give lease {lease} to {owner.label}"
         # A pending write may bind it to another owner. Between here and the next record nothing else runs.
-        await self._lifetimes.settled(lease)
+        await self._lifecycle.wait_for_pending_commit(lease)
         context.refuse_when_closing()
         before = context.state.leases.get(lease)
         if before is None:
@@ -122,10 +122,10 @@ class Leases:
             current = context.state.leases.get(lease.id)
             if current is not None:
                 context.state.put_lease(replace(current, owner=owner, expires_at=None))
-                self._lifetimes.bound(lease.id)
+                self._lifecycle.bound(lease.id)
 
-        written = context.journal.write((BindLease(lease),), (event,), apply)
-        self._lifetimes.settle(lease.id, written)
+        written = context.journal.commit((BindLease(lease),), (event,), apply)
+        self._lifecycle.track_commit(lease.id, written)
         # The caller may go away; the lease is bound all the same.
         await asyncio.shield(written)
 
@@ -139,9 +139,9 @@ class Leases:
         if lease.id in leases_without_answering_devices(context.state):
             raise _untold(lease, "the GPU that it is on does not answer")
         for instance in tuple(context.state.instances_of(lease.id)):
-            context.gate.refuse_when_paused(what)
+            context.driver_use.refuse_when_paused(what)
             try:
-                with context.gate.inside():
+                with context.driver_use.inside():
                     users = await context.users(instance)
             except DriverError as error:
                 raise _untold(lease, str(error)) from error
@@ -159,7 +159,7 @@ class Leases:
         """
         standing = self._context.state.leases.get(lease)
         tokens = self._context.tokens
-        remembered = self._memory.of_lease(lease)
+        remembered = self._request_log.of_lease(lease)
         if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
             if standing is None and remembered is None and not tokens.matches(lease, token):
                 raise _unknown(lease)

@@ -164,9 +164,9 @@ class _Watches:
 class LeaseLifecycle:
     """Confirms, ends and degrades leases, and runs their deadlines. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, memory: RequestLog) -> None:
+    def __init__(self, context: Context, request_log: RequestLog) -> None:
         self._context = context
-        self._memory = memory
+        self._request_log = request_log
         self._watches: dict[LeaseId, _Watches] = {}
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
         self._settling: dict[LeaseId, asyncio.Future[None]] = {}
@@ -222,7 +222,7 @@ class LeaseLifecycle:
         watches = self._watches.get(lease)
         return None if watches is None else watches.confirm_by
 
-    def asked_again(self, lease: LeaseId) -> None:
+    def restart_grace_period(self, lease: LeaseId) -> None:
         """Restart the grace period of an unconfirmed lease: its client has repeated the request."""
         watches = self._watches.get(lease)
         if watches is not None and watches.confirm_by is not None:
@@ -256,7 +256,7 @@ class LeaseLifecycle:
         if lease in self._noted:
             return
         self._noted.add(lease)
-        written = self._context.journal.write((AwaitConfirmation(lease),))
+        written = self._context.journal.commit((AwaitConfirmation(lease),))
         # Where it cannot be recorded the lease ends all the same, unless the agent does before.
         written.add_done_callback(lambda done: done.cancelled() or done.exception())
 
@@ -274,16 +274,16 @@ class LeaseLifecycle:
             self._noted.discard(lease)
             self.delivered(lease)
 
-        written = self._context.journal.write(self._forgotten(lease), (), apply)
-        self.settle(lease, written)
+        written = self._context.journal.commit(self._forgotten(lease), (), apply)
+        self.track_commit(lease, written)
         await asyncio.shield(written)
 
-    def settle(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
-        """Track a pending write of a lease, for `settled` to wait for."""
+    def track_commit(self, lease: LeaseId, written: asyncio.Future[None]) -> None:
+        """Track a pending write of a lease, for `wait_for_pending_commit` to wait for."""
         self._settling[lease] = written
         written.add_done_callback(lambda _: self._settling.pop(lease, None))
 
-    async def settled(self, lease: LeaseId) -> None:
+    async def wait_for_pending_commit(self, lease: LeaseId) -> None:
         """Wait until all pending writes of a lease (renewal, confirmation, binding, end) are committed or failed."""
         while (written := self._settling.get(lease) or self._ending.get(lease)) is not None:
             await asyncio.wait((written,))
@@ -326,7 +326,7 @@ class LeaseLifecycle:
             watches.grace = self._later(lease, seconds, EndReason.STREAM_ENDED)
         return watches
 
-    def left(self, lease: LeaseId) -> None:
+    def client_disconnected(self, lease: LeaseId) -> None:
         """Shorten the grace period of a held lease whose client disconnected before it got its answer."""
         watches = self._watches.get(lease)
         if watches is not None and watches.grace is not None:
@@ -361,9 +361,9 @@ class LeaseLifecycle:
             watches.deadline = None if expires_at is None else self._deadline(lease.id, expires_at)
 
         changes = (RenewLease(lease.id, expires_at), *self._forgotten(lease.id))
-        written = self._context.journal.write(changes, (event,), apply)
+        written = self._context.journal.commit(changes, (event,), apply)
         # The former deadline may come meanwhile. The caller may be cancelled; what is recorded counts all the same.
-        self.settle(lease.id, written)
+        self.track_commit(lease.id, written)
         await asyncio.shield(written)
         return renewed
 
@@ -376,18 +376,18 @@ class LeaseLifecycle:
         """
         under_way = self._ending.get(lease)
         if under_way is None:
-            draft = Transaction(self._context.journal)
-            self.draft_end(draft, lease, reason, by=by, why=why, caller=caller)
-            if not draft:
+            transaction = Transaction(self._context.journal)
+            self.add_lease_end(transaction, lease, reason, by=by, why=why, caller=caller)
+            if not transaction:
                 return
-            under_way = self._ending[lease] = draft.write()
+            under_way = self._ending[lease] = transaction.commit()
             under_way.add_done_callback(lambda _: self._ending.pop(lease, None))
         # The caller may be cancelled; the lease ends all the same.
         await asyncio.shield(under_way)
 
-    def draft_end(
+    def add_lease_end(
         self,
-        draft: Transaction,
+        transaction: Transaction,
         lease: LeaseId,
         reason: str,
         *,
@@ -398,15 +398,15 @@ class LeaseLifecycle:
         """Add the end of a lease to a transaction; with its commit the lease's instances become idle."""
         context = self._context
         known = context.state.leases.get(lease)
-        if known is None or lease in draft.ended or lease in self._ending:
+        if known is None or lease in transaction.ended or lease in self._ending:
             return
-        draft.ended.add(lease)
+        transaction.ended.add(lease)
         now = context.clock.now()
         why = f"released by {by}" if by else why or END_MESSAGES.get(reason, reason)
-        draft.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
+        transaction.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
         # An instance in a restored ledger may belong to another lease by now.
-        draft.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
-        draft.events.append(
+        transaction.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
+        transaction.events.append(
             context.journal.event(
                 EventKind.LEASE_ENDED,
                 f"lease {lease} of {known.holder} ended: {why}",
@@ -419,7 +419,7 @@ class LeaseLifecycle:
                 owner=known.owner,
             )
         )
-        draft.applied.append(partial(self._ended, lease, now, reason))
+        transaction.applied.append(partial(self._ended, lease, now, reason))
 
     def close(self) -> None:
         """Stop all timers and watches, and record which leases are unconfirmed, for the next start of the agent."""
@@ -438,10 +438,10 @@ class LeaseLifecycle:
                 state.put(replace(instance, state=left, lease=None, since=at))
         known = state.leases.get(lease)
         if known is not None:
-            self._context.patience.lease_ended(at - known.created_at)
+            self._context.mean_lease_time.lease_ended(at - known.created_at)
         state.drop_lease(lease)
         self._noted.discard(lease)
-        self._memory.ended(lease, at, reason)
+        self._request_log.ended(lease, at, reason)
         watches = self._watches.pop(lease, None)
         if watches is not None:
             watches.close()
@@ -458,7 +458,7 @@ class LeaseLifecycle:
             self._context.tasks.spawn(f"end-{lease}", self._end_or_retry(lease, reason))
 
     async def _end_or_retry(self, lease: LeaseId, reason: EndReason) -> None:
-        await self.settled(lease)
+        await self.wait_for_pending_commit(lease)
         known = self._context.state.leases.get(lease)
         watches = self._watches.get(lease)
         if reason is EndReason.UNDELIVERED and (watches is None or watches.grace is None or not watches.overdue):

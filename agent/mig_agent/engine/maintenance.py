@@ -43,11 +43,15 @@ class Maintenance:
     """Pauses the agent, which releases the driver so that it can be replaced, and resumes it."""
 
     def __init__(
-        self, context: Context, driver_events: DriverEvents, inventory: GpuInventory, reconcile_soon: Callable[[], None]
+        self,
+        context: Context,
+        driver_events: DriverEvents,
+        driver_startup: GpuInventory,
+        reconcile_soon: Callable[[], None],
     ) -> None:
         self._context = context
         self._driver_events = driver_events
-        self._inventory = inventory
+        self._driver_startup = driver_startup
         self._reconcile_soon = reconcile_soon
         self._recording = asyncio.Lock()
         """Held while a call is recorded, so that calls take effect in the order in which they came."""
@@ -117,7 +121,9 @@ class Maintenance:
     # Inside
 
     def _answer(self) -> PauseAnswer:
-        return PauseAnswer(paused=self._context.gate.paused, driver_released=self._is_released, message=self._problem)
+        return PauseAnswer(
+            paused=self._context.driver_use.paused, driver_released=self._is_released, message=self._problem
+        )
 
     async def _record(
         self, change: PutPause | DropPause | None, verb: str, kind: EventKind, why: str, caller: Caller
@@ -129,10 +135,10 @@ class Maintenance:
             words = f"the agent was resumed by {caller}" + (f" ({why} is over)" if why else "")
         event = journal.event(kind, words, caller=caller)
         if change is None:
-            journal.tell(event)
+            journal.record(event)
             return
         try:
-            await journal.write((change,), (event,))
+            await journal.commit((change,), (event,))
         except LedgerError as error:
             raise ledger_refusal(error, verb) from error
 
@@ -141,8 +147,8 @@ class Maintenance:
         paused = tuple(dict.fromkeys(self._reasons.values()))
         if not paused and not self._is_resumed:
             paused = (self._problem or "it takes up again",)
-        self._context.gate.paused = paused
-        self._context.journal.publish()
+        self._context.driver_use.paused = paused
+        self._context.journal.republish()
 
     async def _wait_until_settled(self) -> None:
         if self._settling is None or self._settling.done():
@@ -167,7 +173,7 @@ class Maintenance:
                         each()
                 break
         self._publish()
-        if not self._context.gate.paused:
+        if not self._context.driver_use.paused:
             self._reconcile_soon()  # no reconciliation has run during the pause
             self._context.state.capacity_freed.emit()
 
@@ -175,7 +181,7 @@ class Maintenance:
         if problem != self._problem:
             self._problem = problem
             journal = self._context.journal
-            journal.tell(journal.event(EventKind.DRIVER_UNAVAILABLE, problem))
+            journal.record(journal.event(EventKind.DRIVER_UNAVAILABLE, problem))
         self._retry_timer = self._context.clock.call_later(RETRY_SECONDS, self._retry)
 
     def _retry(self) -> None:
@@ -184,8 +190,8 @@ class Maintenance:
 
     async def _release_driver(self) -> None:
         context = self._context
-        await context.gate.empty()
-        await self._inventory.remember()
+        await context.driver_use.empty()
+        await self._driver_startup.remember()
         if not self._reasons:
             return  # the last reason was removed meanwhile
         if self._opening is not None:
@@ -204,12 +210,12 @@ class Maintenance:
         self._is_open = self._is_resumed = False
         left = context.host.own_device_nodes()
         words = f", but this process still has {', '.join(left)} open" if left else ""
-        context.journal.tell(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was let go{words}"))
+        context.journal.record(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was let go{words}"))
 
     def _refuse_when_hung(self) -> None:
-        for lane in self._context.lanes.values():
-            if lane.hung:
-                raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=f"still waiting for: {lane.hung}")
+        for worker in self._context.gpu_workers.values():
+            if worker.hung:
+                raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=f"still waiting for: {worker.hung}")
 
     @property
     def _is_released(self) -> bool:
@@ -221,7 +227,7 @@ class Maintenance:
             self._opening = _on_own_thread(context.driver.reopen)
         await self._wait_until_open()
         try:
-            await self._inventory.take_up()
+            await self._driver_startup.take_up()
         except MigAgentError:
             with contextlib.suppress(DriverError):  # a call that hangs holds it open
                 await _on_own_thread(context.driver.close)
@@ -230,7 +236,7 @@ class Maintenance:
         self._is_resumed = True
         self._start_driver_events()
         words = f"the driver was opened again: version {context.driver.version}"
-        context.journal.tell(context.journal.event(EventKind.DRIVER_OPENED, words))
+        context.journal.record(context.journal.event(EventKind.DRIVER_OPENED, words))
 
     async def _wait_until_open(self) -> None:
         """Wait until the attempt to open the driver has ended, within the deadline of a call. Raises DriverError."""

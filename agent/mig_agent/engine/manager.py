@@ -61,7 +61,7 @@ class Manager:
         """Called soon after a new view was published or capacity was freed, on the event loop.
 
         Several changes within one iteration of the event loop cause one call."""
-        self.on_outdated = parts.pausing.on_outdated
+        self.on_outdated = parts.maintenance.on_outdated
         """Called when the driver was replaced while the agent was paused, but the library that this process finds was
         not. In a container it never will be."""
         self._notify_scheduled = False
@@ -88,32 +88,32 @@ class Manager:
         The same request id with the same request gets the same answer. Cancelling the call removes the request from the
         queue, or undoes what was begun; a lease that was committed by then survives for its grace period.
         """
-        return await self._parts.acquisitions.acquire(request, caller, on_queued)
+        return await self._parts.acquirer.acquire(request, caller, on_queued)
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
         """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
         try:
             held = replace(request, owner=StreamOwner(process=request.owner.process))
-            return await self._parts.acquisitions.acquire(held, caller, on_queued)
+            return await self._parts.acquirer.acquire(held, caller, on_queued)
         except asyncio.CancelledError:
-            left = RequestKey(caller.asker, request.request_id)
+            left = RequestKey(caller.caller_id, request.request_id)
             self._context.tasks.spawn(f"left-{left.id}", self._shorten_grace(left))
             raise
 
     async def _shorten_grace(self, request: RequestKey) -> None:
         """Shorten the grace period of a held lease whose client disconnected before it got its answer."""
-        await self._parts.acquisitions.over(request)
+        await self._parts.acquirer.wait_until_answered(request)
         for lease in tuple(self._context.state.leases.values()):
             if lease.request_key == request:
-                self._parts.lifetimes.left(lease.id)
+                self._parts.lifecycle.client_disconnected(lease.id)
 
     def delivered(self, lease: LeaseId) -> None:
         """Note that the client has the answer: it is this process, or a stream that stays open."""
-        self._parts.lifetimes.delivered(lease)
+        self._parts.lifecycle.delivered(lease)
 
     def left_unconfirmed(self, lease: LeaseId) -> None:
         """Note that a client disconnected without confirming its lease, which ends at its `Granted.confirm_by`."""
-        self._parts.lifetimes.left_unconfirmed(lease)
+        self._parts.lifecycle.left_unconfirmed(lease)
 
     async def confirm(self, lease: LeaseId) -> None:
         """Confirm a lease: its client has the answer. Without this the lease ends at `Granted.confirm_by`.
@@ -124,7 +124,7 @@ class Manager:
 
     async def hold_ended(self, lease: LeaseId, how: StreamEnd, client: int | None = None) -> None:
         """Handle the end of a held lease's stream: `how` and the client's pid decide how long the lease survives it."""
-        await self._parts.lifetimes.stream_ended(lease, how, client)
+        await self._parts.lifecycle.stream_ended(lease, how, client)
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
         """End a lease; its instances stay, idle. Releasing one that has ended is no error with its token.
@@ -145,7 +145,7 @@ class Manager:
         repeated call changes nothing.
         """
         self._context.refuse_when_closing()
-        return await self._parts.recovering.recover(lease, token, caller)
+        return await self._parts.lease_recovery.recover(lease, token, caller)
 
     async def owner_ended(self, lease: LeaseId, words: str) -> None:
         """End a lease because its owner has ended or will not come; `words` tell why: `its pod has ended`.
@@ -163,37 +163,37 @@ class Manager:
         """
         return await self._parts.leases.bind(lease, owner)
 
-    async def settled(self, lease: LeaseId) -> None:
+    async def wait_for_pending_commit(self, lease: LeaseId) -> None:
         """Wait until all pending writes for a lease (renewal, pod binding, end) have been committed or have failed."""
-        await self._parts.lifetimes.settled(lease)
+        await self._parts.lifecycle.wait_for_pending_commit(lease)
 
-    async def over(self, request: RequestKey) -> None:
+    async def wait_until_answered(self, request: RequestKey) -> None:
         """Wait until a request has been served or refused; returns at once for one that is not in progress."""
-        await self._parts.acquisitions.over(request)
+        await self._parts.acquirer.wait_until_answered(request)
 
-    def denied(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
+    def report_refusal(self, method: str, caller: Caller, refusal: Refusal, about: str = "") -> None:
         """Report a refused call: to the audit if its caller lacks the rights, as an event if it is administration.
 
         `about` is the lease or GPU that it named. Other refusals are not reported.
         """
         if refusal.reason in DENIED:
-            self._denials.tell(method, caller, refusal, about)
+            self._denials.record(method, caller, refusal, about)
         elif method in _ADMINISTRATION:
             words = f"{method} of {caller} was refused: {refusal.message}"
             journal, reason = self._context.journal, refusal.reason.value
             kind = EventKind.REQUEST_REFUSED
-            journal.mention(journal.event(kind, words, holder=str(caller), caller=caller, method=method, reason=reason))
+            journal.emit(journal.event(kind, words, holder=str(caller), caller=caller, method=method, reason=reason))
 
-    def certificates(self, words: str, *, taken: bool) -> None:
+    def record_certificates(self, words: str, *, taken: bool) -> None:
         """Record that certificates were renewed (`taken`), or that their replacement cannot be used."""
         kind = EventKind.CERTIFICATES_RENEWED if taken else EventKind.CERTIFICATE_RELOAD_FAILED
-        self._context.journal.tell(self._context.journal.event(kind, words))
+        self._context.journal.record(self._context.journal.event(kind, words))
 
-    def sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
+    def record_sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
         """Record that a socket of the agent was lost or restored; `problems` are the sockets that are missing now."""
         self._socket_problems = problems
         kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
-        self._context.journal.tell(self._context.journal.event(kind, f"the socket {words}"))
+        self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
         self._update_published()
 
     # Reading
@@ -219,46 +219,46 @@ class Manager:
         most = min(max(MOST_EXPLAINED_LINES // max(len(requests), 1), 1), MOST_LINES)
         for request in requests:
             if len(requests) > 1 or len(request.wants) > 1:
-                await context.turns.mine()
+                await context.fairness.yield_turn()
             paused = self._pause_refusal()
             outcome = paused or context.with_changes(plan(view, request, policy, now), request)
             yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
 
     @property
-    def pace(self) -> StepTimes:
+    def step_times(self) -> StepTimes:
         """The measured mean times of creating and destroying an instance, in seconds."""
-        return self._context.timing.pace
+        return self._context.step_timer.step_times
 
     def _pause_refusal(self) -> Refusal | None:
-        gate = self._context.gate
-        return gate.refusal("place anything") if gate.paused else None
+        driver_use = self._context.driver_use
+        return driver_use.refusal("place anything") if driver_use.paused else None
 
-    def creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
+    def count_creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
         """Return how many devices for a want could be leased now one after the other, after the wants in `before`.
 
         0 while the agent is paused or stops. GPUs that are reserved for a waiting request do not count.
         """
         context = self._context
-        if context.gate.paused or context.closing:
+        if context.driver_use.paused or context.closing:
             return 0
         view, key = context.state.working_view, (tuple(before), context.clock.now() // _CAPACITY_SECONDS)
         known = self._capacity
         if known is None or known[0] is not view or known[1] != key:
             # Called for one resource after the other, and finding the reserved GPUs takes a scan of the queue.
-            room = RemainingCapacity(view, context.policy, before, reserved=self._parts.room.reserved)
-            known = self._capacity = (view, key, room)
+            capacity = RemainingCapacity(view, context.policy, before, reserved=self._parts.queue.reserved)
+            known = self._capacity = (view, key, capacity)
         return known[2].creatable(want)
 
-    def has_places(self, request: RequestKey) -> bool:
+    def has_slots(self, request: RequestKey) -> bool:
         """Return whether a request has an active lease, or a plan for it is being carried out; False while it waits.
 
         Then its slots count as busy in the view that plans are made on.
         """
-        return self._parts.acquisitions.has_places(request)
+        return self._parts.acquirer.has_slots(request)
 
     def reserving(self) -> tuple[tuple[Owner, tuple[Slot, ...]], ...]:
         """Return the plans in progress for owners that are not bound: each owner, and the slots that it will get."""
-        return self._parts.acquisitions.reserving()
+        return self._parts.acquirer.reserving()
 
     @property
     def view(self) -> NodeView:
@@ -273,7 +273,7 @@ class Manager:
     @property
     def paused(self) -> tuple[str, ...]:
         """The reasons for which the agent is paused; empty while it serves."""
-        return self._context.gate.paused
+        return self._context.driver_use.paused
 
     def access(self, instance: Instance) -> DeviceAccess:
         """Return what a container needs to use an instance. Raises RefusedError where its GPU has no device node."""
@@ -294,7 +294,7 @@ class Manager:
 
     def position(self, request: RequestKey) -> int | None:
         """Return a request's position in the queue, 1 for the first; None when it does not wait."""
-        return self._parts.room.position(request)
+        return self._parts.queue.position(request)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -302,7 +302,7 @@ class Manager:
         context, parts = self._context, self._parts
         return Snapshot(
             view=context.state.view,
-            queue=parts.room.queued,
+            queue=parts.queue.queued,
             started_at=parts.started_at,
             driver_version=self.driver_version,
             strict_fifo=context.settings.strict_fifo,
@@ -311,9 +311,9 @@ class Manager:
             doubt=context.state.doubt,
             socket_problems=self._socket_problems,
             recoverable=sum(not each.void for each in context.state.former.values()),
-            unused=parts.observer.unused_leases(),
+            unused=parts.reconciler.unused_leases(),
             missing=dict(context.missing),
-            paused=context.gate.paused,
+            paused=context.driver_use.paused,
             silent=self.silent,
             left=self._leases_without_process(),
         )
@@ -338,7 +338,7 @@ class Manager:
         ledger = self._parts.ledger
         try:
             async with self._event_queries:
-                return await self._context.aside.run(lambda: ledger.events(since, gpu or "", limit))
+                return await self._context.blocking_calls.run(lambda: ledger.events(since, gpu or "", limit))
         except LedgerError as error:
             raise refuse(Reason.LEDGER_FAILED, str(error)) from error
 
@@ -363,7 +363,7 @@ class Manager:
         With `everything` take over all of them, and end the doubt about what the ledger does not account for.
         """
         self._context.refuse_when_closing()
-        return await self._parts.adopting.adopt(gpus, uuids, caller, everything=everything)
+        return await self._parts.adoption.adopt(gpus, uuids, caller, everything=everything)
 
     async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
         """Cordon a GPU, so that it gets no new leases, or uncordon it; return it."""
@@ -381,7 +381,7 @@ class Manager:
         an administrator, which may be empty; it is recorded, so that the agent is still paused after a restart.
         """
         self._context.refuse_when_closing()
-        return await self._parts.pausing.pause(reason, caller, lasting=lasting)
+        return await self._parts.maintenance.pause(reason, caller, lasting=lasting)
 
     async def resume(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
         """Remove a reason for being paused; after the last one open the driver, read all GPUs and serve again.
@@ -389,18 +389,18 @@ class Manager:
         A reason that the agent does not have is no error. `lasting` removes the administrator's, whatever its text.
         """
         self._context.refuse_when_closing()
-        return await self._parts.pausing.resume(reason, caller, lasting=lasting)
+        return await self._parts.maintenance.resume(reason, caller, lasting=lasting)
 
     def _build_published(self) -> Published:
         context, parts = self._context, self._parts
         return Published(
             view=context.state.view,
             started_at=parts.started_at,
-            queue_length=len(parts.room),
+            queue_length=len(parts.queue),
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
-            unused=parts.observer.unused_at_last_look,
-            paused=context.gate.paused,
+            unused=parts.reconciler.unused_at_last_look,
+            paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
         )
@@ -425,16 +425,16 @@ class Manager:
         if context.closing:
             return
         context.closing = True
-        context.journal.tell(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
-        parts.room.close()
-        parts.lifetimes.close()
-        parts.blocks.close()
+        context.journal.record(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
+        parts.queue.close()
+        parts.lifecycle.close()
+        parts.quarantine.close()
         await parts.stop_background()
         await context.tasks.end(CLOSING_SECONDS)
-        for lane in context.lanes.values():
-            lane.close()
-        await context.aside.run(parts.ledger.close)
-        context.aside.close()
+        for worker in context.gpu_workers.values():
+            worker.close()
+        await context.blocking_calls.run(parts.ledger.close)
+        context.blocking_calls.close()
         context.events.end()
 
 

@@ -87,7 +87,7 @@ class RequestQueue:
             for position, each in enumerate(self._queue.waiting, 1)
         )
 
-    async def next(
+    async def admit(
         self, order: LeaseRequest, on_position: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
     ) -> Execution:
         """Return an execution with its slots reserved: at once if the request fits, else when its turn has come.
@@ -96,10 +96,10 @@ class RequestQueue:
         Raises RefusedError.
         """
         request = order.request
-        gate = self._context.gate
-        if gate.paused:
+        driver_use = self._context.driver_use
+        if driver_use.paused:
             if not request.wait_seconds:
-                raise RefusedError(gate.refusal(f"serve {describe(request)}"))
+                raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
             return await self._enqueue(order, on_position)
         outcome = self._plan(request, exclude=exclude)
         if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
@@ -131,7 +131,7 @@ class RequestQueue:
             self._scan_is_scheduled = True
             asyncio.get_running_loop().call_soon(self._scan)
 
-    def leave(self, request: RequestKey, refusal: Refusal) -> None:
+    def dequeue(self, request: RequestKey, refusal: Refusal) -> None:
         """Remove a request from the queue and refuse it; does nothing if it does not wait."""
         queued = self._requests.pop(request, None)
         if queued is None:
@@ -151,7 +151,7 @@ class RequestQueue:
     def close(self) -> None:
         """Refuse all waiting requests: the agent stops."""
         for request in tuple(self._requests):
-            self.leave(
+            self.dequeue(
                 request,
                 Refusal(
                     reason=Reason.SHUTTING_DOWN,
@@ -219,7 +219,7 @@ class RequestQueue:
             return queued.started.result()
         if not may_wait:
             refusal = self._refusal_without_wait(waiting)
-            self.leave(request.key, refusal)
+            self.dequeue(request.key, refusal)
             queued.started.exception()  # seen
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
@@ -238,7 +238,7 @@ class RequestQueue:
             self._scan_is_scheduled = False
         context, settings = self._context, self._context.settings
         until = time.perf_counter() + _PIECE_SECONDS
-        while len(self._queue) and not context.closing and not context.gate.paused:
+        while len(self._queue) and not context.closing and not context.driver_use.paused:
             began = time.perf_counter()
             found = queue.search(
                 context.state.working_view,
@@ -324,12 +324,12 @@ class RequestQueue:
 
     def _wait_timed_out(self, queued: QueuedRequest) -> None:
         request = queued.order.request
-        gate = self._context.gate
-        outcome = gate.refusal(f"serve {describe(request)}") if gate.paused else self._plan(request)
+        driver_use = self._context.driver_use
+        outcome = driver_use.refusal(f"serve {describe(request)}") if driver_use.paused else self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
-        self.leave(
+        self.dequeue(
             request.key,
             Refusal(
                 reason=Reason.WAITED_TOO_LONG,
@@ -358,7 +358,7 @@ class RequestQueue:
         event = journal.event(
             kind, f"request of {holder} for {describe(request)} {words}", holder=str(holder), tenant=holder.tenant
         )
-        journal.mention(event)
+        journal.emit(event)
 
 
 def describe(request: Request) -> str:

@@ -50,9 +50,9 @@ async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
     """Return the usage of every existing instance; what the driver does not report now is unknown."""
     records = context.state.gpus.values()
     instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
-    if context.gate.paused:
+    if context.driver_use.paused:
         return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
-    with context.gate.inside():
+    with context.driver_use.inside():
         found = await asyncio.gather(*(_of(context, each) for each in instances))
     return dict(zip((each.generation for each in instances), found, strict=True))
 
@@ -60,7 +60,7 @@ async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
 async def _of(context: Context, instance: Instance) -> InstanceUsage:
     backend = context.backends[instance.kind]
     try:
-        return await context.lanes[instance.slot.gpu].read("read the usage", lambda: backend.usage(instance))
+        return await context.gpu_workers[instance.slot.gpu].read("read the usage", lambda: backend.usage(instance))
     except DriverError:
         return _UNKNOWN
 
@@ -81,17 +81,17 @@ class Reconciler:
         self,
         context: Context,
         *,
-        lifetimes: LeaseLifecycle,
-        blocks: Quarantine,
+        lifecycle: LeaseLifecycle,
+        quarantine: Quarantine,
         repairs: Repairs,
-        memory: RequestLog,
+        request_log: RequestLog,
         boot_id: str,
     ) -> None:
         self._context = context
-        self._lifetimes = lifetimes
-        self._blocks = blocks
+        self._lifecycle = lifecycle
+        self._quarantine = quarantine
         self._repairs = repairs
-        self._memory = memory
+        self._request_log = request_log
         self.boot_id = boot_id
         """The boot id of the boot that the records belong to."""
         self._failed_readings: dict[GpuUuid, int] = {}
@@ -120,8 +120,8 @@ class Reconciler:
 
     async def look(self) -> None:
         """Reconcile everything once; while the agent is paused, only what needs no driver."""
-        if not self._context.gate.paused:
-            with self._context.gate.inside():
+        if not self._context.driver_use.paused:
+            with self._context.driver_use.inside():
                 await self.compare_all()
                 await self.run_followups()
         self.unused_at_last_look = self.unused_leases()
@@ -140,25 +140,25 @@ class Reconciler:
     async def compare_all(self) -> None:
         """Compare every GPU with the ledger, also while the agent is paused."""
         await self._look_at_boot_id()
-        await asyncio.gather(*(self._check(gpu) for gpu in tuple(self._context.lanes)))
-        for gpu in tuple(self._context.lanes):
+        await asyncio.gather(*(self._check(gpu) for gpu in tuple(self._context.gpu_workers)))
+        for gpu in tuple(self._context.gpu_workers):
             self._take_back(gpu)
 
     async def check(self, gpu: GpuUuid) -> None:
         """Read a GPU and repair what does not agree, under the lock of its worker. Errors are reported, not raised."""
-        with self._context.gate.inside():
+        with self._context.driver_use.inside():
             await self._check(gpu)
 
     async def _check(self, gpu: GpuUuid) -> None:
-        lane = self._context.lanes[gpu]
-        if lane.hung:
+        worker = self._context.gpu_workers[gpu]
+        if worker.hung:
             return
-        async with lane.lock:
+        async with worker.lock:
             await self.check_locked(gpu)
 
     async def check_locked(self, gpu: GpuUuid) -> None:
         """Do the same as `check`, for a caller that holds the lock of the GPU's worker."""
-        if self._context.lanes[gpu].hung:
+        if self._context.gpu_workers[gpu].hung:
             return  # the effect of the call that has not returned is not known yet
         record = self._context.state.gpus[gpu]
         try:
@@ -176,7 +176,7 @@ class Reconciler:
 
     async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
         driver = self._context.driver
-        return await self._context.lanes[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
+        return await self._context.gpu_workers[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Make the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a rereading."""
@@ -248,7 +248,7 @@ class Reconciler:
         for words in reconcile_layout(observed.layout, from_file)[1]:
             if words not in self._told_differences:
                 self._told_differences.add(words)
-                journal.tell(journal.event(EventKind.PROFILE_DIFFERS, words, gpu=observed.uuid))
+                journal.record(journal.event(EventKind.PROFILE_DIFFERS, words, gpu=observed.uuid))
 
     # When a GPU does not answer
 
@@ -266,7 +266,7 @@ class Reconciler:
             self._context.tasks.spawn(f"read-again-{gpu}", self._after_answer(gpu))
 
     async def _after_answer(self, gpu: GpuUuid) -> None:
-        if self._context.gate.paused:
+        if self._context.driver_use.paused:
             return  # it is read when the agent goes on
         await self.check(gpu)
         self._take_back(gpu)
@@ -274,7 +274,7 @@ class Reconciler:
     def _take_back(self, gpu: GpuUuid) -> None:
         """Use a GPU again whose overdue call has returned, and which was read since."""
         record = self._context.state.gpus[gpu]
-        if record.hung and not self._context.lanes[gpu].hung:
+        if record.hung and not self._context.gpu_workers[gpu].hung:
             record.hung = ""
             self._tell(EventKind.GPU_UNCORDONED, record, f"GPU {record.index} answers again and is used again")
             self._context.state.capacity_freed.emit()
@@ -297,7 +297,7 @@ class Reconciler:
             self._tell_who_goes_on([each for each in record.instances.values() if each.lease in going_on])
         held = (each.lease for each in record.instances.values() if each.lease is not None)
         # Another GPU of the same lease may be lost at this moment, too: it ends once.
-        ends = (self._lifetimes.end(each, EndReason.GPU_LOST) for each in dict.fromkeys(held) if each not in going_on)
+        ends = (self._lifecycle.end(each, EndReason.GPU_LOST) for each in dict.fromkeys(held) if each not in going_on)
         with contextlib.suppress(LedgerError):  # the next reconciliation ends them
             await asyncio.gather(*ends)
 
@@ -305,7 +305,7 @@ class Reconciler:
         for instance in lost:
             told = degraded_event(self._context, instance, EndReason.GPU_LOST)
             if told is not None:
-                self._context.journal.tell(told)
+                self._context.journal.record(told)
 
     # What else is checked
 
@@ -323,7 +323,7 @@ class Reconciler:
             self.last_process[instance.generation] = now
             if instance.state is InstanceState.IDLE and instance.generation not in record.reserved:
                 names = ", ".join(self._context.host.describe_process(pid) for pid in found)
-                self._blocks.block(instance, f"held by {names}")
+                self._quarantine.block(instance, f"held by {names}")
 
     def unused_leases(self) -> frozenset[LeaseId]:
         """Return the leases on whose instances no process has been seen for an hour.
@@ -353,7 +353,7 @@ class Reconciler:
         boot_id = self.boot_id_now()
         if boot_id == self.boot_id:
             return
-        for gpu in tuple(self._context.lanes):
+        for gpu in tuple(self._context.gpu_workers):
             await self._check(gpu)
         await self.adopt_boot_id(boot_id)
 
@@ -368,7 +368,7 @@ class Reconciler:
         elif doubt is not None and doubt.boot_id != boot_id:
             doubt, settled = None, (DropDoubt(),)  # no lease that was made before a boot outlives it
         try:
-            await self._context.journal.write((PutBootId(boot_id), *settled))
+            await self._context.journal.commit((PutBootId(boot_id), *settled))
         except LedgerError:
             return  # the next reconciliation tries again
         self.boot_id, state.doubt = boot_id, doubt
@@ -378,16 +378,16 @@ class Reconciler:
     async def _forget_old_leases(self) -> None:
         now = self._context.clock.now()
         before = now - self._context.settings.request_memory_hours * _HOUR
-        if self._memory.forget_before(before) and not self._context.journal.error:
-            self._context.journal.write((ForgetLeases(before),))
+        if self._request_log.forget_before(before) and not self._context.journal.error:
+            self._context.journal.commit((ForgetLeases(before),))
 
     def _show(self, record: GpuRecord) -> None:
         self._context.state.touch(record.uuid)
-        self._context.journal.publish()
+        self._context.journal.republish()
 
     def _tell(self, kind: EventKind, record: GpuRecord, words: str) -> None:
         self._context.state.touch(record.uuid)
-        self._context.journal.tell(self._context.journal.event(kind, words, gpu=record.uuid))
+        self._context.journal.record(self._context.journal.event(kind, words, gpu=record.uuid))
 
 
 def _recorded(instance: Instance) -> RecordedInstance:

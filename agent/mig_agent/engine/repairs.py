@@ -43,45 +43,45 @@ class Repairs:
     """
 
     def __init__(
-        self, context: Context, lifetimes: LeaseLifecycle, blocks: Quarantine, remover: InstanceDestroyer
+        self, context: Context, lifecycle: LeaseLifecycle, quarantine: Quarantine, destroyer: InstanceDestroyer
     ) -> None:
         self._context = context
-        self._lifetimes = lifetimes
-        self._blocks = blocks
-        self._remover = remover
+        self._lifecycle = lifecycle
+        self._quarantine = quarantine
+        self._destroyer = destroyer
 
     async def carry_out(self, record: GpuRecord, repairs: Iterable[Repair]) -> None:
         """Commit the repairs, then destroy half-made instances. Raises LedgerError: then nothing was changed."""
-        draft = Transaction(self._context.journal)
+        transaction = Transaction(self._context.journal)
         left_over: list[FinishDestroy] = []
         for repair in repairs:
             if isinstance(repair, FinishDestroy):
                 left_over.append(repair)
             else:
-                self._put_down(draft, record, repair)
-        if draft:
-            await draft.write()
+                self._put_down(transaction, record, repair)
+        if transaction:
+            await transaction.commit()
         for each in left_over:
             await self._finish(record, each)
 
-    def _put_down(self, draft: Transaction, record: GpuRecord, repair: Repair) -> None:
+    def _put_down(self, transaction: Transaction, record: GpuRecord, repair: Repair) -> None:
         match repair:
             case EndLostLease(lease, reason):
-                self._lifetimes.draft_end(draft, lease, reason)
+                self._lifecycle.add_lease_end(transaction, lease, reason)
             case LoseDevice(_, generation, reason):
-                self._lose(draft, generation, reason)
+                self._lose(transaction, generation, reason)
             case ForgetInstance(generation, reason):
-                self._forget(draft, generation, reason)
+                self._forget(transaction, generation, reason)
             case ForgetForeign(generation):
-                self._forget(draft, generation, "")
+                self._forget(transaction, generation, "")
             case AdoptForeign(_, observed):
-                self._found(draft, record, observed)
+                self._found(transaction, record, observed)
             case MarkIdle(generation):
-                self._change(draft, generation, InstanceState.IDLE)
+                self._change(transaction, generation, InstanceState.IDLE)
             case MarkLeased(generation, _):
-                self._change(draft, generation, InstanceState.LEASED)
+                self._change(transaction, generation, InstanceState.LEASED)
             case UpdateIds():
-                self._update(draft, repair)
+                self._update(transaction, repair)
 
     async def have_permanent(self, record: GpuRecord) -> None:
         """Add the device that a GPU always has, if it is missing: the GPU itself, without MIG mode. Raises LedgerError.
@@ -103,27 +103,27 @@ class Repairs:
         ours = whole.state is InstanceState.IDLE
         # As with any foreign instance, only its number is recorded.
         change = PutInstance(whole) if ours else PutLastGeneration(whole.generation)
-        await self._context.journal.write((change,), (), partial(self._context.state.put, whole))
+        await self._context.journal.commit((change,), (), partial(self._context.state.put, whole))
 
-    def _lose(self, draft: Transaction, generation: int, reason: str) -> None:
+    def _lose(self, transaction: Transaction, generation: int, reason: str) -> None:
         instance = self._known(generation)
         told = None if instance is None else degraded_event(self._context, instance, reason)
         if told is not None:
-            draft.events.append(told)
+            transaction.events.append(told)
 
-    def _forget(self, draft: Transaction, generation: int, reason: str) -> None:
+    def _forget(self, transaction: Transaction, generation: int, reason: str) -> None:
         state, journal = self._context.state, self._context.journal
         instance = self._known(generation)
         if instance is None:
             return
-        draft.changes.append(DropInstance(instance.generation))
+        transaction.changes.append(DropInstance(instance.generation))
         if instance.state is InstanceState.FOREIGN and state.former:
-            draft.changes.append(VoidEvidence(instance.uuid, "is gone"))
+            transaction.changes.append(VoidEvidence(instance.uuid, "is gone"))
         begun = instance.state in {InstanceState.CREATING, InstanceState.DESTROYING}
         # A whole GPU that nobody leases only makes way for a GPU that is partitioned.
         if not begun and (instance.lease is not None or instance.kind.is_created):
             why = f" ({reason})" if reason else ""
-            draft.events.append(
+            transaction.events.append(
                 journal.event(
                     EventKind.INSTANCE_LOST,
                     f"{self._context.place(instance)} is gone{why}",
@@ -135,11 +135,11 @@ class Repairs:
 
         def apply() -> None:
             state.drop(instance.generation)
-            self._blocks.forget(instance.generation)
+            self._quarantine.forget(instance.generation)
 
-        draft.applied.append(apply)
+        transaction.applied.append(apply)
 
-    def _found(self, draft: Transaction, record: GpuRecord, observed: ObservedInstance) -> None:
+    def _found(self, transaction: Transaction, record: GpuRecord, observed: ObservedInstance) -> None:
         context = self._context
         profile = record.layout.by_id.get(observed.profile_id)
         ours = profile is not None and self._may_take_over(observed)
@@ -153,18 +153,18 @@ class Repairs:
             since=context.clock.now(),
         )
         # A foreign instance is not recorded, but its number shall not be given again.
-        draft.changes.append(PutInstance(instance) if ours else PutLastGeneration(instance.generation))
+        transaction.changes.append(PutInstance(instance) if ours else PutLastGeneration(instance.generation))
         words = "taken over" if ours else "made by somebody else, and left alone"
         if context.state.doubt is not None:
             words = "the ledger does not account for it, and it is left alone"
-        draft.events.append(
+        transaction.events.append(
             context.journal.event(
                 EventKind.INSTANCE_FOUND,
                 f"found {context.place(instance)}: {words}",
                 instance=instance,
             )
         )
-        draft.applied.append(partial(context.state.put, instance))
+        transaction.applied.append(partial(context.state.put, instance))
 
     def _may_take_over(self, observed: ObservedInstance) -> bool:
         # The setting is about other people's instances. After the ledger was lost an administrator has to say so.
@@ -175,17 +175,17 @@ class Repairs:
     async def take_over_unused(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Take over foreign instances that were in use when they were found and are free now. Raises LedgerError."""
         unused = {each.gpu_instance_id for each in observed.instances if self._may_take_over(each)}
-        draft = Transaction(self._context.journal)
+        transaction = Transaction(self._context.journal)
         for each in record.instances.values():
             known = each.slot.profile.id in record.layout.by_id
             if each.state is InstanceState.FOREIGN and each.gpu_instance_id in unused and known:
-                self._change(draft, each.generation, InstanceState.IDLE)
+                self._change(transaction, each.generation, InstanceState.IDLE)
                 words = f"nobody uses {self._context.place(each)} any more: taken over"
-                draft.events.append(self._context.journal.event(EventKind.INSTANCE_FOUND, words, instance=each))
-        if draft:
-            await draft.write()
+                transaction.events.append(self._context.journal.event(EventKind.INSTANCE_FOUND, words, instance=each))
+        if transaction:
+            await transaction.commit()
 
-    def _change(self, draft: Transaction, generation: int, to: InstanceState) -> None:
+    def _change(self, transaction: Transaction, generation: int, to: InstanceState) -> None:
         def apply() -> None:
             # As it is then: the same record may have ended its lease before this.
             instance = self._known(generation)
@@ -195,10 +195,10 @@ class Repairs:
         now = self._context.clock.now()
         instance = self._known(generation)
         if instance is not None:
-            draft.changes.append(PutInstance(replace(instance, state=to, since=now)))
-            draft.applied.append(apply)
+            transaction.changes.append(PutInstance(replace(instance, state=to, since=now)))
+            transaction.applied.append(apply)
 
-    def _update(self, draft: Transaction, update: UpdateIds) -> None:
+    def _update(self, transaction: Transaction, update: UpdateIds) -> None:
         state = self._context.state
 
         def changed(instance: Instance) -> Instance:
@@ -218,10 +218,10 @@ class Repairs:
         if instance is None:
             return
         if instance.state is not InstanceState.FOREIGN:
-            draft.changes.append(PutInstance(changed(instance)))
+            transaction.changes.append(PutInstance(changed(instance)))
         elif state.former and instance.uuid != update.uuid:
-            draft.changes.append(VoidEvidence(instance.uuid, "is gone"))
-        draft.applied.append(apply)
+            transaction.changes.append(VoidEvidence(instance.uuid, "is gone"))
+        transaction.applied.append(apply)
 
     async def _finish(self, record: GpuRecord, left: FinishDestroy) -> None:
         """Destroy an instance that a crash or a failure left half-made; block it if that fails."""
@@ -239,11 +239,11 @@ class Repairs:
         )
         context.state.put(instance)
         try:
-            await self._remover.destroy(instance)
+            await self._destroyer.destroy(instance)
         except StepFailedError as failed:
             current = self._known(instance.generation)
             if current is not None and current.state is not InstanceState.BLOCKED:
-                self._blocks.block(instance, f"what was left of it cannot be removed: {failed.error}")
+                self._quarantine.block(instance, f"what was left of it cannot be removed: {failed.error}")
             return
         event = context.journal.event(
             EventKind.INSTANCE_DESTROYED,
@@ -251,7 +251,7 @@ class Repairs:
             instance=instance,
             reason="half-made",
         )
-        await context.journal.write(
+        await context.journal.commit(
             (DropInstance(instance.generation),), (event,), partial(context.state.drop, instance.generation)
         )
 

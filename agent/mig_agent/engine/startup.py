@@ -30,7 +30,7 @@ from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
-from mig_agent.engine.adoption import Adopting
+from mig_agent.engine.adoption import Adoption
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
 from mig_agent.engine.driver_events import DriverEvents
@@ -61,27 +61,27 @@ class Parts:
 
     context: Context
     ledger: Ledger
-    memory: RequestLog
-    lifetimes: LeaseLifecycle
+    request_log: RequestLog
+    lifecycle: LeaseLifecycle
     leases: Leases
-    blocks: Quarantine
-    observer: Reconciler
-    room: RequestQueue
-    acquisitions: Acquirer
+    quarantine: Quarantine
+    reconciler: Reconciler
+    queue: RequestQueue
+    acquirer: Acquirer
     admin: Admin
-    adopting: Adopting
-    recovering: LeaseRecovery
-    listening: DriverEvents
-    inventory: DriverStartup
-    pausing: Maintenance
+    adoption: Adoption
+    lease_recovery: LeaseRecovery
+    driver_events: DriverEvents
+    driver_startup: DriverStartup
+    maintenance: Maintenance
     started_at: float = 0.0
     """When it began to serve."""
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop_background(self) -> None:
         """Stop the tasks that run as long as the engine does."""
-        self.pausing.close()
-        self.listening.close()
+        self.maintenance.close()
+        self.driver_events.close()
         for task in self.background:
             task.cancel()
         for task in self.background:
@@ -112,35 +112,35 @@ async def start(
     """
     contents = ledger.contents
     parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
-    context, state, lifetimes = parts.context, parts.context.state, parts.lifetimes
+    context, state, lifecycle = parts.context, parts.context.state, parts.lifecycle
     for recorded in contents.leases:
         if recorded.ended_at is None:
             state.put_lease(recorded.lease)
-    is_paused = parts.pausing.begin(contents.paused, paused)
+    is_paused = parts.maintenance.begin(contents.paused, paused)
     if is_paused:
-        await parts.inventory.without_driver()
+        await parts.driver_startup.without_driver()
     else:
-        await parts.inventory.take_up()
+        await parts.driver_startup.take_up()
     parts.started_at = clock.now()
-    lifetimes.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
+    lifecycle.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
             # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
-            is_confirmed = not lease.owner.ends_with_stream and not lifetimes.is_unconfirmed(lease.id)
-            lifetimes.begin(lease, delivered=is_confirmed)
+            is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
+            lifecycle.begin(lease, delivered=is_confirmed)
     leases = counted(len(state.leases), "lease")
     words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
     if is_paused:
-        words = f"the agent started paused ({'; '.join(context.gate.paused)}) with {leases}"
+        words = f"the agent started paused ({'; '.join(context.driver_use.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
-    await context.journal.write(old, (started, *_of_doubt(context)))
+    await context.journal.commit(old, (started, *_of_doubt(context)))
     loop = asyncio.get_running_loop()
-    parts.background.append(loop.create_task(parts.observer.run(), name="observer"))
+    parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if settings.listen_to_driver and not is_paused:
-        parts.listening.start()
+        parts.driver_events.start()
     return parts
 
 
@@ -178,54 +178,59 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         events=events,
         journal=Journal(ledger, state, events, clock),
         tasks=Tasks(),
-        patience=MeanLeaseTime.of(
+        mean_lease_time=MeanLeaseTime.of(
             each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
         ),
-        aside=CallThread("aside"),
+        blocking_calls=CallThread("aside"),
     )
-    memory = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
-    lifetimes = LeaseLifecycle(context, memory)
-    blocks = Quarantine(context)
-    remover = InstanceDestroyer(context, blocks)
-    repairs = Repairs(context, lifetimes, blocks, remover)
-    observer = Reconciler(
-        context, lifetimes=lifetimes, blocks=blocks, repairs=repairs, memory=memory, boot_id=contents.boot_id
+    request_log = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
+    lifecycle = LeaseLifecycle(context, request_log)
+    quarantine = Quarantine(context)
+    destroyer = InstanceDestroyer(context, quarantine)
+    repairs = Repairs(context, lifecycle, quarantine, destroyer)
+    reconciler = Reconciler(
+        context,
+        lifecycle=lifecycle,
+        quarantine=quarantine,
+        repairs=repairs,
+        request_log=request_log,
+        boot_id=contents.boot_id,
     )
     executor = Executor(
         context=context,
-        memory=memory,
-        lifetimes=lifetimes,
-        blocks=blocks,
-        looks=Preflight(context, blocks),
-        remover=remover,
-        observer=observer,
+        request_log=request_log,
+        lifecycle=lifecycle,
+        quarantine=quarantine,
+        preflight=Preflight(context, quarantine),
+        destroyer=destroyer,
+        reconciler=reconciler,
     )
-    room = RequestQueue(context, executor)
-    admin = Admin(context, remover, observer)
-    listening = DriverEvents(context.driver, observer.hint)
-    discovery = Discovery(context, contents, observer, lock)
-    observer.follow_up(admin.destroy_overdue)
-    observer.follow_up(discovery.look)
-    recovering = LeaseRecovery(context, memory, lifetimes, observer)
-    inventory = DriverStartup(
-        context, contents, lifetimes=lifetimes, reconciler=observer, discovery=discovery, recovery=recovering
+    queue = RequestQueue(context, executor)
+    admin = Admin(context, destroyer, reconciler)
+    driver_events = DriverEvents(context.driver, reconciler.hint)
+    discovery = Discovery(context, contents, reconciler, lock)
+    reconciler.follow_up(admin.destroy_overdue)
+    reconciler.follow_up(discovery.look)
+    lease_recovery = LeaseRecovery(context, request_log, lifecycle, reconciler)
+    driver_startup = DriverStartup(
+        context, contents, lifecycle=lifecycle, reconciler=reconciler, discovery=discovery, recovery=lease_recovery
     )
     return Parts(
         context=context,
         ledger=ledger,
-        memory=memory,
-        lifetimes=lifetimes,
-        leases=Leases(context, memory, lifetimes),
-        blocks=blocks,
-        observer=observer,
-        room=room,
-        acquisitions=Acquirer(context, memory, lifetimes, room),
+        request_log=request_log,
+        lifecycle=lifecycle,
+        leases=Leases(context, request_log, lifecycle),
+        quarantine=quarantine,
+        reconciler=reconciler,
+        queue=queue,
+        acquirer=Acquirer(context, request_log, lifecycle, queue),
         admin=admin,
-        adopting=Adopting(context, observer),
-        recovering=recovering,
-        listening=listening,
-        inventory=inventory,
-        pausing=Maintenance(context, listening, inventory, observer.hint),
+        adoption=Adoption(context, reconciler),
+        lease_recovery=lease_recovery,
+        driver_events=driver_events,
+        driver_startup=driver_startup,
+        maintenance=Maintenance(context, driver_events, driver_startup, reconciler.hint),
     )
 
 
@@ -246,7 +251,7 @@ async def _watch_ledger(parts: Parts) -> None:
         words = parts.ledger.missing()
         if words and (words != reported or not context.journal.error):
             told = f"{words}; the ledger is written anew from what the agent has open"
-            context.journal.tell(context.journal.event(EventKind.LEDGER_FAILED, told))
+            context.journal.record(context.journal.event(EventKind.LEDGER_FAILED, told))
         reported = words
 
 
@@ -281,7 +286,7 @@ class DriverStartup:
         context: Context,
         contents: Contents,
         *,
-        lifetimes: LeaseLifecycle,
+        lifecycle: LeaseLifecycle,
         reconciler: Reconciler,
         discovery: Discovery,
         recovery: LeaseRecovery,
@@ -289,7 +294,7 @@ class DriverStartup:
         """`contents` is the ledger as it was opened."""
         self._context = context
         self._contents = contents
-        self._lifetimes = lifetimes
+        self._lifecycle = lifecycle
         self._reconciler = reconciler
         self._discovery = discovery
         self._recovery = recovery
@@ -325,7 +330,7 @@ class DriverStartup:
         gpus = {record.uuid: text_of(_as_observed(record)) for record in self._context.state.gpus.values()}
         if gpus != self._remembered:
             with contextlib.suppress(LedgerError):
-                await self._context.journal.write((PutGpus(gpus),))
+                await self._context.journal.commit((PutGpus(gpus),))
                 self._remembered = gpus
 
     async def _take_up_first(self) -> None:
@@ -336,7 +341,7 @@ class DriverStartup:
             discovery.lock(observed.index, observed.uuid)
         for uuid in context.state.gpus.keys() - {observed.uuid for observed in managed}:
             context.state.remove_gpu(uuid)
-            context.lanes.pop(uuid).close()
+            context.gpu_workers.pop(uuid).close()
         for observed in managed:
             record = context.state.gpus.get(observed.uuid)
             if record is None:
@@ -362,24 +367,24 @@ class DriverStartup:
     async def _end_leases_on_removed_gpus(self) -> None:
         """End leases on GPUs that are gone: all GPUs of the machine were read, and these are not among them."""
         context = self._context
-        draft = Transaction(context.journal)
+        transaction = Transaction(context.journal)
         for instance in self._contents.instances:
             gpu = instance.slot.gpu
             if gpu not in context.state.gpus:
-                draft.changes.append(DropInstance(instance.generation))
+                transaction.changes.append(DropInstance(instance.generation))
                 context.state.unmanaged.pop(instance.generation, None)
                 if instance.lease is None:
                     continue
                 told = degraded_event(context, instance, EndReason.GPU_LOST)
                 if told is not None and instance.lease in leases_with_devices_elsewhere(context, gpu):
-                    draft.events.append(told)
+                    transaction.events.append(told)
                 else:
-                    self._lifetimes.draft_end(draft, instance.lease, EndReason.GPU_LOST)
+                    self._lifecycle.add_lease_end(transaction, instance.lease, EndReason.GPU_LOST)
         for lease in context.state.leases.values():
             if not any(True for _ in context.state.instances_of(lease.id)):
-                self._lifetimes.draft_end(draft, lease.id, "instance-lost")
-        if draft:
-            await draft.write()
+                self._lifecycle.add_lease_end(transaction, lease.id, "instance-lost")
+        if transaction:
+            await transaction.commit()
 
     async def _end_leases_of_earlier_boot(self) -> None:
         reconciler = self._reconciler
@@ -390,22 +395,22 @@ class DriverStartup:
     async def _end_all_leases(self) -> None:
         """End all leases, also on GPUs that are not managed now, or do not answer yet: no instance outlives a boot."""
         context = self._context
-        draft = Transaction(context.journal)
+        transaction = Transaction(context.journal)
         for lease in tuple(context.state.leases):
-            self._lifetimes.draft_end(draft, lease, REBOOT)
+            self._lifecycle.add_lease_end(transaction, lease, REBOOT)
         partitioned = set()
         for instance in self._contents.instances:
             if instance.slot.gpu not in context.state.gpus:
-                draft.changes.append(DropInstance(instance.generation))
+                transaction.changes.append(DropInstance(instance.generation))
             elif instance.kind.needs_mig_mode:
                 partitioned.add(instance.slot.gpu)
         for uuid in partitioned:
             record = context.state.gpus[uuid]
             if not record.mode.current:
                 words = f"GPU {record.index} lost its MIG mode with the reboot; {record.reason}"
-                draft.events.append(context.journal.event(EventKind.GPU_MODE_CHANGED, words, gpu=uuid))
-        if draft:
-            await draft.write()
+                transaction.events.append(context.journal.event(EventKind.GPU_MODE_CHANGED, words, gpu=uuid))
+        if transaction:
+            await transaction.commit()
 
 
 def _as_observed(record: GpuRecord) -> ObservedGpu:

@@ -71,7 +71,7 @@ class Fairness:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def mine(self) -> None:
+    async def yield_turn(self) -> None:
         """Wait until it is the caller's turn, which lasts until its next await."""
         async with self._lock:
             for _ in range(_ROUNDS):

@@ -93,7 +93,7 @@ class EvidentLease:
         lease, holder = self.lease, self.lease.holder
         return json.dumps(
             [
-                (lease.id, lease.request_id, lease.asker, self.digest, self.boot_id, self.void),
+                (lease.id, lease.request_id, lease.caller_id, self.digest, self.boot_id, self.void),
                 (lease.created_at, lease.expires_at, encode(lease.owner)),
                 (holder.tenant, holder.name, holder.uid, holder.pid),
                 (lease.instances, lease.reused),
@@ -106,7 +106,7 @@ class EvidentLease:
     def decode(cls, text: bytes) -> EvidentLease:
         """Read what `encode` wrote. Raises ValueError, TypeError."""
         names, lasts, who, made_of, devices = json.loads(text)
-        id_, request, asker, digest, boot_id, void = names
+        id_, request, caller_id, digest, boot_id, void = names
         created, expires, owner = lasts
         tenant, name, uid, holder_pid = who
         instances, reused = made_of
@@ -119,7 +119,7 @@ class EvidentLease:
             expires_at=expires,
             owner=decode(owner),
             reused=tuple(reused),
-            asker=CallerId(asker),
+            caller_id=CallerId(caller_id),
         )
         return cls(
             lease=lease,

@@ -176,7 +176,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    owner, devices_text, ended, reason, asker = rest
+    owner, devices_text, ended, reason, caller_id = rest
     devices = json.loads(devices_text)
     lease = Lease(
         id=LeaseId(name),
@@ -187,14 +187,14 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
         expires_at=expires,
         owner=decode(owner),
         reused=tuple(bool(reused) for _, reused in devices),
-        asker=CallerId(asker),
+        caller_id=CallerId(caller_id),
     )
     return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
 
 
 def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:
     """Return the lease that a request led to, active or ended; None where there is none. Raises READING_ERRORS."""
-    row = connection.execute(_BY_REQUEST, (request.id, request.asker)).fetchone()
+    row = connection.execute(_BY_REQUEST, (request.id, request.caller_id)).fetchone()
     return None if row is None else _lease(row)
 
 

@@ -111,7 +111,7 @@ class PutLease:
             (
                 lease.id,
                 lease.request_id,
-                lease.asker,
+                lease.caller_id,
                 self.digest,
                 holder.tenant,
                 holder.name,

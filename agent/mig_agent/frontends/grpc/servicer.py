@@ -176,7 +176,7 @@ class PartitionManagerServicer:
             )
         caller = self._caller(context)
         requests = [request_from(each, caller) for each in message.requests]
-        view, pace = self._manager.view, self._manager.pace
+        view, pace = self._manager.view, self._manager.step_times
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
@@ -293,7 +293,7 @@ class PartitionManagerServicer:
         """Report a refused call to the audit log, with the lease or GPU that it names."""
         about = getattr(message, "lease", "") or getattr(message, "gpu", "")
         caller = caller_named(context, admin=self._admin, roles=self._roles)
-        self._manager.denied(method, caller, refusal, str(about))
+        self._manager.report_refusal(method, caller, refusal, str(about))
 
     def _caller(self, context: Context) -> Caller:
         return caller_of(context, admin=self._admin, roles=self._roles)

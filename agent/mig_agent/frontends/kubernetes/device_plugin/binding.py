@@ -107,7 +107,7 @@ class Binder:
             self._book.forget(each)
             each.task.cancel()
             await asyncio.wait((each.task,))
-            await self._manager.over(each.request.key)
+            await self._manager.wait_until_answered(each.request.key)
         return bool(waiting)
 
     async def _hand(self, lease: Lease, devices: Sequence[KubeletDevice], pod: Pod) -> None:

@@ -273,7 +273,7 @@ class Plugin:
         self._serve(view)
         leased, standing = leased_kubelet_devices(view), lease_by_device(view)
         placed = {
-            device for request, devices in book.requests.items() if manager.has_places(request) for device in devices
+            device for request, devices in book.requests.items() if manager.has_slots(request) for device in devices
         }
         promises = self._promises(view, unserved(book, standing, placed, self._resources))
         before = tuple(self._resources[device.resource].want for device in promises.unserved)
@@ -285,7 +285,7 @@ class Plugin:
             served.allocated = len(allocated)
             served.promised = promises.promised.get(name, 0)
             # Who has a promise may be on the way while nothing more is offered.
-            more = served.promised + (0 if self._draining else manager.creatable(served.resource.want, before))
+            more = served.promised + (0 if self._draining else manager.count_creatable(served.resource.want, before))
             # What pods have could be free again before the next agent is there to give it.
             served.target = 0 if self._draining else len(allocated) + more
             served.advertisement.showed(self._shown(name), now, in_touch=in_touch)

@@ -216,7 +216,7 @@ class PreStart:
             owner=owner,
             priority=priority,
             wait_seconds=math.inf,
-            asker=KUBELET.asker,
+            caller_id=KUBELET.caller_id,
         )
         if book.hopeless.issuperset(missing):
             (outcome,) = self._manager.plan((request,))

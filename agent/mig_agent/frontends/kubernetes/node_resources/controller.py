@@ -205,7 +205,7 @@ class NodeStatus:
         if manager.paused and not view.gpus:
             # The GPUs have not been read yet, and nothing can be leased.
             return dict.fromkeys(owned(facts), Devices(possible=0, allocated=0, promised=0))
-        return numbers(view, settings.naming, manager.creatable, self._asked, in_progress(manager.reserving()))
+        return numbers(view, settings.naming, manager.count_creatable, self._asked, in_progress(manager.reserving()))
 
     async def _registered(self) -> Mapping[str, frozenset[str]]:
         """Return the kubelet's record of device plugins; read again only if its file has changed."""

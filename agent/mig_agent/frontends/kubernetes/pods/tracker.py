@@ -243,7 +243,7 @@ class PodTracker:
             self._answers[pod.namespace, pod.name] = facts
             self._notify()
         # The lease may have changed while the API server answered, or a change of it is being recorded now.
-        await self._manager.settled(lease.id)
+        await self._manager.wait_for_pending_commit(lease.id)
         current = self._manager.view.leases.get(lease.id)
         if current is not None and current in tuple(self._tracked((current,))):
             await self._apply(current, self._by_answer(current, facts))
