@@ -376,7 +376,7 @@ class Manager:
         Of these GPUs and with these UUIDs, or all of them: then nothing of the ledger is in doubt any more.
         """
         self._context.refuse_when_closing()
-        return await self._parts.adopting.adopt(gpus, uuids, caller, everything=everything)
+        return await self._parts.admin.adopt(gpus, uuids, caller, everything=everything)
 
     async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
         """Keeps new leases off a GPU, or allows them again."""

@@ -31,7 +31,6 @@ from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
-from mig_agent.engine.adoption import Adopting
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
 from mig_agent.engine.driver_events import DriverEvents
@@ -70,7 +69,6 @@ class Parts:
     room: RequestQueue
     acquisitions: Acquirer
     admin: Admin
-    adopting: Adopting
     recovering: LeaseRecovery
     listening: DriverEvents
     inventory: DriverStartup
@@ -222,7 +220,6 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         room=room,
         acquisitions=Acquirer(context, memory, lifetimes, room),
         admin=admin,
-        adopting=Adopting(context, observer),
         recovering=recovering,
         listening=listening,
         inventory=inventory,

@@ -1,4 +1,4 @@
-"""What every gRPC method has in common: a limit on concurrent calls, and refusals that become statuses.
+"""What every gRPC method has in common: limits on calls, checks of their texts, and refusals that become statuses.
 
 The handlers are made here from the service's own descriptor, rather than by the generated servicer, so that a message
 that cannot even be read is answered in words like any other mistake. Nothing escapes as a traceback.
@@ -9,25 +9,28 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, partial
 from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpc_errors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
 from mig_agent.adapters.transport.peer_credentials import own_uid, peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
-from mig_agent.core.texts import visible
-from mig_agent.frontends.grpc.opening_streams import SPARE, OpeningStreams
-from mig_agent.frontends.grpc.text_checks import check_texts
+from mig_agent.core.texts import check_text, visible
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _ROOT: Final = 0
+FIRST_MESSAGE_SECONDS = 60.0
+"""How long a client may leave a stream open before it sends its request; in a burst it may be behind many others."""
+SPARE: Final = 1000
+"""Streams of one user that may wait for their requests when those of its requests take all that they may."""
 _ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
 
@@ -135,6 +138,69 @@ class CallLimits:
         if method in _ALWAYS_TAKEN:
             return self._always
         return self._streams if streams else self._others
+
+
+User = int | str | None
+
+
+class OpeningStreams:
+    """Bounds the streams of one user on which no request has come yet. Belongs to the event loop.
+
+    In a burst a request may be behind the beginnings of thousands of other streams, which are not read while as many
+    calls are open as may be: somebody has to be refused unheard then, or all would wait for each other.
+    """
+
+    def __init__(self, most: Callable[[User], float]) -> None:
+        """`most` tells how many streams a user may open now, which is at least one."""
+        self._most = most
+        self._waiting: dict[User, dict[asyncio.Timeout, None]] = {}
+        """Each with the time that it has, the oldest first."""
+
+    def __len__(self) -> int:
+        """Count the streams that wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def waiting(self, who: User) -> AsyncIterator[None]:
+        """Wait in the block for the request of a stream.
+
+        Raises UsageError when none has come in time, RefusedError (QUEUE_FULL) where the user has opened too many more.
+        """
+        self._make_place(who)
+        limit = asyncio.timeout(FIRST_MESSAGE_SECONDS)
+        try:
+            async with limit:
+                self._waiting.setdefault(who, {})[limit] = None
+                yield
+        except TimeoutError:
+            if limit not in self._waiting.get(who, {}):
+                raise refuse(
+                    Reason.QUEUE_FULL,
+                    "cannot wait longer for a request: this user has opened too many other streams without one",
+                    "try again later; the administrator sets the limit with max_calls",
+                ) from None
+            raise UsageError(
+                f"cannot wait longer for a request: none came in {FIRST_MESSAGE_SECONDS:g} s",
+                "send `request` as the first message of the stream",
+            ) from None
+        finally:
+            self._forget(who, limit)
+
+    def _make_place(self, who: User) -> None:
+        """End the wait of the oldest where the user has as many as may be."""
+        of_one = self._waiting.get(who, {})
+        if len(of_one) >= self._most(who):
+            oldest = next(iter(of_one), None)
+            if oldest is not None:
+                self._forget(who, oldest)
+                if not oldest.expired():
+                    oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _forget(self, who: User, limit: asyncio.Timeout) -> None:
+        of_one = self._waiting.get(who, {})
+        of_one.pop(limit, None)
+        if not of_one:
+            self._waiting.pop(who, None)
 
 
 def most_open(most: int) -> int:
@@ -313,3 +379,44 @@ def reader(message: type[Message]) -> Callable[[bytes], object]:
 
 def _snake_case(name: str) -> str:
     return "".join("_" + each.lower() if each.isupper() else each for each in name).lstrip("_")
+
+
+def check_texts(message: Message) -> None:
+    """Raise UsageError for a text with control, bidirectional or invisible characters anywhere in a message.
+
+    Texts in fields that this version does not know are not looked at, and go nowhere.
+    """
+    for name in _fields_with_texts(message.DESCRIPTOR):
+        value = getattr(message, name)
+        if isinstance(value, str):
+            check_text(value, f"`{name}`", repeat=False)
+        elif isinstance(value, Message):
+            if message.HasField(name):
+                check_texts(value)
+        else:
+            for each in value:
+                if isinstance(each, str):
+                    check_text(each, f"`{name}`", repeat=False)
+                else:
+                    check_texts(each)
+
+
+def texts_within(message: Descriptor) -> Iterator[str]:
+    """The paths of all texts in a message, such as `request.holder.name`; a test goes through them."""
+    for field in message.fields:
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield field.name
+        elif field.message_type is not None:
+            yield from (f"{field.name}.{each}" for each in texts_within(field.message_type))
+
+
+@cache
+def _fields_with_texts(message: Descriptor) -> tuple[str, ...]:
+    """The names of the fields in which a text can be, at whatever depth; found once for each type of message.
+
+    Raises AssertionError for a map, which no request has yet: its values would have to be checked in another way.
+    """
+    for field in message.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            raise AssertionError(f"cannot check the texts in {field.full_name}: it is a map")
+    return tuple(dict.fromkeys(path.partition(".")[0] for path in texts_within(message)))
