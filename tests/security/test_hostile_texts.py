@@ -21,8 +21,7 @@ from google.protobuf.message_factory import GetMessageClass
 from mig_agent.adapters.grpc_errors import TRAILER
 from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.core.texts import visible
-from mig_agent.frontends.grpc.handlers import SERVICE
-from mig_agent.frontends.grpc.text_checks import texts_within
+from mig_agent.frontends.grpc.handlers import SERVICE, texts_within
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
 from support.ledgers import rewritten

@@ -1,17 +1,18 @@
-"""Calls of administrators: cordon a GPU, destroy idle instances, switch MIG mode."""
+"""Calls of administrators: cordon a GPU, destroy idle instances, adopt foreign ones, switch MIG mode."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from mig_agent.adapters.ledger.reader import Cordon
-from mig_agent.adapters.ledger.records import DropCordon, DropInstance, PutCordon, PutInstance
+from mig_agent.adapters.ledger.records import DropCordon, DropDoubt, DropInstance, PutCordon, PutInstance
 from mig_agent.core.errors import Blocker, DriverError, DriverErrorKind, LedgerError, Reason, RefusedError, refuse
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Gpu, Instance, InstanceState
+from mig_agent.core.model import Generation, Gpu, Instance, InstanceState
 from mig_agent.core.observation import ModeChange
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -159,6 +160,84 @@ class Admin:
         if transaction:
             await transaction.commit()
 
+    # Adopting: an administrator says that the foreign instances are no longer needed by anyone
+
+    async def adopt(
+        self, gpus: Sequence[str], uuids: Sequence[str], caller: Caller, *, everything: bool
+    ) -> tuple[Instance, ...]:
+        """Adopt the foreign instances of some GPUs, those with these UUIDs, or all; the instances as they are then.
+
+        One on which a process is found is blocked until the process ends. Raises RefusedError.
+        """
+        context = self._context
+        context.driver_use.refuse_when_paused("adopt instances")
+        records = {each.uuid: each for each in map(context.gpu_named, gpus)}
+        found = {
+            each.uuid for gpu in context.state.gpus.values() for each in gpu.instances.values() if _may_adopt(each)
+        }
+        for uuid in uuids:
+            if uuid not in found:
+                raise refuse(
+                    Reason.INVALID_REQUEST,
+                    f"cannot adopt {uuid}: no foreign instance has this UUID",
+                    "see `migctl status`",
+                )
+        adopted: list[Instance] = []
+        try:
+            with context.driver_use.inside():
+                for record in tuple(context.state.gpus.values()):
+                    whole = everything or record.uuid in records
+                    adopted += await self._adopt_on(record, None if whole else set(uuids), caller)
+            if everything:
+                await self._settle_doubt(caller)
+        except LedgerError as error:
+            raise ledger_refusal(error, "adopt instances") from error
+        context.state.capacity_freed.emit()
+        return tuple(adopted)
+
+    async def _adopt_on(self, record: GpuRecord, uuids: Collection[str] | None, caller: Caller) -> list[Instance]:
+        context, state = self._context, self._context.state
+        adopted: list[Generation] = []
+        worker = context.gpu_workers[record.uuid]
+        if worker.hung or record.lost:
+            return []
+        async with worker.lock:
+            transaction = Transaction(context.journal)
+            for each in tuple(record.instances.values()):
+                if (
+                    not _may_adopt(each)
+                    or not _is_known(record, each)
+                    or (uuids is not None and each.uuid not in uuids)
+                ):
+                    continue
+                ours = replace(
+                    each,
+                    # Another number: what a restored ledger said of the former one is over.
+                    generation=state.next_generation(),
+                    state=InstanceState.IDLE,
+                    since=context.clock.now(),
+                    last_tenant="",
+                )
+                transaction.changes.append(PutInstance(ours))
+                words = f"{caller} adopted {context.place(ours)}"
+                event = context.journal.event(EventKind.INSTANCE_FOUND, words, instance=ours, caller=caller)
+                transaction.events.append(event)
+                transaction.applied += [partial(state.put, ours), partial(state.drop, each.generation)]
+                adopted.append(ours.generation)
+            if transaction:
+                await transaction.commit()
+                await self._reconciler.check_locked(record.uuid)  # blocks those that are in use
+        return [each for each in record.instances.values() if each.generation in adopted]
+
+    async def _settle_doubt(self, caller: Caller) -> None:
+        context, state = self._context, self._context.state
+        if state.doubt is None:
+            return
+
+        words = f"{caller} settled what the ledger did not account for: it {state.doubt.why}"
+        event = context.journal.event(EventKind.LEDGER_RECOVERED, words, caller=caller)
+        await context.journal.commit((DropDoubt(),), (event,), state.settle_doubt)
+
     # MIG mode
 
     async def set_mig_mode(self, name: str, caller: Caller, *, enable: bool) -> ModeAnswer:
@@ -292,3 +371,12 @@ def _mode_refusal(record: GpuRecord, verb: str, error: DriverError) -> RefusedEr
     }.get(error.kind, Reason.DRIVER_FAILED)
     hint = "the agent must run as root to switch MIG mode" if reason is Reason.NOT_PERMITTED else ""
     return refuse(reason, f"cannot {verb} MIG mode on GPU {record.index}: {error}", hint)
+
+
+def _may_adopt(instance: Instance) -> bool:
+    """Return whether an instance is foreign and complete: an incomplete one is still being created by others."""
+    return instance.state is InstanceState.FOREIGN and instance.is_complete and bool(instance.uuid)
+
+
+def _is_known(record: GpuRecord, instance: Instance) -> bool:
+    return instance.slot.profile.id in record.layout.by_id

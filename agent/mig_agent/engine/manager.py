@@ -363,7 +363,7 @@ class Manager:
         With `everything` take over all of them, and end the doubt about what the ledger does not account for.
         """
         self._context.refuse_when_closing()
-        return await self._parts.adoption.adopt(gpus, uuids, caller, everything=everything)
+        return await self._parts.admin.adopt(gpus, uuids, caller, everything=everything)
 
     async def cordon(self, gpu: str, on: bool, reason: str, caller: Caller) -> Gpu:  # noqa: FBT001 -- as agreed
         """Cordon a GPU, so that it gets no new leases, or uncordon it; return it."""

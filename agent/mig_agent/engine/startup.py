@@ -30,7 +30,6 @@ from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
-from mig_agent.engine.adoption import Adoption
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
 from mig_agent.engine.driver_events import DriverEvents
@@ -69,7 +68,6 @@ class Parts:
     queue: RequestQueue
     acquirer: Acquirer
     admin: Admin
-    adoption: Adoption
     lease_recovery: LeaseRecovery
     driver_events: DriverEvents
     driver_startup: DriverStartup
@@ -226,7 +224,6 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         queue=queue,
         acquirer=Acquirer(context, request_log, lifecycle, queue),
         admin=admin,
-        adoption=Adoption(context, reconciler),
         lease_recovery=lease_recovery,
         driver_events=driver_events,
         driver_startup=driver_startup,

@@ -1,4 +1,4 @@
-"""What every gRPC method has in common: a limit on concurrent calls, and refusals that become statuses.
+"""What every gRPC method has in common: limits on calls, checks of their texts, and refusals that become statuses.
 
 The handlers are made from the service's descriptor, not by the generated servicer. So a message that cannot be parsed
 gets a message and a hint like any other invalid request, and no exception reaches the client as a traceback.
@@ -9,25 +9,28 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from functools import cache, partial
 from typing import Any, Final
 
 import grpc
 import structlog
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from mig_agent.adapters.grpc_errors import LONGEST_WORDS, STATUS, TRAILER, shortened, trailer_of
 from mig_agent.adapters.transport.peer_credentials import own_uid, peer_from
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
-from mig_agent.core.texts import visible
-from mig_agent.frontends.grpc.opening_streams import EXTRA_STREAMS, OpeningStreams, User
-from mig_agent.frontends.grpc.text_checks import check_texts
+from mig_agent.core.texts import check_text, visible
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _ROOT: Final = 0
+FIRST_MESSAGE_SECONDS = 60.0
+"""How long a client may leave a stream open before it sends its request; in a burst it may be behind many others."""
+EXTRA_STREAMS: Final = 1000
+"""How many streams of a user may wait for their first message even when the user's call limit is used up."""
 _ALWAYS_TAKEN: Final = frozenset({"Release", "Renew"})
 
 
@@ -137,6 +140,70 @@ class CallLimits:
         if method in _ALWAYS_TAKEN:
             return self._always
         return self._streams if streams else self._others
+
+
+User = int | str | None
+
+
+class OpeningStreams:
+    """Bounds the streams of each user on which no request has arrived yet. Not thread-safe; use from the event loop.
+
+    In a burst a request may be behind the headers of thousands of other streams, which gRPC does not read while the
+    maximum number of calls is open. Unless the oldest stream is refused then, all would wait for each other.
+    """
+
+    def __init__(self, most: Callable[[User], float]) -> None:
+        """Limit by `most`, which returns how many streams a user may have open now: at least one."""
+        self._most = most
+        self._waiting: dict[User, dict[asyncio.Timeout, None]] = {}
+        """Per user the timeout of each stream that waits, the oldest first."""
+
+    def __len__(self) -> int:
+        """Return the number of streams that wait, of all users."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def waiting(self, user: User) -> AsyncIterator[None]:
+        """Limit the time for which the block may wait for the first message of a stream.
+
+        Raises UsageError if none arrives within FIRST_MESSAGE_SECONDS, and RefusedError (QUEUE_FULL) if this stream is
+        evicted because the user has opened too many newer ones.
+        """
+        self._evict_oldest(user)
+        limit = asyncio.timeout(FIRST_MESSAGE_SECONDS)
+        try:
+            async with limit:
+                self._waiting.setdefault(user, {})[limit] = None
+                yield
+        except TimeoutError:
+            if limit not in self._waiting.get(user, {}):
+                raise refuse(
+                    Reason.QUEUE_FULL,
+                    "cannot wait longer for a request: this user has opened too many other streams without one",
+                    "try again later; the administrator sets the limit with max_calls",
+                ) from None
+            raise UsageError(
+                f"cannot wait longer for a request: none came in {FIRST_MESSAGE_SECONDS:g} s",
+                "send `request` as the first message of the stream",
+            ) from None
+        finally:
+            self._forget(user, limit)
+
+    def _evict_oldest(self, user: User) -> None:
+        """End the wait of the user's oldest stream if the user is at the limit."""
+        streams = self._waiting.get(user, {})
+        if len(streams) >= self._most(user):
+            oldest = next(iter(streams), None)
+            if oldest is not None:
+                self._forget(user, oldest)
+                if not oldest.expired():
+                    oldest.reschedule(asyncio.get_running_loop().time())
+
+    def _forget(self, user: User, limit: asyncio.Timeout) -> None:
+        streams = self._waiting.get(user, {})
+        streams.pop(limit, None)
+        if not streams:
+            self._waiting.pop(user, None)
 
 
 def most_open(most: int) -> int:
@@ -318,3 +385,44 @@ def reader(message: type[Message]) -> Callable[[bytes], object]:
 
 def _snake_case(name: str) -> str:
     return "".join("_" + each.lower() if each.isupper() else each for each in name).lstrip("_")
+
+
+def check_texts(message: Message) -> None:
+    """Raise UsageError for a text with control, bidirectional or invisible characters anywhere in a message.
+
+    Fields that this version does not know are not checked; nothing uses them.
+    """
+    for name in _fields_with_texts(message.DESCRIPTOR):
+        value = getattr(message, name)
+        if isinstance(value, str):
+            check_text(value, f"`{name}`", repeat=False)
+        elif isinstance(value, Message):
+            if message.HasField(name):
+                check_texts(value)
+        else:
+            for each in value:
+                if isinstance(each, str):
+                    check_text(each, f"`{name}`", repeat=False)
+                else:
+                    check_texts(each)
+
+
+def texts_within(message: Descriptor) -> Iterator[str]:
+    """Yield the paths of all text fields in a message, such as `request.holder.name`."""
+    for field in message.fields:
+        if field.type == FieldDescriptor.TYPE_STRING:
+            yield field.name
+        elif field.message_type is not None:
+            yield from (f"{field.name}.{each}" for each in texts_within(field.message_type))
+
+
+@cache
+def _fields_with_texts(message: Descriptor) -> tuple[str, ...]:
+    """Return the names of the fields that are a text or contain one at any depth; computed once per message type.
+
+    Raises AssertionError for a map, which no request has yet: its values would need a check of their own.
+    """
+    for field in message.fields:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            raise AssertionError(f"cannot check the texts in {field.full_name}: it is a map")
+    return tuple(dict.fromkeys(path.partition(".")[0] for path in texts_within(message)))
