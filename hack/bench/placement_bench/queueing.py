@@ -30,6 +30,8 @@ _LOADS = (0.7, 0.8)
 _GPUS = 8
 _REQUESTS = 20_000
 _REPEATS = 5
+SEEDS_USED = 25
+"""The rules of the queue were chosen on the seeds up to this one; what it is held to is checked on those after it."""
 _SHARE_OF_STRICT = 1 / 3
 _MOST_MEAN = 0.34
 _MOST_99TH: Mapping[tuple[str, float], float] = {
@@ -72,7 +74,7 @@ def run(options: Options) -> Report:
     loads = options.loads or _LOADS
     gpus = options.gpus[0] if options.gpus else _GPUS
     requests = options.requests or _REQUESTS
-    seeds = options.seeds(_REPEATS)
+    seeds = [SEEDS_USED + each for each in options.seeds(_REPEATS)]
     cells = [
         Cell(discipline, mix, load, gpus, requests, seed)
         for mix in _MIXES
