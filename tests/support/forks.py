@@ -32,7 +32,13 @@ AGENT, MIGCTL = ("-m", "mig_agent"), ("-m", "mig_agent.migctl")
 """What makes a Python these programs."""
 _IMPORTED = (
     *(f"{each}.__main__" for _, each in (AGENT, MIGCTL)),
-    *("mig_agent.program", "mig_agent.daemon.serve", "mig_agent.migctl.cli", "support.failpoint_control"),
+    *(
+        "mig_agent.program",
+        "mig_agent.daemon.serve",
+        "mig_agent.migctl.cli",
+        "mig_agent.client",
+        "support.failpoint_control",
+    ),
     *(f"mig_agent.simulator.{each}_calls" for each in ("device", "event", "mig")),
     *(f"mig_agent.migctl.commands.{each}" for each in ("request", "leases", "status", "admin", "events")),
 )
