@@ -21,7 +21,8 @@ PYTHONPATH=tests .venv/bin/python -m support.cluster prepare
 report=$(mktemp -d)
 trap 'rm -rf "$report"' EXIT
 failed=0
-# Two processes with a cluster each (tests/e2e/conftest.py): both wait most of the time.
-.venv/bin/python -m pytest -q -n 2 --dist loadscope --durations 10 --junit-xml "$report/tests.xml" tests/e2e "$@" </dev/null || failed=$?
+# Three processes with a cluster each (tests/e2e/conftest.py): all wait most of the time.
+.venv/bin/python -m pytest -q --numprocesses "${E2E_WORKERS:-3}" --dist loadscope --durations 20 \
+  --junit-xml "$report/tests.xml" tests/e2e "$@" </dev/null || failed=$?
 .venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
 exit "$failed"

@@ -16,9 +16,15 @@ from mig_agent.adapters import lock_holders as holders
 from mig_agent.adapters.filelock import FileLock, LockedError, lock_gpus, lock_state_directory
 from mig_agent.adapters.lock_holders import HolderSearch, LockHolder, lock_holders
 from mig_agent.core.model import GpuUuid
-from support.agent import short_folder
+from support.agent import GENEROUS_SECONDS, short_folder
 
 GPUS = [(0, GpuUuid("GPU-a")), (1, GpuUuid("GPU-b"))]
+
+
+@pytest.fixture(autouse=True)
+def searches_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine with many processes needs more than the second in which an agent searches for a lock's holder."""
+    monkeypatch.setattr(HolderSearch.__init__, "__defaults__", (GENEROUS_SECONDS,))
 
 
 def test_a_second_agent_is_told_who_has_the_directory(tmp_path: Path) -> None:

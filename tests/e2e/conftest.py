@@ -37,7 +37,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
-    """For `-n 2 --dist loadscope`."""
+    """For `--dist loadscope`."""
     if config.getvalue("dist") != "loadscope":
         return None
     config.option.loadscopereorder = False

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -22,7 +21,6 @@ from mig_agent.simulator import Code, SimulatorError
 from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, eventually
 from support.figures import Figure
-from support.nursery import Nursery, nursery
 from support.world import CLIENTS, GRACE_SECONDS, PATIENCE, World, request_for
 
 EXAMPLES = int(os.environ.get("PROCESS_HISTORIES", "20"))
@@ -64,14 +62,13 @@ class Histories(RuleBasedStateMachine):
     is nothing to do does nothing.
     """
 
-    nursery: ClassVar[Nursery]
     steps: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
         self._open = ExitStack()
         folder = self._open.enter_context(tempfile.TemporaryDirectory(prefix="mig-"))
-        self.world = World(Path(folder), self.nursery)
+        self.world = World(Path(folder))
         self._open.callback(self.world.close)
 
     @invariant()
@@ -244,16 +241,9 @@ class Histories(RuleBasedStateMachine):
             world.agent.simulator.clear(fault)
 
 
-@pytest.fixture(scope="module")
-def running_nursery() -> Iterator[Nursery]:
-    with nursery() as running:
-        yield running
-
-
 @pytest.mark.timeout(max(600, SECONDS_EACH * EXAMPLES))
-def test_histories(running_nursery: Nursery, figure: Figure) -> None:
+def test_histories(figure: Figure) -> None:
     class ThisRun(Histories):
-        nursery = running_nursery
         steps = 0
 
     phases = [Phase.explicit, Phase.reuse, Phase.generate]  # making an example smaller would take hours

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support import forks
 from support.agent import Agent, environment, short_folder
 
 USAGE, REFUSED, NO_AGENT, RUN_FAILED = 2, 3, 4, 125
@@ -86,14 +87,8 @@ def test_a_mistake_is_told_to_programs(typed: str, code: int, words: str, agent:
 @pytest.mark.parametrize("typed", ["status", "request --gpu-memory 4G", "release x", "events", "top --once"])
 def test_without_an_agent(typed: str, tmp_path: Path) -> None:
     with short_folder() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "mig_agent.migctl", *typed.split()],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(tmp_path, MIG_AGENT_ADDRESS=f"unix://{folder}/none.sock"),
-            timeout=60,
-        )
+        nowhere = environment(tmp_path, MIG_AGENT_ADDRESS=f"unix://{folder}/none.sock")
+        done = forks.run(*forks.MIGCTL, *typed.split(), env=nowhere)
     assert done.returncode == NO_AGENT
     assert "cannot reach the agent" in done.stderr
     assert "mig-agent serve" in done.stderr
@@ -131,14 +126,7 @@ def test_the_agent_itself_tells_of_mistakes(typed: str, code: int, words: str) -
         }
         given = typed.split()
         flags = [part for flag, value in defaults.items() if flag not in given for part in (flag, value)]
-        done = subprocess.run(
-            [sys.executable, "-m", "mig_agent", "serve", *flags, *given],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment(folder),
-            timeout=60,
-        )
+        done = forks.run(*forks.AGENT, "serve", *flags, *given, env=environment(folder))
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr
@@ -158,9 +146,7 @@ def test_the_agent_itself_tells_of_mistakes(typed: str, code: int, words: str) -
     ],
 )
 def test_its_command_line_is_judged_in_one_line(typed: str, words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mig_agent", *typed.split()], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = forks.run(*forks.AGENT, *typed.split())
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("mig-agent: cannot understand the command line: ")

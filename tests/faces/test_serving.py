@@ -100,7 +100,7 @@ def test_those_who_wait_are_answered_when_it_stops(agent: Agent) -> None:
 
 
 def test_a_driver_call_that_hangs_does_not_hold_up_the_end(folder: Path) -> None:
-    with Agent(folder, flags=["--stop-deadline", "1s"]) as agent:
+    with Agent(folder, flags=["--stop-deadline", "1s"], forked=False) as agent:
         agent.simulator.hang("nvmlDeviceCreateGpuInstanceWithPlacement")
         waiting = agent.begin("request", "--gpu-memory", "4G")
         eventually(lambda: agent.instances("creating"), "the creation is under way")
@@ -112,7 +112,7 @@ def test_a_driver_call_that_hangs_does_not_hold_up_the_end(folder: Path) -> None
 
 
 def test_a_second_signal_ends_it_at_once(folder: Path) -> None:
-    with Agent(folder, flags=["--stop-deadline", "10m", "--call-deadline", "10m"]) as agent:
+    with Agent(folder, flags=["--stop-deadline", "10m", "--call-deadline", "10m"], forked=False) as agent:
         agent.simulator.hang("nvmlDeviceCreateGpuInstanceWithPlacement")
         waiting = agent.begin("request", "--gpu-memory", "4G")
         eventually(lambda: agent.instances("creating"), "the creation is under way")
@@ -133,7 +133,7 @@ def test_a_second_signal_ends_it_at_once(folder: Path) -> None:
 
 
 def test_a_driver_that_hangs_at_the_start_is_told(folder: Path) -> None:
-    agent = Agent(folder, flags=["--call-deadline", "1s"])
+    agent = Agent(folder, flags=["--call-deadline", "1s"], forked=False)
     with agent:
         agent.stop()
         agent.simulator.hang("nvmlDeviceGetHandleByIndex_v2")
@@ -144,7 +144,7 @@ def test_a_driver_that_hangs_at_the_start_is_told(folder: Path) -> None:
 
 
 def test_it_can_be_stopped_while_it_starts(folder: Path) -> None:
-    with Agent(folder) as agent:
+    with Agent(folder, forked=False) as agent:
         agent.stop()
         agent.simulator.hang("nvmlDeviceGetHandleByIndex_v2")
         process = agent.launch()
@@ -159,7 +159,7 @@ def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
         systemd.settimeout(GENEROUS_SECONDS)
         systemd.bind(str(folder / "notify"))
         variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1000000"}
-        with Agent(folder, variables=variables) as agent:
+        with Agent(folder, variables=variables, forked=False) as agent:
             heard = [systemd.recv(100) for _ in range(3)]
             assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
             agent.stop()
@@ -169,7 +169,7 @@ def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
 
 
 def test_its_log_is_json_for_machines_and_text_for_people(folder: Path) -> None:
-    with Agent(folder) as agent:
+    with Agent(folder, forked=False) as agent:
         agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
         agent.stop()
         lines = [json.loads(line) for line in agent.log().splitlines()]
@@ -194,7 +194,7 @@ def test_its_log_tells_what_a_reboot_ended(agent: Agent) -> None:
 
 
 def test_its_log_can_be_text(folder: Path) -> None:
-    with Agent(folder, flags=["--log-format", "text"]) as agent:
+    with Agent(folder, flags=["--log-format", "text"], forked=False) as agent:
         agent.stop()
         assert " serving " in agent.log()
         assert "{" not in agent.log().splitlines()[-1]
@@ -292,7 +292,7 @@ def test_it_serves_where_some_gpus_have_no_mig(folder: Path) -> None:
 
 
 def test_a_state_directory_of_another_machine_is_refused(folder: Path) -> None:
-    with Agent(folder, "a30:1"):
+    with Agent(folder, "a30:1", forked=False):
         pass
     process = (agent := Agent(folder, "h100-80gb:1")).launch()
     assert process.wait(GENEROUS_SECONDS) == 1

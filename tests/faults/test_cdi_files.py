@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mig_agent.adapters.cdi import CdiFolder
 from mig_agent.adapters.failpoints import VARIABLE
+from support import forks
 from support.cdi import KIND, mig_device, simulated, valid
 from support.figures import Figure
 from support.reached import CDI, REACHED
@@ -37,8 +36,7 @@ VERBS = {"CDI file": "write", "CDI file removed": "remove"}
 
 def run(root: Path, folder: CdiFolder, verb: str, who: str, place: str = "") -> int:
     environment = os.environ | ({VARIABLE: place} if place else {})
-    command = [sys.executable, "-c", PROGRAM, str(root), str(folder.folder), KIND, verb, NAME, who]
-    return subprocess.run(command, env=environment, check=False, timeout=120).returncode
+    return forks.run("-c", PROGRAM, str(root), str(folder.folder), KIND, verb, NAME, who, env=environment).returncode
 
 
 def who(folder: CdiFolder) -> str:

@@ -13,9 +13,9 @@ import pytest
 from mig_agent.adapters.failpoints import VARIABLE
 from support.agent import GENEROUS_SECONDS, Agent, short_folder
 from support.doors import doors
+from support.failpoint_control import ControlledAgent
 from support.figures import Figure
 from support.kinds import KINDS, Kind
-from support.nursery import ForkedAgent, Nursery, nursery
 from support.reached import API_SERVER, CDI, CREATE, KUBELET, LEDGER, REACHED, SOCKET
 from support.restarted import GPUS, World, world
 from support.starts import STARTS
@@ -25,12 +25,6 @@ MOST = 40
 """Times that one kind of request reaches one place."""
 LATER_SECONDS = 10.0
 """For an agent that starts to come to a place another time, if it does."""
-
-
-@pytest.fixture(scope="module")
-def forks() -> Iterator[Nursery]:
-    with nursery() as running:
-        yield running
 
 
 @pytest.fixture
@@ -50,9 +44,9 @@ def test_the_table_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_killed_at_every_point_of_a_request(forks: Nursery, folder: Path, name: str, figure: Figure) -> None:
+def test_killed_at_every_point_of_a_request(folder: Path, name: str, figure: Figure) -> None:
     kills = 0
-    with world(ForkedAgent(forks, folder, GPUS)) as there:
+    with world(ControlledAgent(folder, GPUS)) as there:
         places = reached_by(there, KINDS[name])
         counted(name, places)
         for place in places:
@@ -66,9 +60,9 @@ def test_killed_at_every_point_of_a_request(forks: Nursery, folder: Path, name: 
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_killed_at_every_point_of_a_start(forks: Nursery, folder: Path, name: str, figure: Figure) -> None:
+def test_killed_at_every_point_of_a_start(folder: Path, name: str, figure: Figure) -> None:
     kills = 0
-    agent = ForkedAgent(forks, folder, GPUS)
+    agent = ControlledAgent(folder, GPUS)
     with world(agent) as there:
         agent.kill()
         start = STARTS[name](there)
@@ -99,7 +93,7 @@ def test_killed_at_every_point_of_a_start(forks: Nursery, folder: Path, name: st
     figure("kills of the real agent", kills)
 
 
-def dies(agent: ForkedAgent, *, must: bool) -> bool:
+def dies(agent: ControlledAgent, *, must: bool) -> bool:
     """Whether it is killed as it starts. Commits that meet become one, so a later one need not come about each time."""
     try:
         code = agent.launch().wait(GENEROUS_SECONDS if must else LATER_SECONDS)
@@ -111,9 +105,9 @@ def dies(agent: ForkedAgent, *, must: bool) -> bool:
     return True
 
 
-def test_killed_at_every_point_of_the_end(forks: Nursery, folder: Path, figure: Figure) -> None:
+def test_killed_at_every_point_of_the_end(folder: Path, figure: Figure) -> None:
     kills = 0
-    agent = ForkedAgent(forks, folder, GPUS)
+    agent = ControlledAgent(folder, GPUS)
     with world(agent) as there:
         agent.control.record()
         assert agent.stop() == 0
@@ -137,12 +131,13 @@ def test_killed_at_every_point_of_the_end(forks: Nursery, folder: Path, figure: 
 
 def test_the_variable_kills_the_program_as_it_is_installed(folder: Path) -> None:
     """No fork and no listener here; and migctl itself asks again when the agent is back."""
-    assert Agent(folder, GPUS, variables={VARIABLE: "after-ledger-counter"}).launch().wait() == -signal.SIGKILL
-    with Agent(folder, GPUS, variables={VARIABLE: f"after-{CREATE}"}) as armed:
+    armed = Agent(folder, GPUS, variables={VARIABLE: "after-ledger-counter"}, forked=False)
+    assert armed.launch().wait() == -signal.SIGKILL
+    with Agent(folder, GPUS, variables={VARIABLE: f"after-{CREATE}"}, forked=False) as armed:
         client = armed.begin("request", "--gpu-memory", "4G", "-o", "json")
         assert armed.process is not None
         assert armed.process.wait(GENEROUS_SECONDS) == -signal.SIGKILL
-    with Agent(folder, GPUS) as agent:
+    with Agent(folder, GPUS, forked=False) as agent:
         output, words = client.communicate(timeout=2 * GENEROUS_SECONDS)
         assert client.returncode == 0, words
         (lease,) = agent.ask("status")["leases"]

@@ -19,6 +19,7 @@ from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.ledger.backup import back_up, restore
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.core.errors import LedgerError
+from support import forks
 from support.agent import Agent, short_folder
 from support.figures import Figure
 from support.reached import REACHED
@@ -150,13 +151,8 @@ def test_killed_at_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch, nam
         here = fresh(str(number))
         before = (here / LEDGER_FILE).read_bytes()
         armed = f"{place}:{reached[: number + 1].count(place)}"
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT.format(what=SCRIPTS[name]), str(here)],
-            env={**os.environ, "MIG_AGENT_CRASH_AT": armed},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        script = SCRIPT.format(what=SCRIPTS[name])
+        done = forks.run("-c", script, str(here), env={**os.environ, "MIG_AGENT_CRASH_AT": armed})
         assert done.returncode == -signal.SIGKILL, (armed, done.stderr)
         ledger = Ledger.open(here / LEDGER_FILE)
         ledger.close()

@@ -51,8 +51,7 @@ from mig_agent.core.model import (
     RequestId,
     Slot,
 )
-from mig_agent.core.owner import TOKEN_OWNER, StreamOwner
-from support.figures import Figure
+bfrom support.figures import Figure
 
 GPU = GpuUuid("GPU-1")
 PROFILE = Profile(
@@ -497,13 +496,8 @@ def test_killed_at_every_step_of_setting_aside(
     for number, place in enumerate(places):
         counts[place] = counts.get(place, 0) + 1
         path = fresh(str(number))
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, str(path)],
-            env={**os.environ, "MIG_AGENT_CRASH_AT": f"{place}:{counts[place]}"},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        armed = {**os.environ, "MIG_AGENT_CRASH_AT": f"{place}:{counts[place]}"}
+        done = forks.run("-c", SCRIPT, str(path), env=armed)
         assert done.returncode == -signal.SIGKILL, (place, done.stderr)
         contents = opened(path)
         assert (contents.doubt is not None) == bool(damage), place
@@ -575,9 +569,7 @@ def test_what_is_no_file_in_the_place_of_one_keeps_no_agent_waiting(ending: str,
         "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
         " doubt = Ledger.open(Path(sys.argv[1])).contents.doubt; print(doubt.why if doubt else '')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS
-    )
+    done = forks.run("-c", script, str(path), timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     if (ending, kind) == ("", "link"):  # to a whole ledger
         return
@@ -594,11 +586,5 @@ def test_a_pipe_in_the_place_of_a_helping_file_keeps_no_agent_waiting(name: str,
         "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
         " Ledger.open(Path(sys.argv[1]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / LEDGER_FILE)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
+    done = forks.run("-c", script, str(tmp_path / LEDGER_FILE), timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr

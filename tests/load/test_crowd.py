@@ -46,7 +46,11 @@ def folder() -> Iterator[Path]:
 async def clients(agent: Agent, number: int) -> AsyncIterator[list[PartitionManagerAsyncStub]]:
     """So many, each with a connection of its own."""
     allow_open_files()  # in this process: a shell allows few
-    options = (("grpc.use_local_subchannel_pool", 1), ("grpc.min_reconnect_backoff_ms", 60_000))
+    options = (
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.min_reconnect_backoff_ms", 60_000),
+        ("grpc.http2.ping_timeout_ms", int(PATIENT * 1000)),  # a busy machine is no broken connection
+    )
     channels = [grpc.aio.insecure_channel(agent.address, options=options) for _ in range(number)]
     try:
         stubs: list[Any] = [PartitionManagerStub(channel) for channel in channels]

@@ -24,6 +24,7 @@ def made_under(umask: int, folder: Path) -> Mapping[str, str]:
         agent = Agent(
             folder,
             "a100-40gb:1",
+            forked=False,
             listen=[f"unix://{folder}/made/run/agent.sock"],
             flags=[
                 *("--state-dir", f"{folder}/made/var/state"),
@@ -56,7 +57,7 @@ def test_files_come_out_the_same_under_every_umask(folder: Path) -> None:
 
 
 def test_a_hangup_ends_nothing(folder: Path) -> None:
-    with Agent(folder) as agent:
+    with Agent(folder, forked=False) as agent:
         assert agent.process is not None
         lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
         for _ in range(3):
@@ -69,7 +70,7 @@ def test_a_hangup_ends_nothing(folder: Path) -> None:
 
 def test_a_hangup_while_it_starts_ends_nothing(folder: Path) -> None:
     """From the moment on that it knows what it was started for."""
-    agent = Agent(folder)
+    agent = Agent(folder, forked=False)
     process = agent.launch()
     hangup = 1 << (signal.SIGHUP - 1)
 
@@ -90,7 +91,7 @@ def test_a_hangup_while_it_starts_ends_nothing(folder: Path) -> None:
 
 def test_it_leaves_no_core(folder: Path) -> None:
     """The keys would be in it."""
-    with Agent(folder) as agent:
+    with Agent(folder, forked=False) as agent:
         assert agent.process is not None
         limits = Path(f"/proc/{agent.process.pid}/limits").read_text().splitlines()
         (line,) = [each for each in limits if each.startswith("Max core file size")]

@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mig_agent.simulator import STATE_FILE, Simulator
+from support import forks
 
 GENEROUS_SECONDS = 30.0
 """For whatever ought to happen at once, on a machine that has other things to do."""
@@ -27,6 +28,7 @@ SERVING = int(health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING"))
 CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
 """Has an agent fail where its engine is used off the event loop."""
 _POLL_SECONDS = 0.02
+_PROGRAM = [sys.executable, *forks.AGENT]
 _AT_ONCE = ("--simulate-create-seconds", "0", "--simulate-destroy-seconds", "0")
 
 
@@ -74,16 +76,19 @@ class Agent:
         flags: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
         listen: Sequence[str] = (),
+        forked: bool = True,
     ) -> None:
-        """`gpus` are simulated ones; without any it is the real ones."""
+        """`gpus` are simulated ones; without any it is the real ones. `forked`: the process need not be a new one."""
         self.folder = folder
         self.state_dir = folder / "state"
         self.socket = folder / "agent.sock"
         self.address = listen[0] if listen else f"unix://{self.socket}"
         self.log_file = folder / "agent.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | forks.ForkedProcess | None = None
+        self._forked = forked
         self._command = [
-            *(sys.executable, "-m", "mig_agent", "serve"),
+            *_PROGRAM,
+            "serve",
             *(("--simulate", gpus, *_AT_ONCE) if gpus else ()),
             *("--state-dir", str(self.state_dir)),
             *(part for each in listen or [self.address] for part in ("--listen", each)),
@@ -106,12 +111,16 @@ class Agent:
 
     # The process
 
-    def launch(self) -> subprocess.Popen[bytes]:
+    def launch(self) -> subprocess.Popen[bytes] | forks.ForkedProcess:
         """Starts the process and waits for nothing."""
+        command, environment = self._command, self._environment
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self.folder
-            )
+            if self._forked and command[: len(_PROGRAM)] == _PROGRAM:
+                self.process = forks.start(command[1:], env=environment, output=log, errors=log, cwd=self.folder)
+            else:
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.folder
+                )
         return self.process
 
     def start(self) -> None:
@@ -120,7 +129,10 @@ class Agent:
 
         def serving() -> bool:
             assert process.poll() is None, f"the agent ended with {process.returncode}:\n{self.log()}"
-            return health(self.address) == SERVING
+            # To ask costs more than to look.
+            return (not self.address.endswith(str(self.socket)) or self.socket.exists()) and (
+                health(self.address) == SERVING
+            )
 
         eventually(serving, "the agent serves")
 
@@ -160,15 +172,7 @@ class Agent:
         self, *arguments: str, code: int | None = 0, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end, and checks its exit code unless it is None."""
-        done = subprocess.run(
-            [sys.executable, "-m", "mig_agent.migctl", *arguments],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=self.person(variables),
-            timeout=2 * GENEROUS_SECONDS,
-        )
+        done = forks.run(*forks.MIGCTL, *arguments, env=self.person(variables), timeout=2 * GENEROUS_SECONDS)
         words = f"migctl {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}"
         assert code is None or done.returncode == code, words
         return done

@@ -16,7 +16,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.acquire import granted
 from support.agent import GENEROUS_SECONDS
-from support.nursery import ForkedAgent
+from support.failpoint_control import ControlledAgent
 
 GPUS = "a100-40gb:1,a30:1,h100-80gb:1:off"
 
@@ -35,7 +35,7 @@ class Answered:
 class World:
     """One agent, restarted as often as it dies, and what its clients remember."""
 
-    def __init__(self, agent: ForkedAgent) -> None:
+    def __init__(self, agent: ControlledAgent) -> None:
         self.agent = agent
         self.standing: list[Answered] = []
         """Leases that nobody touches: they stand whatever happens."""
@@ -176,7 +176,7 @@ def profile(*names: str) -> tuple[pb.Want, ...]:
 
 
 @contextlib.contextmanager
-def world(agent: ForkedAgent) -> Iterator[World]:
+def world(agent: ControlledAgent) -> Iterator[World]:
     """A world whose agent serves and whose two leases stand; the agent is killed at the end."""
     made = World(agent)
     with agent:

@@ -23,7 +23,7 @@ from mig_agent.simulator import SimulatorError
 from mig_agent.simulator.state import mig_uuid, profile_of
 from support.acquire import asking, granted
 from support.agent import GENEROUS_SECONDS, eventually
-from support.nursery import ForkedAgent, Nursery
+from support.failpoint_control import ControlledAgent
 
 CLIENTS = 3
 PATIENCE = 2 * GENEROUS_SECONDS
@@ -56,7 +56,6 @@ class World:
     """What the test knows."""
 
     folder: Path
-    nursery: Nursery
     leases: dict[str, Answered] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
     """The open streams of leases that live as long as those."""
@@ -66,7 +65,7 @@ class World:
     pids: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.agent = ForkedAgent(self.nursery, self.folder, GPUS, flags=FLAGS)
+        self.agent = ControlledAgent(self.folder, GPUS, flags=FLAGS)
         self._channels = ExitStack()
         self.users: list[PartitionManagerStub] = []
         self.agent.start()
