@@ -51,7 +51,9 @@ from mig_agent.core.model import (
     RequestId,
     Slot,
 )
-bfrom support.figures import Figure
+from mig_agent.core.owner import TOKEN_OWNER, StreamOwner
+from support import forks
+from support.figures import Figure
 
 GPU = GpuUuid("GPU-1")
 PROFILE = Profile(
