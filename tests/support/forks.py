@@ -249,7 +249,7 @@ def _become(order: Mapping[str, Any], output: int, errors: int) -> NoReturn:
 
             listen(Path(order["control"]))
         armed = Failpoints.from_environment(os.environ)
-        FAILPOINTS.arm(armed._name, armed._left)
+        FAILPOINTS.arm(armed._name, armed._remaining)
         option, what, *arguments = order["arguments"]
         if option == "-c":
             sys.argv = ["-c", *arguments]
