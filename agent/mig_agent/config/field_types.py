@@ -58,7 +58,7 @@ class Kind:
     """Text for None."""
 
     def read(self, given: str | tuple[str, ...]) -> object:
-        """Return the value of a text or texts. Raises UsageError."""
+        """Parse what was given for a setting, one text or several. Raises UsageError if it is invalid."""
         if self.many:
             texts = (given,) if isinstance(given, str) else given
             parts = [part.strip() for each in texts for part in each.split(",")]
@@ -275,7 +275,7 @@ class Row:
 
 
 def setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
-    """Return a dataclass field with one row of the table; its name is the field's."""
+    """Return a dataclass field that carries its row of the settings table; the setting is named after the field."""
     shown = "" if when_unset else kind.write(default)
     row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
     return field(default=default, metadata={ROW: row})

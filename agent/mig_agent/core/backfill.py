@@ -145,7 +145,7 @@ _MOST_LEASES_IN_MEAN = 1000
 
 
 class MeanLeaseTime:
-    """The running mean of lease lengths, which is the reservation delay.
+    """Keeps the running mean of lease lengths: by default how long a request waits until GPUs are reserved for it.
 
     The first guess, in seconds, counts as much as one lease.
     """

@@ -171,10 +171,10 @@ class Ledger:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 
     def missing(self) -> str:
-        """Return which file of the ledger was removed or replaced, as a message; empty if none was.
+        """Return, as a message, which file of the ledger was removed or replaced; empty if all are in place.
 
         What is committed to a removed file is lost at the next start, so the next commit first rewrites the ledger from
-        the open connection. Cheap; from one thread only.
+        the open connection. The check is cheap. Call it from one thread only.
         """
         words = ""
         for path, known in self._files.items():

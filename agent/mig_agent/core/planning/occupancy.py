@@ -126,7 +126,7 @@ class Occupancy:
         return sorted((each for each in found if each), key=lambda each: (each.cost, each.age))
 
     def candidate_at(self, window: Window, creation_cost: float) -> Candidate | None:
-        """Return one window as a candidate; None if it does not fit."""
+        """Return one window with its cost; None if a device in use overlaps it or it cannot be created."""
         for ranked in self.tables.ranked(window.profile.id, self.held):
             if ranked.window is window:
                 return self._candidate(window, ranked.cost, creation_cost)

@@ -238,10 +238,10 @@ def pack(
     *,
     most_steps: int | None = None,
 ) -> tuple[tuple[int, Window], ...] | None:
-    """Return a free window for each want, with the place of its GPU in the list; None if there is no way.
+    """Return for each want the index of a GPU and a free window on it; None if the wants do not fit together.
 
-    No two windows overlap. Idle instances are no obstacle. Costs are ignored. With `most_steps`, None also if the
-    search found nothing in this many steps: only for callers that can do without an answer.
+    A window is a legal placement of a profile; no two overlap. Idle instances are no obstacle, and costs are ignored.
+    With `most_steps` the search gives up after this many steps and also returns None.
     """
     if any(want.slot is not None for want in wants):
         return _pack_pinned(occupancies, wants, exclude, most_steps)

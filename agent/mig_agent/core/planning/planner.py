@@ -213,7 +213,7 @@ def _fitting(occupancies: Sequence[Occupancy], wants: Sequence[Want]) -> Sequenc
 
 
 def _out_of_reach(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> tuple[Blocker, ...]:
-    """Return the GPUs that could have served the request and may not be used."""
+    """Return, as blockers, the GPUs that could serve the request but are cordoned, lost or reserved for another."""
     able = [gpu for gpu in named_gpus(view, request) if any(served_by(want, gpu) for want in request.wants)]
     return (*unavailable(able), *unavailable((gpu for gpu in able if gpu.uuid in reserved), "reserved"))
 
@@ -271,7 +271,7 @@ def _never_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[
 
 
 def _no_such_slot(view: NodeView, want: Want, slot: Slot, gpus: Sequence[Gpu]) -> Refusal | None:
-    """Why a slot can never be had here, whatever ends; None where its GPU offers it."""
+    """Return the refusal of a slot that cannot exist here, whatever leases end; None if its GPU offers it."""
     gpu = view.by_uuid.get(slot.gpu)
     if gpu is None:
         return _unknown_gpu(view, slot.gpu)

@@ -184,7 +184,7 @@ class PodTracker:
         self._notify()
 
     def _lost(self, words: str) -> None:
-        """Log that the watch failed. The last known pods stay valid, and no lease ends for it."""
+        """Log once that the watch failed. The last known pods stay valid, so no lease ends because of the failure."""
         if not self._is_lost:
             _LOG.warning("the pods of this node cannot be followed", error=words, hint="they are assumed to be alive")
         self._is_lost = True
