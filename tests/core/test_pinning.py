@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mig_agent.core.errors import Reason, Refusal, UsageError
@@ -62,14 +62,13 @@ def nodes_with_slots(draw: st.DrawFn) -> tuple[NodeView, Slot]:
 
 def is_free(view: NodeView, wanted: Slot) -> bool:
     gpu = view.by_uuid[wanted.gpu]
-    held = [each for each in gpu.instances if each.state is not InstanceState.IDLE]
-    engines = [sum(each) for each in zip(*(one.slot.profile.engines.as_tuple() for one in held), strict=True)]
-    needed = wanted.profile.engines.as_tuple()
-    fits = all(
-        taken + more <= most
-        for taken, more, most in zip(engines or [0] * len(needed), needed, gpu.layout.engines.as_tuple(), strict=True)
-    )
-    return fits and not gpu.held_mask & wanted.placement.mask
+    held = [each.slot for each in gpu.instances if each.state is not InstanceState.IDLE]
+    return engines_fit(gpu, [*held, wanted]) and not gpu.held_mask & wanted.placement.mask
+
+
+def engines_fit(gpu: Gpu, slots: Iterable[Slot]) -> bool:
+    needed = map(sum, zip(*(each.profile.engines.as_tuple() for each in slots), strict=True))
+    return all(taken <= most for taken, most in zip(needed, gpu.layout.engines.as_tuple(), strict=True))
 
 
 def with_lease(view: NodeView, wanted: Slot) -> NodeView:
@@ -79,6 +78,8 @@ def with_lease(view: NodeView, wanted: Slot) -> NodeView:
     for gpu in view.gpus:
         if gpu.uuid == wanted.gpu:
             left = [each for each in gpu.instances if not each.slot.placement.mask & wanted.placement.mask]
+            # An idle instance elsewhere may have to go for its engines: which one is the planner's choice.
+            assume(engines_fit(gpu, [*(each.slot for each in left), wanted]))
             instances = tuple(sorted((*left, made), key=lambda each: each.slot.placement))
             gpus.append(replace(gpu, instances=instances))
         else:

@@ -22,6 +22,7 @@ PROGRAM = """
 import asyncio, os, sys
 from pathlib import Path
 from mig_agent.adapters.kubeapi import KubeClient
+from mig_agent.core.owner import Pod
 
 async def main():
     api = KubeClient.connect(Path(sys.argv[1]), "n1")

@@ -257,7 +257,7 @@ def test_feature_labels_can_be_switched_off_alone() -> None:
 @pytest.mark.parametrize("kind", EventKind)
 def test_only_what_an_administrator_should_see_becomes_an_event(kind: EventKind) -> None:
     found = notice(Event(kind=kind, at=0.0, revision=1, message="GPU 2 was cordoned by root"))
-    concerns = kind.value.startswith(("gpu-", "ledger-", "certificates-")) or kind.value in {
+    concerns = kind.value.startswith(("gpu-", "ledger-", "certificate")) or kind.value in {
         "agent-paused",
         "agent-resumed",
         "driver-unavailable",
