@@ -116,7 +116,7 @@ class Kubernetes:
             registry.register(NodeStatusMetrics(self._numbers))
         self._pods.start()
         if advertise == "device-plugin":
-            # Numbers shown without a plugin would be believed until the plugin is there.
+            # Numbers shown without a plugin would be used to bind pods until the plugin runs.
             with contextlib.suppress(KubeApiError, TimeoutError):
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
             plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
