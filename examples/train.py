@@ -15,7 +15,7 @@ DEFAULT = [sys.executable, "-c", "import os; print('training on', os.environ['CU
 
 
 def main(command: list[str]) -> int:
-    """The command's exit code; 75 (try again later) where there is no room now."""
+    """Return the command's exit code, or 75 (try again later) if there is no capacity now."""
     try:
         with Client() as client, client.lease(gpu_memory="4G", wait="30s", on_queued=tell_place) as lease:
             device = lease.devices[0]
@@ -27,7 +27,7 @@ def main(command: list[str]) -> int:
 
 
 def tell_place(position: int) -> None:
-    """Called while the request waits."""
+    """Print the position in the queue; called while the request waits."""
     print(f"waiting, number {position} in the queue", flush=True)
 
 

@@ -73,7 +73,7 @@ class _Decisions:
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
         return await self.plugged.allocating.allocate(containers)
 
-    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+    async def start_container(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
         await self.plugged.starting.start(devices, seconds)
 
 

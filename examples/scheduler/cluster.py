@@ -87,14 +87,14 @@ class Cluster:
         threading.Thread(target=self._watch, daemon=True).start()
 
     async def change(self, seconds: float) -> None:
-        """Returns when a pod that waits has changed since the last time, or so many seconds later."""
+        """Wait until a waiting pod has changed since the last call, `seconds` at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
         self._changed.clear()
 
     async def waiting(self) -> list[Waiting]:
-        """The pods of this scheduler that have no node, the most important first. Looks at the nodes as well."""
+        """Return the pods of this scheduler without a node, the highest priority first. Reads the nodes, too."""
         pods = (await _call(self._core.list_pod_for_all_namespaces, field_selector=_WAITING))["items"]
         pods.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
         if pods:
@@ -103,7 +103,7 @@ class Cluster:
         return [read(pod) for pod in free if not pod["spec"].get("schedulingGates")]
 
     async def see_nodes(self) -> None:
-        """As they are now: `objection` goes by that."""
+        """Read the nodes, for `objection`."""
         self._nodes = {node["metadata"]["name"]: node for node in (await _call(self._core.list_node))["items"]}
 
     async def pod(self, namespace: str, name: str) -> Waiting | None:
@@ -126,13 +126,13 @@ class Cluster:
         return sum("nodeName" in pod["spec"] for pod in going_on)
 
     async def agents(self) -> dict[str, str]:
-        """The addresses of the agents that are ready, by node: from the EndpointSlices of their Service."""
+        """Return the addresses of the ready agents by node, from the EndpointSlices of their Service."""
         label = f"kubernetes.io/service-name={SERVICE}"
         slices = await _call(self._discovery.list_namespaced_endpoint_slice, NAMESPACE, label_selector=label)
         return addresses_by_node(slices["items"])
 
     async def bind(self, pod: Waiting, node: str, uuids: list[str]) -> None:
-        """Annotation and node are written at once. Raises Rejected; anything else that is raised leaves it open."""
+        """Write annotation and node at once. Raises Rejected; after any other error the pod may be bound or not."""
         # Once more, and only now: a kubelet fails for good a pod that comes while it has no devices to give.
         if words := _objection(await _call(self._core.read_node, node), pod):
             raise Rejected(f"{node}: {words}", for_good=False)
@@ -168,7 +168,7 @@ class Cluster:
 
 
 def read(pod: Json) -> Waiting:
-    """A pod as the API server has it."""
+    """Return a pod from its JSON."""
     meta, conditions = pod["metadata"], pod["status"].get("conditions", [])
     resources = pod_resources(pod["spec"])
     return Waiting(

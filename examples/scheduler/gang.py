@@ -23,7 +23,7 @@ class GangScheduler(Scheduler):
     """Gangs one after the other, so that no two of them wait for what the other holds; single pods as ever."""
 
     async def place_all(self, pods: list[Waiting]) -> None:
-        """The single ones first: a gang takes longer."""
+        """Place single pods first, since a gang takes longer."""
         gangs: defaultdict[tuple[str, str], list[Waiting]] = defaultdict(list)
         for pod in pods:
             if SIZE in pod.annotations:

@@ -57,11 +57,11 @@ class Scheduler:
         return set(silent.values())
 
     async def place_all(self, pods: list[Waiting]) -> None:
-        """Some at a time, in their order."""
+        """Place the pods in their order, several at a time."""
         await asyncio.gather(*map(self.place, pods))
 
     async def place(self, pod: Waiting) -> None:
-        """Takes what it asks for where that is best, and binds it there; or tells it why not."""
+        """Lease what the pod requests on the best node and bind it there, or write why not into its status."""
         async with self.turns:
             try:
                 promise = await self.take(pod)
@@ -73,7 +73,7 @@ class Scheduler:
                 await self.cluster.tell(pod, "SchedulerError", f"cannot place it now: {error}")
 
     async def take(self, pod: Waiting) -> Reservation:
-        """A lease on the best node, with a deadline. Raises NoRoom."""
+        """Return a lease on the best node, with a deadline. Raises NoRoom."""
         if not pod.devices:
             raise NoRoom(NOTHING)
         if node := self.fleet.promised(pod):  # an answer was lost, or the scheduler before this one was killed

@@ -251,7 +251,7 @@ def test_what_has_ended_is_found_without_reading_all_leases(tmp_path: Path) -> N
     writer = Writer(tmp_path)
     writer.ledger.close()
     with closing(sqlite3.connect(tmp_path / LEDGER_FILE)) as connection:
-        for statement, values in (*ForgetLeases(1.0).statements(), (reader._STANDING, ())):
+        for statement, values in (*ForgetLeases(1.0).statements(), (reader._ACTIVE, ())):
             plans = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
             assert [each for each in plans if each.startswith("SCAN") and "INDEX" not in each] == []
 

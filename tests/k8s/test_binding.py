@@ -64,7 +64,7 @@ async def test_the_pod_gets_the_lease_that_was_taken_for_it(tmp_path: Path) -> N
         await at.start(*devices(5))
         assert standing(at) == {granted.lease.id: devices(5)}, "a restart of its container keeps it"
         at.words.drop("train")
-        await at.following.look()
+        await at.following.poll()
         assert not at.node.leases
 
 
@@ -166,7 +166,7 @@ async def test_one_without_a_uid_may_be_for_the_next_pod_of_that_name_and_stays(
         await at.start(*devices(0))  # its container has begun anew
         assert standing(at)[granted.lease.id] == ()
         at.words.drop("train")
-        await at.following.look()
+        await at.following.poll()
         await at.admit("train", *devices(1), uid="of-the-next")
         await at.start(*devices(1))
         assert standing(at) == {granted.lease.id: devices(1)}
@@ -226,7 +226,7 @@ async def test_reservation_that_expires_while_binding_is_bound_or_replaced(tmp_p
             assert devices_of(lease) == devices(number)
             assert pod_of(lease) == pod_of(granted.lease)
             at.words.drop(name)
-            await at.following.look()
+            await at.following.poll()
             assert not at.node.leases
 
 
@@ -289,7 +289,7 @@ async def test_later_reservation_replaces_a_waiting_request(tmp_path: Path) -> N
         await at.start(*devices(0))
         assert standing(at)[granted.lease.id] == devices(0)
         assert not at.node.manager.snapshot.queue
-        assert not at.book.acquisitions
+        assert not at.table.acquisitions
 
 
 async def test_request_in_progress_is_cancelled_for_a_reservation(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ async def test_an_agent_that_is_paused_ends_nothing_that_it_cannot_see(tmp_path:
         connection.execute("UPDATE gpu SET text = 'of another version' WHERE uuid = ?", (granted.devices[0].gpu,))
     async with plugged(tmp_path, "", paused=("the driver is replaced",), opened=False) as at:
         assert at.node.manager.snapshot.silent == {granted.lease.id}
-        assert not await at.starting._handing.hand_over(pod(), devices(0))
+        assert not await at.starting._binder.bind(pod(), devices(0))
         assert standing(at) == {granted.lease.id: ()}
 
 

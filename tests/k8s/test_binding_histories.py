@@ -236,11 +236,11 @@ class History:
         for lease in self.at.node.leases.values():  # as who follows the pods does
             if pod_of(lease) == each.pod and not devices_of(lease):
                 await self.at.node.manager.owner_ended(lease.id, "its pod has ended")
-        await self.at.following.look()
+        await self.at.following.poll()
         # What was being made for it may be leased all the same, and is seen to be nobody's then.
         await self.quiet()
-        await self.at.following.look()
-        await self.at.following.look()
+        await self.at.following.poll()
+        await self.at.following.poll()
 
     async def pass_time(self, number: int, _other: int) -> None:
         self.at.node.clock.advance(float(number))
@@ -252,7 +252,7 @@ class History:
         self.at.node.clock.advance(TTL_SECONDS + 1)
         await self.quiet()
         assert all(lease.owner.is_reserved and lease.expires_at is None for lease in self.at.node.leases.values())
-        assert not self.at.book.acquisitions
+        assert not self.at.table.acquisitions
 
     # What must be so
 
@@ -320,7 +320,7 @@ async def _live(folder: Path, steps: list[tuple[str, int, int]]) -> None:
             history = History(at) if history is None else history
             history.at = at
             if history.pods:
-                await at.following.look()
+                await at.following.poll()
                 history.check()
             for step in left:
                 if await history.step(*step):

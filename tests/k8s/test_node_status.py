@@ -78,11 +78,11 @@ async def test_increase_waits_for_the_kubelet_and_decrease_does_not() -> None:
     node = Node(shown={SMALL: 2, MIDDLE: 3}, right={SMALL: 4, MIDDLE: 1})
     kubelet = Kubelet({SMALL: 3, MIDDLE: 3})
     async with running(node, kubelet) as (numbers, words):
-        numbers.look()
+        numbers.compare_soon()
         await until(lambda: words.patched)
         assert words.patched == [{MIDDLE: 1}]
         node.shown[MIDDLE] = 1
-        numbers.look()
+        numbers.compare_soon()
         await asyncio.sleep(0.3)  # in which nothing must come
         assert words.patched == [{MIDDLE: 1}]
         kubelet.has[SMALL] = 4  # nobody tells that it has: it is looked at again
@@ -93,7 +93,7 @@ async def test_increase_waits_for_the_kubelet_and_decrease_does_not() -> None:
 async def test_silent_kubelet_is_waited_for_briefly() -> None:
     node = Node(shown={SMALL: 2}, right={SMALL: 4})
     async with running(node, Kubelet(silent=True)) as (numbers, words):
-        numbers.look()
+        numbers.compare_soon()
         await until(lambda: words.patched)
         assert words.patched == [{SMALL: 4}]
 
@@ -102,10 +102,10 @@ async def test_further_increase_waits_its_own_time() -> None:
     node = Node(shown={SMALL: 2}, right={SMALL: 4})
     kubelet = SlowKubelet({SMALL: 4})
     async with running(node, kubelet) as (numbers, words):
-        numbers.look()
+        numbers.compare_soon()
         await kubelet.asked.wait()
         node.right[SMALL] = 7
-        numbers.look()
+        numbers.compare_soon()
         kubelet.answer.set()
         await asyncio.sleep(0.2)  # in which nothing must come
         assert not words.patched

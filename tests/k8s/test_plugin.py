@@ -110,7 +110,7 @@ async def test_device_is_counted_once_while_created_and_after() -> None:
             await at.plugin.allocate([devices(number)])
             granted = await at.node.acquire("1g.10gb", kubelet_devices=devices(number))
             assert devices_of(granted.lease) == devices(number)
-            at.plugin.book.on_way.clear()
+            at.plugin.table.pending.clear()
             assert await at.numbers(SMALL) == [7]
         assert await at.numbers(MIDDLE, LARGE) == [0, 0]
         assert at.listed(SMALL) == 7
@@ -131,7 +131,7 @@ async def test_reservation_is_counted_under_the_resource_that_the_pod_requests()
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 2]
         lease = await promised(at, "1g.10gb")
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 6, 1]
-        assert (at.served(MEMORY).promised, at.served(SMALL).promised) == (1, 0)
+        assert (at.served(MEMORY).reserved, at.served(SMALL).reserved) == (1, 0)
         assert at.listed(MEMORY) == 7
         at.plugin.asked = lambda _: None  # the API server has not said yet
         assert await at.numbers(MEMORY, SMALL, MIDDLE) == [7, 7, 1]
@@ -149,16 +149,16 @@ async def test_reservation_is_counted_once_while_it_is_bound() -> None:
         at.node.manager.on_view.append(lambda: seen.add((at.served(SMALL).target, at.served(LARGE).target)))
         lease = await promised(at, "1g.10gb")
         await at.settled()
-        assert at.served(SMALL).promised == 1
+        assert at.served(SMALL).reserved == 1
         two = at.served("nvidia.com/mig-2g.20gb")
         assert two.target == 3
         await at.plugin.allocate([devices(0)])
-        assert (at.served(SMALL).target, at.served(SMALL).promised) == (7, 0), "the id on its way takes it"
+        assert (at.served(SMALL).target, at.served(SMALL).reserved) == (7, 0), "the id on its way takes it"
         assert two.target == 3, "and no room is kept for it beside that"
         pod = pod_of(lease)
         assert pod is not None
         await at.node.manager.bind(lease.id, bound(pod, devices(0)))
-        at.plugin.book.on_way.clear()
+        at.plugin.table.pending.clear()
         assert await at.numbers(SMALL, LARGE) == [7, 0]
         assert two.target == 3
         assert {small for small, _ in seen} == {7}
@@ -187,7 +187,7 @@ async def test_pod_without_a_reservation_does_not_block_the_one_with_it() -> Non
         await at.plugin.allocate([devices(0, resource=LARGE)])
         assert at.served(LARGE).target == 1
         (device,) = devices(0, resource=LARGE)
-        at.plugin.book.acquisitions[device] = Acquisition(
+        at.plugin.table.acquisitions[device] = Acquisition(
             owner=bound(Pod(namespace="team-a", name="other"), (device,)),
             request=at.node.request("7g.80gb"),
             since=0.0,
@@ -202,10 +202,10 @@ async def test_reserved_devices_stay_listed_while_draining() -> None:
         at.plugin.asked = lambda _: {SMALL: 1}
         await promised(at, "1g.10gb")
         await at.settled()
-        at.plugin.node_showed(shows(p1g_10gb=7))
+        at.plugin.node_changed(shows(p1g_10gb=7))
         draining = at.node.start(at.plugin.drain())
         await asyncio.sleep(0)
-        at.plugin.node_showed(shows(p1g_10gb=0))
+        at.plugin.node_changed(shows(p1g_10gb=0))
         await draining
         assert at.served(SMALL).target == 0
         assert at.listed(SMALL) >= 1
@@ -224,18 +224,18 @@ async def test_no_more_devices_while_paused_or_cordoned() -> None:
 
 async def test_the_list_does_not_get_shorter_than_what_the_node_shows() -> None:
     async with running() as at:
-        at.plugin.node_showed(shows(p1g_10gb=7, p7g_80gb=1))
+        at.plugin.node_changed(shows(p1g_10gb=7, p7g_80gb=1))
         await at.settled()
         await at.plugin.allocate([devices(0, resource=LARGE)])
         await at.settled()
         assert (at.served(SMALL).target, at.listed(SMALL)) == (0, 7)
-        at.plugin.node_showed(shows(p1g_10gb=0, p7g_80gb=1, heartbeat="later"))
+        at.plugin.node_changed(shows(p1g_10gb=0, p7g_80gb=1, heartbeat="later"))
         await at.node.until(lambda: at.listed(SMALL) == 0)
 
 
 async def test_only_resources_that_the_kubelet_watches_are_written_to_the_node() -> None:
     async with running() as at:
-        at.plugin.node_showed(shows(p1g_10gb=3))
+        at.plugin.node_changed(shows(p1g_10gb=3))
         await at.settled()
         assert at.words.patched == []
         at.served(SMALL).service.streams = 1
@@ -247,14 +247,14 @@ async def test_only_resources_that_the_kubelet_watches_are_written_to_the_node()
 
 async def test_stop_withdraws_all_devices_and_waits_for_the_node_status() -> None:
     async with running() as at:
-        at.plugin.node_showed(shows(p1g_10gb=7))
+        at.plugin.node_changed(shows(p1g_10gb=7))
         at.served(SMALL).service.streams = 1
         await at.plugin.allocate([devices(5)])
         draining = asyncio.create_task(at.plugin.drain())
         await at.node.until(lambda: {SMALL: 0} in at.words.patched)
         assert not draining.done()
         assert at.listed(SMALL) == 7
-        at.plugin.node_showed(shows(p1g_10gb=0))
+        at.plugin.node_changed(shows(p1g_10gb=0))
         await draining
         assert devices(5)[0].id in at.served(SMALL).service.ids
         at.served(SMALL).service.streams = 0
@@ -334,28 +334,28 @@ async def test_resource_of_another_plugin_is_not_served(at: Running) -> None:
         service = at.served(SMALL).service
         registering.add(service)
         offer: Offer = registering.offers[SMALL]
-        await registering.look()
+        await registering.check()
         sockets: list[object] = [offer.socket]
         assert sockets == [None], "there is no kubelet, and nothing happens"
         paths.plugins.mkdir()
         paths.registration.touch()  # a kubelet that does not answer
-        await registering.look()
+        await registering.check()
         assert offer.failures == 1
-        assert "cannot register nvidia.com/mig-1g.10gb" in offer.words
+        assert "cannot register nvidia.com/mig-1g.10gb" in offer.message
         assert offer.socket is not None
         assert offer.socket.is_there
-        offer.again = 0.0
+        offer.retry_at = 0.0
         others.devices = (KubeletDevice(resource=SMALL, id="GPU-1"), KubeletDevice(resource=LARGE, id="mig-agent-0"))
-        await registering.look()
+        await registering.check()
         taken = [offer.taken]
         (words,) = told
         assert words.startswith("cannot serve nvidia.com/mig-1g.10gb: another device plugin on this node offers 1")
-        offer.again = 0.0
-        await registering.look()
+        offer.retry_at = 0.0
+        await registering.check()
         assert len(told) == 1, "once"
         others.devices = ()
-        offer.again = 0.0
-        await registering.look()
+        offer.retry_at = 0.0
+        await registering.check()
         taken.append(offer.taken)
         assert taken == [True, False]
         assert offer.failures == 2, "it is tried again"

@@ -34,7 +34,7 @@ class Decided:
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
         return [Allocated(cdi_names=tuple(f"mig-agent.io/mig={each.id}" for each in devices)) for devices in containers]
 
-    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+    async def start_container(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
         self.asked.append((tuple(devices), seconds))
         if self.refusal is not None:
             raise self.refusal

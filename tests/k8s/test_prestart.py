@@ -98,7 +98,7 @@ async def test_two_pods_that_collide_never_hold_halves(tmp_path: Path) -> None:
         assert len(at.node.leases) == 1
         (held,) = at.node.leases.values()
         at.words.drop(pod_of(held).name)
-        await at.following.look()  # had not seen it: the API server says that it is gone
+        await at.following.poll()  # had not seen it: the API server says that it is gone
         await asyncio.gather(*waiting)
         (other,) = at.node.leases.values()
         assert pod_of(other) != pod_of(held)
@@ -123,7 +123,7 @@ async def test_start_that_times_out_has_a_reason_and_keeps_its_place_in_the_queu
         assert [each.request_id for each in at.node.manager.snapshot.queue] == [queued.request_id]
         # When capacity returns the lease is made before the kubelet asks again.
         at.words.drop("big")
-        await at.following.look()
+        await at.following.poll()
         await at.node.until(lambda: at.node.leases and at.holder(devices(0)[0]) == "small")
         await at.start(*devices(0), seconds=0.5)
         assert [reason for _, reason, _ in at.words.told] == ["WaitingForDevices", "DevicesReady"]
@@ -141,7 +141,7 @@ async def test_pods_priority_orders_the_queue(tmp_path: Path) -> None:
         urgent = at.begin(devices(2, resource=LARGE))
         await at.node.until(lambda: len(at.node.manager.snapshot.queue) == 2)
         at.words.drop("big")
-        await at.following.look()
+        await at.following.poll()
         await urgent
         assert not late.done()
         late.cancel()
@@ -235,19 +235,19 @@ async def test_unsatisfiable_pod_blocks_no_others(tmp_path: Path) -> None:
             await at.start(*devices(0, resource=LARGE))
         assert again.value.refusal.message == first.message, "the kubelet counts events by their words"
         assert len(at.node.told(EventKind.REQUEST_REFUSED)) == 1, "it asks every 13 s, for ever"
-        await at.following.look()
-        assert set(has) <= at.book.listed, "the kubelet has given them away all the same"
-        assert unserved(at.book, {}, (), (MIDDLE, LARGE)) == ()
+        await at.following.poll()
+        assert set(has) <= at.table.listed, "the kubelet has given them away all the same"
+        assert unserved(at.table, {}, (), (MIDDLE, LARGE)) == ()
         at.words.drop("both")
         await at.admit("fits", *devices(0, resource=LARGE))
-        assert unserved(at.book, {}, (), (LARGE,)) == devices(0, resource=LARGE)
+        assert unserved(at.table, {}, (), (LARGE,)) == devices(0, resource=LARGE)
         await at.start(*devices(0, resource=LARGE))
-        assert unserved(at.book, lease_by_device(at.node.manager.snapshot.view), (), (LARGE,)) == ()
+        assert unserved(at.table, lease_by_device(at.node.manager.snapshot.view), (), (LARGE,)) == ()
 
 
 async def test_start_of_a_pod_being_deleted_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kubelet would wait for our answer before it ends the pod."""
-    monkeypatch.setattr(prestart, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(prestart, "_POLL_SECONDS", 0.01)
     async with plugged(tmp_path) as at:
         await at.admit("big", *devices(0, resource=LARGE))
         await at.start(*devices(0, resource=LARGE))
@@ -267,15 +267,15 @@ async def test_an_id_that_the_kubelet_gave_to_two_pods_takes_nothing_from_the_fi
         await at.admit("first", one)
         await at.start(one)
         before = at.lease(one).id
-        await at.following.look()
+        await at.following.poll()
         await at.admit("second", one)
         for _ in range(2):
-            await at.following.look()
+            await at.following.poll()
             with pytest.raises(RefusedError, match="to two pods, team-a/first and team-a/second"):
                 await at.start(one)
         assert at.lease(one).id == before, "its pod lives"
         at.words.drop("first")
-        await at.following.look()
+        await at.following.poll()
         await at.start(one)
         assert at.holder(one) == "second"
 
@@ -288,7 +288,7 @@ async def test_a_container_that_starts_again_gets_another_device_for_one_that_wa
         lost = at.node.instances(InstanceState.LEASED)[0]
         at.node.simulator.lose_gpu(0)
         await at.node.look()
-        await at.following.look()
+        await at.following.poll()
         assert set(at.node.leases) == {before.id}, "its pod has what is left of it"
         assert not at.node.instances(InstanceState.IDLE, gpu=1)
         await at.start(*devices(0, 1, resource=LARGE))
@@ -301,7 +301,7 @@ async def test_a_container_that_starts_again_gets_another_device_for_one_that_wa
         await at.node.look()
         assert lost.uuid not in variables(at, "mig-7g.80gb-0")["CUDA_VISIBLE_DEVICES"]
         at.words.drop("train")
-        await at.following.look()
+        await at.following.poll()
         assert not at.node.leases
 
 
@@ -338,8 +338,8 @@ async def test_devices_of_another_plugin_with_the_same_name_are_ignored(tmp_path
     theirs = KubeletDevice(resource=SMALL, id="GPU-a")
     async with plugged(tmp_path) as at:
         at.words.put("theirs", theirs)
-        await at.following.look()
-        assert unserved(at.book, {}, (), (SMALL,)) == ()
+        await at.following.poll()
+        assert unserved(at.table, {}, (), (SMALL,)) == ()
         with pytest.raises(RefusedError, match="another device plugin gave it"):
             await at.start(theirs)
         await at.admit("ours", *devices(0))

@@ -53,7 +53,7 @@ class Story:
             self.offer(name).service.streams = 1
 
     async def look(self) -> bool:
-        await self.readiness.look()
+        await self.readiness.check()
         return self.told[-1]
 
 

@@ -63,14 +63,14 @@ class Story:
     async def look(self) -> list[str]:
         """What the kubelet is asked in one look."""
         self.kubelet.asked.clear()
-        await self.registering.look()
+        await self.registering.check()
         return list(self.kubelet.asked)
 
     def later(self) -> None:
         """Whatever had to wait is due now."""
         self.registering._checked = -1000.0
         for offer in self.registering.offers.values():
-            offer.again = 0.0
+            offer.retry_at = 0.0
 
 
 @pytest.fixture
@@ -112,15 +112,15 @@ async def test_restarted_kubelet_gets_the_registrations_at_once(story: Story) ->
 async def test_kubelet_that_has_just_ended_is_polled_more_often(story: Story) -> None:
     """It admits pods that wait anew as soon as it is back."""
     clock = asyncio.get_running_loop().time() + 1000.0
-    assert story.registering.pause(clock) == module.LOOK_SECONDS, "there has been none"
+    assert story.registering.pause(clock) == module.POLL_SECONDS, "there has been none"
     story.kubelet.starts()
     await story.look()
-    now = story.offer().heard
+    now = story.offer().listened_at
     story.offer().service.streams = 1
-    assert story.registering.pause(now) == module.LOOK_SECONDS
+    assert story.registering.pause(now) == module.POLL_SECONDS
     story.offer().service.streams = 0
-    assert story.registering.pause(now + 1.0) == module.QUICK_SECONDS
-    assert story.registering.pause(now + module.QUICKLY_FOR_SECONDS + 1.0) == module.LOOK_SECONDS, "not for ever"
+    assert story.registering.pause(now + 1.0) == module.FAST_POLL_SECONDS
+    assert story.registering.pause(now + module.FAST_POLL_FOR_SECONDS + 1.0) == module.POLL_SECONDS, "not for ever"
 
 
 async def test_removed_socket_is_created_again(story: Story) -> None:
@@ -154,11 +154,11 @@ async def test_registration_retries_if_the_kubelet_does_not_list_plugins(story: 
     story.kubelet.starts()
     story.kubelet.silent = True
     assert await story.look() == ["allocatable"]
-    assert "it does not say" in story.offer().words
+    assert "it does not say" in story.offer().message
     story.kubelet.silent = False
     story.later()
     assert await story.look() == ["allocatable", *NAMES]
-    assert story.offer().words == ""
+    assert story.offer().message == ""
 
 
 async def test_registration_is_retried_until_the_kubelet_accepts_it(

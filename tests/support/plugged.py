@@ -106,7 +106,7 @@ class Plugged:
 
     node: Node
     words: Words
-    book: AllocationTable
+    table: AllocationTable
     starting: PreStart
     following: KubeletPods
     allocating: Allocator
@@ -144,7 +144,7 @@ async def plugged(
 ) -> AsyncIterator[Plugged]:
     """A node with these GPUs, or the one of this folder again with `""`; `words` are those of before."""
     async with engine(folder, gpus, **changes) as node:
-        words, book, tasks = words or Words(), AllocationTable(), Tasks()
+        words, table, tasks = words or Words(), AllocationTable(), Tasks()
         view = node.manager.snapshot.view
         resources = {each.name: each for each in resources_of(view, Naming())}
         cdi = CdiFolder(folder / "cdi", CDI_KIND, node.host, simulated=True)
@@ -152,7 +152,7 @@ async def plugged(
         api = words if has_api else None
         starting = PreStart(
             manager=node.manager,
-            book=book,
+            table=table,
             tasks=tasks,
             kubelet=words,
             recorded=lambda: words.recorded,
@@ -163,16 +163,16 @@ async def plugged(
         )
         following = KubeletPods(
             manager=node.manager,
-            book=book,
+            table=table,
             kubelet=words,
             recorded=lambda: words.recorded,
             api=api,
             node="node-1",
             changed=lambda: None,
         )
-        allocating = Allocator(node.manager, book, injector.qualified, lambda: None)
+        allocating = Allocator(node.manager, table, injector.qualified, lambda: None)
         try:
-            yield Plugged(node, words, book, starting, following, allocating, injector, cdi, tasks)
+            yield Plugged(node, words, table, starting, following, allocating, injector, cdi, tasks)
         finally:
             starting.close()
             await tasks.end(5.0)

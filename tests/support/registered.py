@@ -12,8 +12,8 @@ class Decided:
     """Everything is allowed, and nothing is put into containers."""
 
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        """As `service.Decisions`."""
+        """As `service.Decisions` describes."""
         return [Allocated() for _ in containers]
 
-    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
-        """As `service.Decisions`."""
+    async def start_container(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+        """As `service.Decisions` describes."""

@@ -1,6 +1,6 @@
-"""Device backends: what each kind of device that a lease can hold needs of the hardware, and of its holder's process.
+"""Device backends: the operations on the hardware for each kind of device that a lease can hold.
 
-`core.model.DeviceKind` says what planning and recovery must know of a kind; all that touches a device of it is here.
+`core.model.DeviceKind` has the properties of a kind that planning and recovery use.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mig_agent.core.observation import InstanceUsage, ObservedInstance, ProcessU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAccess:
-    """Says what a container needs to use one device: which device nodes, and which variables."""
+    """The device nodes and environment variables with which a container can use one device."""
 
     gpu_minor: int
-    """Of `/dev/nvidia<minor>`."""
+    """The minor number of the node `/dev/nvidia<minor>`."""
     gpu_instance_id: int | None = None
-    """With the next, of the capabilities; both None where the GPU's own node suffices."""
+    """With the next, identifies the capability nodes; both None if the GPU's node suffices."""
     compute_instance_id: int | None = None
     environment: Mapping[str, str]
 
@@ -32,37 +32,37 @@ class DeviceBackend(Protocol):
     """Creates, checks and destroys devices of one kind. Blocking and thread-safe; methods may raise DriverError."""
 
     def placements(self, gpu: GpuUuid) -> Mapping[int, Placement]:
-        """Return where devices of this kind are on a GPU, whoever made them, by the driver's ids."""
+        """Return the placements of all devices of this kind on a GPU by the driver's ids, foreign ones included."""
 
     def create(self, slot: Slot) -> ObservedInstance:
-        """Create a device; the error tells where something may be left behind."""
+        """Create a device. The error's `left_behind` is True if parts of it may remain."""
 
     def make_nodes(self, slot: Slot, made: ObservedInstance, gpu_minor: int) -> None:
-        """Make the device nodes of a new device; where that fails, destroy it, since nobody could use it."""
+        """Make the device nodes of a new device. If that fails, destroy the device, which would be unusable."""
 
     def destroy(self, instance: Instance) -> None:
-        """Destroy a device, or what is left of it. Raises DriverError IN_USE while a process uses it."""
+        """Destroy a device, also an incomplete one. Raises DriverError (IN_USE) while a process uses it."""
 
     def check_free(self, instance: Instance) -> tuple[ProcessUsage, ...]:
         """Return the processes on a device that is to be leased again.
 
-        Raises DriverError NOT_FOUND where it is gone, half made, or another has its UUID.
+        Raises DriverError (NOT_FOUND) if it no longer exists, is incomplete, or another device has its UUID.
         """
 
     def processes(self, instance: Instance) -> tuple[ProcessUsage, ...]:
         """Return the processes that the driver lists on a device."""
 
     def holders(self, instance: Instance, gpu_minor: int | None) -> tuple[ProcessInfo, ...]:
-        """Return the processes that have a device open, on which the driver lists none."""
+        """Return the processes that have a device open according to the kernel; the driver may not list them."""
 
     def usage(self, instance: Instance) -> InstanceUsage:
-        """Return what is used of a device; None for what the driver does not tell."""
+        """Return how much of a device is used; None for values that the driver does not report."""
 
     def environment(self, instance: Instance) -> Mapping[str, str]:
-        """Return the variables by which a process finds its device. Those of several are joined by `joined`."""
+        """Return the variables that make a device visible to a process; `joined` combines those of several devices."""
 
     def access(self, instance: Instance, gpu_minor: int) -> DeviceAccess:
-        """Return what a container needs to use a device."""
+        """Return the device nodes and variables with which a container can use a device."""
 
 
 class _MigBackend:
@@ -82,7 +82,7 @@ class _MigBackend:
         try:
             self._host.make_caps_nodes(gpu_minor, made.gpu_instance_id, made.compute_instances[0])
         except DriverError:
-            self._driver.destroy(slot, made.gpu_instance_id)  # without its nodes nobody can use it
+            self._driver.destroy(slot, made.gpu_instance_id)  # unusable without its nodes
             raise
 
     def destroy(self, instance: Instance) -> None:
@@ -171,7 +171,7 @@ def joined(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _visible(uuid: str) -> Mapping[str, str]:
-    """For CUDA, and for NVIDIA's container runtime."""
+    """Return the variables that make a device visible to CUDA and to NVIDIA's container runtime."""
     return {"CUDA_VISIBLE_DEVICES": uuid, "NVIDIA_VISIBLE_DEVICES": uuid}
 
 

@@ -85,8 +85,8 @@ class FileLock:
     def keep(self) -> None:
         """Make sure that the lock's file is in place and locked by this process.
 
-        A removed file excludes nobody, so it is created and locked again. Raises LockedError if another process has
-        locked the file that is there now.
+        A removed file locks nothing, so it is created and locked again. Raises LockedError if another process has
+        locked the current file.
         """
         if self.is_in_place():
             return

@@ -45,7 +45,7 @@ class BaseConnection:
         return before is not None and now != before
 
     def record_failure(self, failure: ClientError) -> ClientError:
-        """Return the error of a failed call; a refusal proves that an agent is there."""
+        """Return the error of a failed call; a refusal proves that an agent is running."""
         self._answered = self._answered or isinstance(failure, Refused)
         return failure
 

@@ -1,4 +1,4 @@
-"""Encodes answers as JSON. Keys and their order stand here, and stay as documented whatever the wire does.
+"""Encodes answers as JSON. Keys and their order are defined here, and stay as documented if the wire changes.
 
 Times are RFC 3339 strings in UTC; null is what is not known or not there. Keys are never renamed.
 """
@@ -110,7 +110,7 @@ def adopted(instances: Iterable[types.Instance]) -> Json:
 
 
 def reclaimed(instances: Iterable[types.Instance]) -> Json:
-    """Encode the instances that were destroyed: without state and holder, which are gone with them."""
+    """Encode the instances that were destroyed: without state and holder, which no longer apply."""
     return {"destroyed": [_encode_fields(each, f"uuid {_WINDOWED} generation") for each in instances]}
 
 

@@ -26,7 +26,7 @@ class CatalogEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The known models, looked up by what the driver says of a GPU."""
+    """The known models, looked up by what the driver reports of a GPU."""
 
     entries: tuple[CatalogEntry, ...] = ()
 

@@ -42,19 +42,19 @@ WHOLE_GPU_PROFILE_ID = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceKind:
-    """Describes a kind of device that a lease can hold: what it takes of a GPU, and how it comes and goes.
+    """A kind of device that a lease can hold: what it takes of a GPU, and how it is created.
 
     Planning, recovery and messages ask these properties; what touches a device is its kind's `DeviceBackend`.
     """
 
     name: str
-    """In the ledger: `mig`, `whole`."""
+    """The name in the ledger: `mig`, `whole`."""
     needs_mig_mode: bool
-    """Whether a GPU must be in MIG mode to have such devices; any other kind needs a GPU that is not."""
+    """Whether the GPU must be in MIG mode; if not, it must not be."""
     takes_whole_gpu: bool
-    """Whether one device takes all of its GPU, and serves only who asks for a whole one; else it has a placement."""
+    """Whether one device takes all of its GPU, and serves only requests for a whole one; if not, it has a placement."""
     is_created: bool
-    """Whether a device is created when it is wanted, and destroyed; else it exists while its GPU is in its mode."""
+    """Whether devices are created on request, and destroyed; if not, one exists while its GPU is in the right mode."""
     is_listed: bool
     """Whether the driver lists the devices, by ids that it gave them."""
 
@@ -66,7 +66,7 @@ WHOLE_GPU: Final = DeviceKind(
     name="whole", needs_mig_mode=False, takes_whole_gpu=True, is_created=False, is_listed=False
 )
 DEVICE_KINDS: Final = MappingProxyType({kind.name: kind for kind in (MIG_INSTANCE, WHOLE_GPU)})
-"""All of them, by name."""
+"""All kinds of devices, by name."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -142,7 +142,7 @@ class Layout:
 
     @cached_property
     def can_create(self) -> bool:
-        """Whether devices are created on such a GPU; else what it has exists always."""
+        """True if devices are created on such a GPU; False if its one device always exists."""
         return any(profile.kind.is_created for profile in self.profiles)
 
     @cached_property

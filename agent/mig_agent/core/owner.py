@@ -1,7 +1,7 @@
 """Owners of leases: how long a lease lasts, and what ends it.
 
-Each kind of owner is one class here. The engine, the ledger and messages use only what `OwnerKind` has, so that a new
-kind is one class more, and the frontend that makes and binds it. Every lease can also end by a deadline.
+Each kind of owner is one class here. The engine, the ledger and messages use only the members of `OwnerKind`, so a new
+kind needs one more class, and a frontend that creates and binds it. Every lease can also end by a deadline.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class Pod:
     namespace: str
     name: str
     uid: str = ""
-    """Empty where it is not known."""
+    """Empty: not known."""
 
     def may_be(self, other: Pod) -> bool:
-        """Return whether both are the same pod, as far as is known: one of two without a UID may be the other."""
+        """Return False if the other is certainly another pod: by its name, or by its UID if both are known."""
         same_name = (self.namespace, self.name) == (other.namespace, other.name)
         return same_name and (not self.uid or not other.uid or self.uid == other.uid)
 
@@ -34,12 +34,12 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletDevice:
-    """One device as the kubelet counts it: an abstract id under the name of an extended resource."""
+    """A device as the kubelet counts it: an abstract id of an extended resource."""
 
     resource: str
-    """`nvidia.com/mig-1g.10gb`."""
+    """The name of the resource: `nvidia.com/mig-1g.10gb`."""
     id: str
-    """`mig-agent-3`."""
+    """Unique within the resource: `mig-agent-3`."""
 
     def __str__(self) -> str:
         """Name it for messages: `nvidia.com/mig-1g.10gb mig-agent-3`."""
@@ -48,7 +48,7 @@ class KubeletDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerKind:
-    """What is asked of an owner of any kind; the answers here are those of a lease that nothing but a call ends."""
+    """The base of all kinds of owners; its defaults are right for a lease that only a call ends."""
 
     @property
     def process(self) -> ProcessOwner | None:
@@ -57,85 +57,85 @@ class OwnerKind:
 
     @property
     def ends_with_stream(self) -> bool:
-        """Whether the lease ends with the stream over which it was granted; no stream outlives the agent."""
+        """True if the lease ends with the stream over which it was granted; no stream outlives the agent."""
         return False
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the owner is expected on this node: until it comes, the lease is its holder's, by its token."""
+        """True if the owner is expected on this node; until it is bound, the lease is controlled by its token."""
         return False
 
     @property
     def is_bound(self) -> bool:
-        """Whether the owner is on this node: only its end ends the lease, which survives the loss of a device."""
+        """True if the owner is on this node: only its end ends the lease, which survives the loss of a device."""
         return False
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the devices are known to be open, so that not even an administrator ends the lease by force."""
+        """True if the devices are known to be open: then not even an administrator can end the lease by force."""
         return False
 
     @property
     def is_supervised(self) -> bool:
-        """Whether somebody else watches its use, so that a lease without processes is nothing to report."""
+        """True if another program watches the use of the devices, so that a lease without processes is not reported."""
         return False
 
     @property
     def noun(self) -> str:
-        """What messages call it: `pod`."""
+        """The word for this kind of owner in messages: `pod`."""
         return "owner"
 
     @property
     def end_reason(self) -> str:
-        """Why the lease has ended when its bound owner has, as the ledger records it."""
+        """The end reason that the ledger records for a lease whose bound owner has ended."""
         return "owner-ended"
 
     @property
     def label(self) -> str:
-        """The holder's name where a request gives none; empty where the owner has no name."""
+        """The holder's name if a request gives none; empty if the owner has no name."""
         return ""
 
     @property
     def devices_text(self) -> str:
-        """The devices that the lease's instances are for the owner, for messages; empty where it counts none."""
+        """The owner's names of the lease's devices, for messages; empty if it has none."""
         return ""
 
     @property
     def end_hint(self) -> str:
-        """How a person ends a bound owner."""
+        """A hint on how to end a bound owner."""
         return "end its owner"
 
     def device_text(self, number: int) -> str:
-        """Return what the owner calls the lease's device of this number, for messages; empty where it has no name."""
+        """Return the owner's name of a device of the lease by its index, for messages; empty if it has none."""
         del number
         return ""
 
     def event_data(self) -> Mapping[str, str]:
-        """Return what events about the lease say of the owner."""
+        """Return the data about the owner in events of the lease."""
         return {}
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes two requests for this owner the same, as values of JSON."""
+        """Return JSON values that are equal for the same owner; repeated requests are recognised by them."""
         return ()
 
     def bind(self, to: Owner, *, what: str, holder: str, instances: int) -> Owner:
-        """Return the owner of a lease with so many instances once it is bound to `to`, which is on this node.
+        """Return the owner of a lease with `instances` devices once it is bound to `to`, which is on this node.
 
-        `what` completes "cannot ..."; `holder` has the lease. Raises RefusedError where the lease is not for this owner
-        or it has other devices.
+        `what` is the rest of the message "cannot ...", and `holder` has the lease. Raises RefusedError if the lease is
+        not reserved for `to`, or is bound to other devices.
         """
         del to, instances
         raise refuse(Reason.IN_USE, f"cannot {what}: {holder} has it", "it was taken for somebody else")
 
     def conflict(self, others: Iterable[Owner]) -> str:
-        """Return why a lease of before cannot be given back beside leases of others, in words; empty where it can."""
+        """Return why a former lease cannot be recovered beside active ones of `others`; empty if it can."""
         del others
         return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOwner(OwnerKind):
-    """The client that has the lease's token: it confirms the lease, renews and releases it."""
+    """A client that has the lease's token, and confirms, renews and releases the lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class ProcessOwner(OwnerKind):
 
     pid: int
     started: int | None = None
-    """In clock ticks from boot, since a pid alone can be another process's later; None until the agent looked it up."""
+    """Start time in clock ticks since boot, since pids are reused; None until the agent has read it."""
 
     @property
     def process(self) -> ProcessOwner:
@@ -152,23 +152,23 @@ class ProcessOwner(OwnerKind):
         return self
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes two requests for this owner the same, as values of JSON."""
+        """Return JSON values that are equal for the same owner; repeated requests are recognised by them."""
         return ("process", self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOwner(OwnerKind):
-    """A stream that stays open. The lease ends with it, and with a process where the request also named one."""
+    """An open stream. The lease ends with it, and with a process if the request also named one."""
 
     process: ProcessOwner | None = None
 
     @property
     def ends_with_stream(self) -> bool:
-        """Whether the lease ends with the stream over which it was granted; no stream outlives the agent."""
+        """True if the lease ends with the stream over which it was granted; no stream outlives the agent."""
         return True
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes two requests for this owner the same, as values of JSON."""
+        """Return JSON values that are equal for the same owner; repeated requests are recognised by them."""
         return ("stream", *(() if self.process is None else self.process.identity()))
 
 
@@ -178,56 +178,56 @@ class PodOwner(OwnerKind):
 
     pod: Pod
     devices: tuple[KubeletDevice, ...] = ()
-    """For each device of the lease, the kubelet's device that it stands for; empty where no kubelet allocated any."""
+    """The kubelet's device for each device of the lease; empty if the kubelet allocated none."""
     is_bound: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for devices of a pod that is not on this node."""
+        """Raise ValueError if there are devices for a pod that is not bound."""
         if self.devices and not self.is_bound:
             raise ValueError(f"cannot have devices of the kubelet for {self.pod}: it is not on this node")
 
     @property
     def is_reserved(self) -> bool:
-        """Whether the owner is expected on this node: until it comes, the lease is its holder's, by its token."""
+        """True if the owner is expected on this node; until it is bound, the lease is controlled by its token."""
         return not self.is_bound
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the devices are known to be open: the kubelet started containers with them."""
+        """True if the devices are known to be open: the kubelet starts containers with them."""
         return bool(self.devices)
 
     @property
     def is_supervised(self) -> bool:
-        """Whether somebody else watches its use: the kubelet reports when it has ended."""
+        """Always True: the kubelet reports the pod's end."""
         return True
 
     @property
     def noun(self) -> str:
-        """What messages call it."""
+        """The word for this kind of owner in messages."""
         return "pod"
 
     @property
     def end_reason(self) -> str:
-        """Why the lease has ended when its bound owner has, as the ledger records it."""
+        """The end reason that the ledger records for a lease whose bound owner has ended."""
         return "pod-ended"
 
     @property
     def label(self) -> str:
-        """The holder's name where a request gives none."""
+        """The holder's name if a request gives none."""
         return str(self.pod)
 
     @property
     def devices_text(self) -> str:
-        """The kubelet's devices, with commas between."""
+        """The kubelet's devices, separated by commas."""
         return ", ".join(map(str, self.devices))
 
     @property
     def end_hint(self) -> str:
-        """How a person ends the pod."""
+        """The command that deletes the pod."""
         return f"kubectl delete pod {self.pod.name} -n {self.pod.namespace}"
 
     def device_text(self, number: int) -> str:
-        """Return the kubelet's device that the lease's device of this number stands for; empty where it is none."""
+        """Return the kubelet's device for a device of the lease by its index; empty if there is none."""
         return str(self.devices[number]) if number < len(self.devices) else ""
 
     def event_data(self) -> Mapping[str, str]:
@@ -235,12 +235,12 @@ class PodOwner(OwnerKind):
         return {"pod_namespace": self.pod.namespace, "pod_name": self.pod.name, "pod_uid": self.pod.uid}
 
     def identity(self) -> tuple[object, ...]:
-        """Return what makes two requests for this owner the same, as values of JSON."""
+        """Return JSON values that are equal for the same owner; repeated requests are recognised by them."""
         pod = self.pod
         return ("pod", pod.namespace, pod.name, pod.uid, [(each.resource, each.id) for each in self.devices])
 
     def bind(self, to: Owner, *, what: str, holder: str, instances: int) -> Owner:
-        """Return the owner once its pod is on this node; devices that it has stay where `to` names none."""
+        """Return the owner bound to the pod of `to`, and to its devices; devices that it has stay if `to` has none."""
         if not isinstance(to, PodOwner) or not self.pod.may_be(to.pod):
             return OwnerKind.bind(self, to, what=what, holder=holder, instances=instances)
         if self.devices and not to.devices:
@@ -255,7 +255,7 @@ class PodOwner(OwnerKind):
         return replace(to, pod=replace(self.pod, uid=self.pod.uid or to.pod.uid), is_bound=True)
 
     def conflict(self, others: Iterable[Owner]) -> str:
-        """Return which device the kubelet has allocated to another pod since; empty where it has not."""
+        """Return which device the kubelet has allocated to another pod since, as a message; empty if none."""
         taken = {device for other in others if isinstance(other, PodOwner) for device in other.devices}
         device = next((each for each in self.devices if each in taken), None)
         return "" if device is None else f"the kubelet has given {device} to another pod since"
@@ -266,7 +266,7 @@ TOKEN_OWNER = TokenOwner()
 
 
 def with_start(owner: Owner, started: int) -> Owner:
-    """Return an owner with the moment at which its process started, in clock ticks from boot."""
+    """Return an owner with the start time of its process, in clock ticks since boot."""
     match owner:
         case ProcessOwner():
             return replace(owner, started=started)

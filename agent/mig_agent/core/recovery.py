@@ -112,7 +112,7 @@ class ForgetForeign:
 
 @dataclass(frozen=True, slots=True)
 class FinishDestroy:
-    """An instance of the agent is half made or half destroyed: remove what is left of it, then forget it."""
+    """An instance of the agent is incomplete, being created or destroyed: remove what is left of it, then forget it."""
 
     gpu: GpuUuid
     gpu_instance_id: int
@@ -185,7 +185,7 @@ def _after_reboot(recorded: Recorded, observed: Sequence[ObservedGpu]) -> tuple[
             else ForgetInstance(each.generation, REBOOT)
             for each in recorded.instances
         ),
-        # The agent's instances are gone, so somebody else has made whatever is there since.
+        # The agent's instances are gone, so another program has created what exists now.
         *(AdoptForeign(gpu.uuid, instance) for gpu in observed for instance in gpu.instances),
     )
 

@@ -116,11 +116,11 @@ class Kubernetes:
             registry.register(NodeStatusMetrics(self._numbers))
         self._pods.start()
         if advertise == "device-plugin":
-            # Numbers shown without a plugin would be believed until the plugin is there.
+            # Numbers shown without a plugin would be used to bind pods until the plugin runs.
             with contextlib.suppress(KubeApiError, TimeoutError):
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
             plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
-            plugin.registering.follow_up(Readiness(plugin.registering, set_ready).look)
+            plugin.registration.follow_up(Readiness(plugin.registration, set_ready).check)
         else:
             await set_ready(True)
 
@@ -142,7 +142,7 @@ class Kubernetes:
         )
         self._plugin = plugin
         pods.on_change.append(plugin.refresh)
-        self._subscriptions.append(api.follow_node(plugin.node_showed, plugin.node_unknown))
+        self._subscriptions.append(api.follow_node(plugin.node_changed, plugin.node_unknown))
         await plugin.start()
         registry.register(PluginMetrics(plugin))
         return plugin

@@ -42,7 +42,7 @@ _ERRORS = frozenset(
     }
 )
 _DETAILS = frozenset({EventKind.INSTANCE_REUSED, EventKind.LEASE_RENEWED})
-"""Kinds logged at debug level, since another event tells most readers the same."""
+"""Kinds logged at debug level, since another event reports the same to most readers."""
 _BATCH_SECONDS = 0.02
 _STANDARD_ERROR = 2
 _LONGEST_UNFINISHED = 65_536

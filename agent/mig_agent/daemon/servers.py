@@ -236,7 +236,7 @@ class _Server:
         await asyncio.wait({stopping}, timeout=_LAST_BYTES_SECONDS)
 
     async def set_serving(self, *names: str, serving: bool) -> None:
-        """Set the health status of these names: the service, or "" for all that the agent is there for."""
+        """Set the health status of these names: the service, or "" for all functions of the agent."""
         kind = health_pb2.HealthCheckResponse.ServingStatus
         status = kind.Value("SERVING" if serving else "NOT_SERVING")
         for name in names:
@@ -297,7 +297,7 @@ class Servers:
             await server.set_serving(SERVICE.full_name, serving=True)
 
     async def ready(self, is_ready: bool) -> None:  # noqa: FBT001 -- the only argument of a setter
-        """Set whether all that the agent is there for is available, such as devices for pods."""
+        """Set whether all functions of the agent are available, such as devices for pods."""
         if not self._closing:
             for server in (self._users, self._admins):
                 await server.set_serving(_ALL, serving=is_ready)

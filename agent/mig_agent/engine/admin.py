@@ -1,4 +1,4 @@
-"""Calls of administrators: cordon a GPU, destroy idle instances, adopt foreign ones, switch MIG mode."""
+"""Administration: cordon a GPU, destroy idle instances, adopt foreign ones, switch MIG mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mig_agent.engine.state import GpuRecord
 
 
 class Admin:
-    """Carries out calls of administrators. Not thread-safe; use from the event loop."""
+    """Carries out the calls of administrators. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, destroyer: InstanceDestroyer, reconciler: Reconciler) -> None:
         self._context = context
@@ -38,7 +38,7 @@ class Admin:
         now = context.clock.now()
         if on:
             if not reason and record.cordon is not None:
-                return context.state.gpu(record.uuid)  # it is, and why was said then
+                return context.state.gpu(record.uuid)  # it is cordoned already, with the reason given then
             words = f"cordoned by {caller}" + (f": {reason}" if reason else "")
             cordon = Cordon(reason=words, since=now)
             change: PutCordon | DropCordon = PutCordon(record.uuid, words, now)
@@ -60,7 +60,7 @@ class Admin:
         return context.state.gpu(record.uuid)
 
     async def reclaim(self, names: Sequence[str], caller: Caller) -> tuple[Instance, ...]:
-        """Destroy the idle instances of some GPUs, or of all; return those destroyed. Raises RefusedError."""
+        """Destroy the idle instances of the named GPUs, or of all; return those destroyed. Raises RefusedError."""
         context = self._context
         context.driver_use.refuse_when_paused("reclaim idle instances")
         records = [context.gpu_named(name) for name in names] if names else list(context.state.gpus.values())
@@ -78,7 +78,7 @@ class Admin:
         return tuple(destroyed)
 
     async def destroy_overdue(self) -> None:
-        """Destroy the instances that have been idle for longer than the limit, if there is one."""
+        """Destroy the instances that have been idle for longer than the configured limit, if there is one."""
         limit = self._context.settings.idle_limit_seconds
         if limit is None:
             return
@@ -136,13 +136,13 @@ class Admin:
                     gone.append(each)
         finally:
             state.unreserve(going)
-            await self._record_gone(gone, why, caller)
+            await self._commit_destroyed(gone, why, caller)
             if failed:
                 await self._reconciler.check_locked(record.uuid)
             context.state.capacity_freed.emit()
         return gone
 
-    async def _record_gone(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
+    async def _commit_destroyed(self, gone: Iterable[Instance], why: str, caller: Caller | None) -> None:
         context = self._context
         transaction = Transaction(context.journal)
         for each in gone:
@@ -165,9 +165,9 @@ class Admin:
     async def adopt(
         self, gpus: Sequence[str], uuids: Sequence[str], caller: Caller, *, everything: bool
     ) -> tuple[Instance, ...]:
-        """Adopt the foreign instances of some GPUs, those with these UUIDs, or all; the instances as they are then.
+        """Adopt the foreign instances of the named GPUs, those with these UUIDs, or all; return the adopted ones.
 
-        One on which a process is found is blocked until the process ends. Raises RefusedError.
+        An instance on which a process is found is blocked until the process ends. Raises RefusedError.
         """
         context = self._context
         context.driver_use.refuse_when_paused("adopt instances")
@@ -210,20 +210,20 @@ class Admin:
                     or (uuids is not None and each.uuid not in uuids)
                 ):
                     continue
-                ours = replace(
+                own = replace(
                     each,
-                    # Another number: what a restored ledger said of the former one is over.
+                    # A new generation: what a restored ledger recorded of the former one is obsolete.
                     generation=state.next_generation(),
                     state=InstanceState.IDLE,
                     since=context.clock.now(),
                     last_tenant="",
                 )
-                transaction.changes.append(PutInstance(ours))
-                words = f"{caller} adopted {context.place(ours)}"
-                event = context.journal.event(EventKind.INSTANCE_FOUND, words, instance=ours, caller=caller)
+                transaction.changes.append(PutInstance(own))
+                words = f"{caller} adopted {context.place(own)}"
+                event = context.journal.event(EventKind.INSTANCE_FOUND, words, instance=own, caller=caller)
                 transaction.events.append(event)
-                transaction.applied += [partial(state.put, ours), partial(state.drop, each.generation)]
-                adopted.append(ours.generation)
+                transaction.applied += [partial(state.put, own), partial(state.drop, each.generation)]
+                adopted.append(own.generation)
             if transaction:
                 await transaction.commit()
                 await self._reconciler.check_locked(record.uuid)  # blocks those that are in use
@@ -241,7 +241,7 @@ class Admin:
     # MIG mode
 
     async def set_mig_mode(self, name: str, caller: Caller, *, enable: bool) -> ModeAnswer:
-        """Switch MIG mode on or off. Raises RefusedError, IN_USE while anything on the GPU runs or is leased."""
+        """Switch MIG mode on or off. Raises RefusedError (IN_USE) while the GPU is leased or a process uses it."""
         context = self._context
         record = context.gpu_named(name)
         verb = "enable" if enable else "disable"
@@ -266,7 +266,7 @@ class Admin:
             async with context.gpu_workers[record.uuid].lock:
                 return await self._switch(record, verb, caller, enable=enable)
         except DriverError as error:
-            await self._reconciler.check(record.uuid)  # it may have been switched all the same
+            await self._reconciler.check(record.uuid)  # the mode may have changed despite the error
             raise _mode_refusal(record, verb, error) from error
         except LedgerError as error:
             raise ledger_refusal(error, f"{verb} MIG mode") from error
@@ -280,7 +280,7 @@ class Admin:
     async def _switch(self, record: GpuRecord, verb: str, caller: Caller, *, enable: bool) -> ModeAnswer:
         context, driver = self._context, self._context.driver
         worker = context.gpu_workers[record.uuid]
-        self._refuse_when_used(record, verb)  # again: what was under way has ended by now
+        self._refuse_when_used(record, verb)  # again, since operations in flight have ended by now
         users = await self._users(record)
         if users:
             raise refuse(
@@ -332,10 +332,10 @@ class Admin:
         )
 
     async def _users(self, record: GpuRecord) -> tuple[str, ...]:
-        """Return the processes on a GPU that NVML lists, and those that hold its instances open."""
+        """Return the processes on a GPU that NVML lists, and those that have its instances open."""
         host, driver, minor = self._context.host, self._context.driver, record.minor
 
-        def look() -> tuple[str, ...]:
+        def users() -> tuple[str, ...]:
             observed = driver.observe_gpu(record.uuid)
             pids = {*observed.processes, *(pid for each in observed.instances for pid in each.processes)}
             found = {pid: host.describe_process(pid) for pid in sorted(pids)}
@@ -344,7 +344,7 @@ class Admin:
                     found |= {process.pid: str(process) for process in host.holders(minor, each.gpu_instance_id)}
             return tuple(found.values())
 
-        return await self._context.gpu_workers[record.uuid].read("look who uses the GPU", look)
+        return await self._context.gpu_workers[record.uuid].read("look who uses the GPU", users)
 
 
 _IN_USE_HINT = "stop what has the GPU open, such as dcgm-exporter or nvidia-persistenced, and try again"
@@ -374,7 +374,7 @@ def _mode_refusal(record: GpuRecord, verb: str, error: DriverError) -> RefusedEr
 
 
 def _may_adopt(instance: Instance) -> bool:
-    """Return whether an instance is foreign and complete: an incomplete one is still being created by others."""
+    """Return whether an instance is foreign and complete; another program is still creating an incomplete one."""
     return instance.state is InstanceState.FOREIGN and instance.is_complete and bool(instance.uuid)
 
 

@@ -37,7 +37,7 @@ class DenialAudit:
     def record(self, method: str, caller: Caller, refusal: Refusal, about: str) -> None:
         """Record a denied call; `about` is the lease or GPU that it named, as the caller wrote it.
 
-        Beyond the limits it is only counted, and the next record tells how many were left out.
+        Beyond the limits it is only counted, and the next record reports how many were left out.
         """
         now = self._clock.now()
         if not 0 <= now - self._began < PERIOD_SECONDS:

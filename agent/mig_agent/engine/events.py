@@ -20,7 +20,7 @@ MOST_UNREAD = 1024
 """How many events a subscriber may fall behind before it is dropped, beside those that it asked for on resuming."""
 MOST_SUBSCRIBERS = 256
 UNKNOWN = "unknown"
-"""The kind that stands for all changes since a revision where they are no longer in the ring."""
+"""The kind of event that replaces all changes since a revision if they are no longer in the ring."""
 
 
 class Subscription:

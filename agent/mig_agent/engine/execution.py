@@ -1,4 +1,4 @@
-"""Execution of one plan: preflight checks, destroy, create, commit the lease. What fails is undone here."""
+"""Execution of one plan: preflight checks, destroy, create, commit the lease; and undo if a step fails."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LeaseRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Executor:
-    """Begins executions, and holds what they share."""
+    """Begins executions, and holds the parts that they use."""
 
     context: Context
     request_log: RequestLog
@@ -48,12 +48,12 @@ class Executor:
     reconciler: Reconciler
 
     def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
-        """Reserve what a plan uses, at once, so that no other plan uses it; return the execution."""
+        """Return the execution of a plan. What the plan uses is reserved at once, so that no other plan uses it."""
         return Execution(self, order, plan)
 
 
 class Execution:
-    """Carries out one plan. Either `run` or `drop` ends it."""
+    """Carries out one plan. Call either `run` or `drop`; each releases the reservations."""
 
     def __init__(self, executor: Executor, order: LeaseRequest, plan: Plan) -> None:
         self._executor = executor
@@ -65,7 +65,7 @@ class Execution:
         self._creating: dict[GpuUuid, list[Instance]] = {}
         self._victims: dict[GpuUuid, list[Instance]] = {}
         self._tried: set[Generation] = set()
-        """The instances that the driver was asked to create, with success or not."""
+        """The instances that the driver was asked to create, successfully or not."""
         self._devices: list[Instance] = []
         """The instance of each device, in the request's order; each is replaced when it has been created."""
         for device in plan.devices:
@@ -108,33 +108,33 @@ class Execution:
     async def run(self) -> Lease:
         """Carry out the plan and return the committed lease. Raises StepFailedError, LedgerError and RefusedError."""
         try:
-            await self._look_at_reused()
+            await self._check_reused_all()
             if self._creating:
                 await self._reshape()
                 if self._reused:
-                    await self._look_at_reused()
+                    await self._check_reused_all()
             self._order.check_still_wanted()
             return await self._grant()
         except BaseException:
-            self._keep_what_was_made(list(self._creating))
+            self._keep_created(list(self._creating))
             raise
         finally:
             self.drop()
 
     # Before a reuse
 
-    async def _look_at_reused(self) -> None:
+    async def _check_reused_all(self) -> None:
         if len(self._reused) == 1:
-            await self._look_at(self._reused[0])
+            await self._check_reused(self._reused[0])
         elif self._reused:
-            await _all(*(self._look_at(instance) for instance in self._reused))
+            await _all(*(self._check_reused(instance) for instance in self._reused))
 
-    async def _look_at(self, instance: Instance) -> None:
+    async def _check_reused(self, instance: Instance) -> None:
         try:
             await self._executor.preflight.before_reuse(instance)
         except StepFailedError as failure:
             if failure.counts:
-                self._give_back([instance])
+                self._unreserve([instance])
                 await self._executor.reconciler.check(instance.slot.gpu)
             raise
 
@@ -159,20 +159,20 @@ class Execution:
                     await self._create(instance)
             except BaseException as failure:
                 if isinstance(failure, StepFailedError):
-                    self._tell_failure(gpu, failure)
-                self._keep_what_was_made([gpu])
+                    self._record_failure(gpu, failure)
+                self._keep_created([gpu])
                 intended = self._context.state.gpus[gpu].instances.keys() & {
                     each.generation for each in self._creating[gpu]
                 }
                 self._context.never_made |= intended - self._tried
-                # Reading the GPU decides what became of the steps that were begun.
-                self._give_back(
+                # Reading the GPU shows the outcome of the steps that were begun.
+                self._unreserve(
                     [each for each in self._mine if each.slot.gpu == gpu and each.state is not InstanceState.LEASED]
                 )
                 await self._executor.reconciler.check_locked(gpu)
                 raise
 
-    def _tell_failure(self, gpu: GpuUuid, failure: StepFailedError) -> None:
+    def _record_failure(self, gpu: GpuUuid, failure: StepFailedError) -> None:
         journal = self._context.journal
         for instance in self._creating[gpu]:
             if failure.exclude is None or failure.exclude == instance.slot:
@@ -187,7 +187,7 @@ class Execution:
                 )
                 journal.record(event)
 
-    def _give_back(self, instances: list[Instance]) -> None:
+    def _unreserve(self, instances: list[Instance]) -> None:
         self._context.state.unreserve(instances)
         given = {each.generation for each in instances}
         self._mine = [each for each in self._mine if each.generation not in given]
@@ -209,10 +209,10 @@ class Execution:
                 gone.append(victim)
         finally:
             intended = self._creating[gpu] if len(gone) == len(victims) else []
-            await self._record_gone(gone, intended)
+            await self._commit_destroyed(gone, intended)
 
-    async def _record_gone(self, gone: list[Instance], intended: list[Instance]) -> None:
-        """Record what was destroyed and what will be created, before it is: so a crash leaves nothing unknown."""
+    async def _commit_destroyed(self, gone: list[Instance], intended: list[Instance]) -> None:
+        """Commit what was destroyed, and what will be created before it is, so that a crash leaves nothing unknown."""
         if not gone and not intended:
             return
         transaction = Transaction(self._context.journal)
@@ -240,7 +240,7 @@ class Execution:
             await transaction.commit()
         except LedgerError:
             for instance in gone:
-                state.drop(instance.generation)  # whatever the ledger says, the hardware is the truth about hardware
+                state.drop(instance.generation)  # the hardware has changed, even if the ledger could not be written
             self._context.journal.republish()
             raise
 
@@ -273,7 +273,7 @@ class Execution:
             compute_instance_id=made.compute_instances[0],
             uuid=made.uuid,
         )
-        # Known by its id from now on, so that a reading of the GPU does not take it for a foreign one.
+        # The state has its ids from now on, so that a reading of the GPU does not take it for a foreign one.
         self._context.state.put(there)
         self._context.state.reserve([there])
         self._devices[self._devices.index(instance)] = there
@@ -310,7 +310,7 @@ class Execution:
         recorded = RecordedLease(lease=lease, digest=order.digest)
         transaction = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
-            self._tell_of(transaction, before, instance, lease)
+            self._add_device(transaction, before, instance, lease)
         transaction.changes.append(PutLease(lease, order.digest))
         places = ", ".join(context.place(instance) for instance in leased)
         transaction.events.append(
@@ -341,7 +341,7 @@ class Execution:
         await transaction.commit()
         return lease
 
-    def _tell_of(self, transaction: Transaction, before: Instance, instance: Instance, lease: Lease) -> None:
+    def _add_device(self, transaction: Transaction, before: Instance, instance: Instance, lease: Lease) -> None:
         made = before.state is InstanceState.CREATING
         changed = before.last_tenant != instance.last_tenant
         if made or changed or self._context.state.is_unrecorded(instance.generation):
@@ -355,8 +355,8 @@ class Execution:
             )
         )
 
-    def _keep_what_was_made(self, gpus: list[GpuUuid]) -> None:
-        """Keep the instances that were created for a lease that failed, as idle ones."""
+    def _keep_created(self, gpus: list[GpuUuid]) -> None:
+        """Keep the instances that were created for a lease that failed as idle ones."""
         context = self._context
         made = [
             replace(each, state=InstanceState.IDLE)
@@ -369,7 +369,7 @@ class Execution:
         for instance in made:
             context.state.put(instance)
             context.state.note_unrecorded(instance.generation)
-        self._give_back(made)
+        self._unreserve(made)
         transaction = Transaction(context.journal)
         for instance in made:
             transaction.changes.append(PutInstance(instance))

@@ -100,7 +100,7 @@ class RequestLog:
     def of_request(self, request: RequestKey) -> RecordedLease | None:
         """Return the lease of a request, active or ended; None for a new one.
 
-        One whose caller is not recorded is found by its request id alone; its digest tells whether it is the same.
+        One whose caller is not recorded is found by its request id alone; its digest shows whether it is the same.
         Raises RefusedError where the ledger cannot be read.
         """
         found = self._standing.get(request) or self._ended.get(request)

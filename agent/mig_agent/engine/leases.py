@@ -33,14 +33,14 @@ class Leases:
         await self._lifecycle.wait_for_pending_commit(lease)
         known = self._known(lease, token, caller, force=force)
         if known is not None and self._only_owner_ends(known):
-            await self._refuse_used(known)
-            # Meanwhile it may have been bound, or have ended.
+            await self._refuse_if_used(known)
+            # The lease may have been bound, or have ended, meanwhile.
             await self._lifecycle.wait_for_pending_commit(lease)
             known = self._known(lease, token, caller, force=force)
         if known is None:
             return
         try:
-            # Who has the token of a lease is its holder, whatever the transport knows.
+            # A caller with the lease's token is its holder, even if the transport does not identify it.
             by = str(caller) if caller.name or caller.admin else "its holder"
             reason = EndReason.RELEASED
             if self._only_owner_ends(known):
@@ -97,15 +97,15 @@ class Leases:
         if bound == before.owner:
             return before
         try:
-            await self._write(replace(before, owner=bound, expires_at=None))
+            await self._commit_binding(replace(before, owner=bound, expires_at=None))
         except LedgerError as error:
             raise ledger_refusal(error, what) from error
-        standing = context.state.leases.get(lease)
-        if standing is None:
+        current = context.state.leases.get(lease)
+        if current is None:
             raise refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "`migctl events` tells why")
-        return standing
+        return current
 
-    async def _write(self, lease: Lease) -> None:
+    async def _commit_binding(self, lease: Lease) -> None:
         context, owner = self._context, lease.owner
         as_what = f" as {owner.devices_text}" if owner.devices_text else ""
         event = context.journal.event(
@@ -126,25 +126,25 @@ class Leases:
 
         written = context.journal.commit((BindLease(lease),), (event,), apply)
         self._lifecycle.track_commit(lease.id, written)
-        # The caller may go away; the lease is bound all the same.
+        # The lease is bound even if the caller is cancelled.
         await asyncio.shield(written)
 
     def _only_owner_ends(self, lease: Lease) -> bool:
-        """Return whether the lease ends with its owner alone, and this agent sees when that is."""
+        """Return whether only the end of its owner ends the lease, and this agent notices that end."""
         return lease.owner.is_bound and self._context.settings.follows_pods
 
-    async def _refuse_used(self, lease: Lease) -> None:
-        """Raise RefusedError where an instance of a lease is in use, or that cannot be found out."""
+    async def _refuse_if_used(self, lease: Lease) -> None:
+        """Raise RefusedError if an instance of a lease is in use, or if that cannot be determined."""
         context, what = self._context, f"release lease {lease.id}"
         if lease.id in leases_without_answering_devices(context.state):
-            raise _untold(lease, "the GPU that it is on does not answer")
+            raise _use_unknown(lease, "the GPU that it is on does not answer")
         for instance in tuple(context.state.instances_of(lease.id)):
             context.driver_use.refuse_when_paused(what)
             try:
                 with context.driver_use.inside():
                     users = await context.users(instance)
             except DriverError as error:
-                raise _untold(lease, str(error)) from error
+                raise _use_unknown(lease, str(error)) from error
             if users:
                 raise refuse(
                     Reason.IN_USE,
@@ -157,16 +157,16 @@ class Leases:
 
         A bound lease is refused; with `force` only if its devices are known to be in use.
         """
-        standing = self._context.state.leases.get(lease)
+        active = self._context.state.leases.get(lease)
         tokens = self._context.tokens
         remembered = self._request_log.of_lease(lease)
-        if may_change(tokens, lease, standing or (remembered.lease if remembered else None), token, caller):
-            if standing is None and remembered is None and not tokens.matches(lease, token):
+        if may_change(tokens, lease, active or (remembered.lease if remembered else None), token, caller):
+            if active is None and remembered is None and not tokens.matches(lease, token):
                 raise _unknown(lease)
-            if standing is not None and self._only_owner_ends(standing) and (not force or standing.owner.is_in_use):
-                raise _bound(standing)
-            return standing
-        if standing is None and remembered is None:
+            if active is not None and self._only_owner_ends(active) and (not force or active.owner.is_in_use):
+                raise _bound(active)
+            return active
+        if active is None and remembered is None:
             raise _unknown(lease)
         raise refuse(
             Reason.WRONG_TOKEN,
@@ -181,7 +181,7 @@ def _ended(what: str) -> RefusedError:
     return refuse(Reason.LEASE_ENDED, f"cannot {what}: it has ended", "ask for a new one")
 
 
-def _untold(lease: Lease, why: str) -> RefusedError:
+def _use_unknown(lease: Lease, why: str) -> RefusedError:
     return refuse(
         Reason.GPU_UNAVAILABLE,
         f"cannot release lease {lease.id}: cannot tell whether it is in use: {why}",

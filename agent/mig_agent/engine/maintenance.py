@@ -32,8 +32,8 @@ _ADMINISTRATOR = ""
 class GpuInventory(Protocol):
     """Reads the GPUs from the driver, and records them in the ledger."""
 
-    async def take_up(self) -> None:
-        """Read all GPUs after the driver was opened again. Raises MigAgentError where that fails."""
+    async def read_gpus(self) -> None:
+        """Read all GPUs after the driver was opened again. Raises MigAgentError if that fails."""
 
     async def remember(self) -> None:
         """Record what is known of the GPUs."""
@@ -100,7 +100,7 @@ class Maintenance:
     async def resume(self, reason: str, caller: Caller, *, lasting: bool) -> PauseAnswer:
         """Remove a reason; after the last one, wait until the agent serves again or that has failed.
 
-        Raises RefusedError where it cannot be recorded that the administrator's reason is gone.
+        Raises RefusedError if the removal of the administrator's reason cannot be committed.
         """
         key = _ADMINISTRATOR if lasting else reason
         async with self._recording:
@@ -227,7 +227,7 @@ class Maintenance:
             self._opening = _on_own_thread(context.driver.reopen)
         await self._wait_until_open()
         try:
-            await self._driver_startup.take_up()
+            await self._driver_startup.read_gpus()
         except MigAgentError:
             with contextlib.suppress(DriverError):  # a call that hangs holds it open
                 await _on_own_thread(context.driver.close)

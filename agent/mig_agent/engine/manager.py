@@ -141,7 +141,7 @@ class Manager:
     async def recover(self, lease: LeaseId, token: str, caller: Caller) -> Recovered:
         """Recover a lease that was active when the ledger was lost, with its token and under the same id.
 
-        Refused where it had ended, one of its devices is gone or belongs to another lease, or another user asks. A
+        Refused if it had ended, one of its devices is lost or belongs to another lease, or another user asks. A
         repeated call changes nothing.
         """
         self._context.refuse_when_closing()

@@ -90,7 +90,7 @@ class RequestQueue:
     async def admit(
         self, order: LeaseRequest, on_position: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
     ) -> Execution:
-        """Return an execution with its slots reserved: at once if the request fits, else when its turn has come.
+        """Return an execution with its slots reserved: at once if the request fits, else when it is admitted.
 
         `failed` is why an earlier execution of this request failed, and `exclude` are the slots that it failed on.
         Raises RefusedError.
@@ -144,7 +144,7 @@ class RequestQueue:
             queued.started.set_exception(RefusedError(refusal))
         if queued.position:
             self._emit(EventKind.REQUEST_DEQUEUED, queued.order.request, f"left the queue: {refusal.message}")
-            # Others may fit without it. One with no position never waited, and was in nobody's way.
+            # Others may fit without it. One with no position never waited, and blocked no other.
             self._schedule_report()
             self._context.state.capacity_freed.emit()
 

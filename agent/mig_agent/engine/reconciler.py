@@ -139,7 +139,7 @@ class Reconciler:
 
     async def compare_all(self) -> None:
         """Compare every GPU with the ledger, also while the agent is paused."""
-        await self._look_at_boot_id()
+        await self._check_boot_id()
         await asyncio.gather(*(self._check(gpu) for gpu in tuple(self._context.gpu_workers)))
         for gpu in tuple(self._context.gpu_workers):
             self._take_back(gpu)
@@ -193,7 +193,7 @@ class Reconciler:
         await self._repairs.carry_out(record, repairs)
         await self._repairs.take_over_unused(record, observed)
         await self._repairs.have_permanent(record)
-        self._look_at_processes(record, observed)
+        self._check_processes(record, observed)
         self._context.state.capacity_freed.emit()
 
     def _differences(self, record: GpuRecord, observed: ObservedGpu) -> tuple[Repair, ...]:
@@ -309,7 +309,7 @@ class Reconciler:
 
     # What else is checked
 
-    def _look_at_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
+    def _check_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
         now = self._context.clock.now()
         pids: dict[int | None, tuple[int, ...]] = {
             each.gpu_instance_id: each.processes for each in observed.instances if each.processes
@@ -348,7 +348,7 @@ class Reconciler:
         except OSError:
             return self.boot_id
 
-    async def _look_at_boot_id(self) -> None:
+    async def _check_boot_id(self) -> None:
         """Reconcile after a reboot, which no recorded instance survives. A simulated one leaves this process alive."""
         boot_id = self.boot_id_now()
         if boot_id == self.boot_id:

@@ -120,7 +120,7 @@ class Repairs:
         if instance.state is InstanceState.FOREIGN and state.former:
             transaction.changes.append(VoidEvidence(instance.uuid, "is gone"))
         begun = instance.state in {InstanceState.CREATING, InstanceState.DESTROYING}
-        # A whole GPU that nobody leases only makes way for a GPU that is partitioned.
+        # A whole GPU without a lease only makes way for a GPU that is partitioned.
         if not begun and (instance.lease is not None or instance.kind.is_created):
             why = f" ({reason})" if reason else ""
             transaction.events.append(

@@ -1,6 +1,7 @@
-"""Startup: constructs the engine's parts, and makes the ledger and the hardware agree before anything is served.
+"""Startup: constructs the engine's parts, and reconciles the ledger with the hardware before anything is served.
 
-All GPUs are read when the agent starts, and again when it resumes. An agent that starts paused shows what it knew last.
+All GPUs are read when the agent starts, and again when it resumes. An agent that starts paused shows the last known
+state.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ from mig_agent.engine.state import CheckedState, GpuRecord, State
 from mig_agent.engine.tasks import Tasks
 
 RESTART_REVISIONS = 1000
-"""Left out at a restart, so that no revision is given twice even where the last ones could not be recorded."""
+"""How many revisions a restart skips, so that none is used twice even if the last ones could not be committed."""
 LEDGER_WATCH_SECONDS = 2.0
-"""Between two checks whether the ledger's files are in their place: three calls of stat(2)."""
+"""Time between two checks whether the ledger's files are in place: three calls of stat(2)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,7 +74,7 @@ class Parts:
     driver_startup: DriverStartup
     maintenance: Maintenance
     started_at: float = 0.0
-    """When it began to serve."""
+    """Wall-clock time at which it began to serve."""
     background: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def stop_background(self) -> None:
@@ -100,13 +101,13 @@ async def start(
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
 ) -> Parts:
-    """Start an engine: return its parts, recovered and ready to serve. `claim` is called for each GPU that it takes.
+    """Start an engine: return its parts, recovered and ready to serve. `claim` locks each GPU that it manages.
 
-    `paused` are reasons, in words, for which it starts paused; so it does where an administrator's is on record. Then
-    the driver is not asked anything (nor opened, where it was not), and is read when the agent resumes.
+    It starts paused if there are reasons in `paused`, or an administrator's pause in the ledger. Then the driver is not
+    used (nor opened, if it was not), and the GPUs are read when the agent resumes.
 
-    Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
-    where the settings name GPUs that are not there or the tokens' key cannot be used.
+    Raises DriverError if the driver does not answer, LedgerError if the ledger cannot be written, and ConfigError if
+    the settings name GPUs that do not exist or the tokens' key cannot be used.
     """
     contents = ledger.contents
     parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
@@ -116,15 +117,15 @@ async def start(
             state.put_lease(recorded.lease)
     is_paused = parts.maintenance.begin(contents.paused, paused)
     if is_paused:
-        await parts.driver_startup.without_driver()
+        await parts.driver_startup.load_last_known()
     else:
-        await parts.driver_startup.take_up()
+        await parts.driver_startup.read_gpus()
     parts.started_at = clock.now()
     lifecycle.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # Without a word in the ledger it counts as confirmed: one that is must not be lost. No stream outlived us.
+            # A lease without a mark in the ledger counts as confirmed, lest it be lost. No stream outlives an agent.
             is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
             lifecycle.begin(lease, delivered=is_confirmed)
     leases = counted(len(state.leases), "lease")
@@ -133,7 +134,7 @@ async def start(
         words = f"the agent started paused ({'; '.join(context.driver_use.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
-    await context.journal.commit(old, (started, *_of_doubt(context)))
+    await context.journal.commit(old, (started, *_doubt_events(context)))
     loop = asyncio.get_running_loop()
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
@@ -152,7 +153,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     telemetry: Telemetry,
     lock: LockGpu,
 ) -> Parts:
-    """Construct the state, the context and all parts of an engine over one ledger; reads and writes nothing."""
+    """Construct the state, the context and all parts of an engine, without reading the driver."""
     contents = ledger.contents
     state = (CheckedState if settings.check_threads else State)(
         settings.node, contents.last_revision + RESTART_REVISIONS, contents.last_generation
@@ -232,9 +233,9 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
 
 
 async def _watch_ledger(parts: Parts) -> None:
-    """Notice when the ledger's files are removed or replaced under the agent: leases would be gone at the next start.
+    """Notice when the ledger's files are removed or replaced under the agent: the next start would lose all leases.
 
-    The event is the commit that writes the ledger anew. Where that fails, no lease is given any more.
+    Recording the event is the commit that writes the ledger again. If it fails, no lease is granted any more.
     """
     context, reported = parts.context, ""
     wake = asyncio.Event()
@@ -247,13 +248,13 @@ async def _watch_ledger(parts: Parts) -> None:
         wake.clear()
         words = parts.ledger.missing()
         if words and (words != reported or not context.journal.error):
-            told = f"{words}; the ledger is written anew from what the agent has open"
-            context.journal.record(context.journal.event(EventKind.LEDGER_FAILED, told))
+            message = f"{words}; the ledger is written anew from what the agent has open"
+            context.journal.record(context.journal.event(EventKind.LEDGER_FAILED, message))
         reported = words
 
 
-def _of_doubt(context: Context) -> tuple[Event, ...]:
-    """Report at each start that the ledger does not account for everything, until that is settled."""
+def _doubt_events(context: Context) -> tuple[Event, ...]:
+    """Return the event that the ledger does not account for everything, at each start until that is settled."""
     doubt = context.state.doubt
     if doubt is None:
         return ()
@@ -276,7 +277,7 @@ def _of_doubt(context: Context) -> tuple[Event, ...]:
 
 
 class DriverStartup:
-    """Reads all GPUs when the agent starts, and again when it resumes. Use from the event loop."""
+    """Reads all GPUs when the agent starts, and when it resumes. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
@@ -288,7 +289,7 @@ class DriverStartup:
         discovery: Discovery,
         recovery: LeaseRecovery,
     ) -> None:
-        """`contents` is the ledger as it was opened."""
+        """Recover from `contents`, the ledger as it was opened."""
         self._context = context
         self._contents = contents
         self._lifecycle = lifecycle
@@ -298,21 +299,21 @@ class DriverStartup:
         self._read = False
         self._remembered = dict(contents.gpus)
 
-    async def take_up(self) -> None:
-        """Read all GPUs. Raises DriverError where the driver does not answer, and what `start` raises."""
+    async def read_gpus(self) -> None:
+        """Read all GPUs. Raises DriverError if the driver does not answer, and the other errors of `start`."""
         if self._read:
-            await self._discovery.count()  # a driver that does not answer loses nobody a lease
+            await self._discovery.count()  # first, so that a driver that does not answer ends no lease
             await self._reconciler.compare_all()
             await self._reconciler.run_followups()
         else:
-            await self._take_up_first()
+            await self._recover_all()
             self._read = True
         await self._recovery.void_missing()
         await self.remember()
 
-    async def without_driver(self) -> None:
-        """The node as it was last known, for an agent that starts paused. Raises LedgerError."""
-        # Text that another version wrote in another way: then the GPU is not shown.
+    async def load_last_known(self) -> None:
+        """Load the last known state of the node, for an agent that starts paused. Raises LedgerError."""
+        # A GPU whose text another version wrote in another format is not shown.
         known: list[ObservedGpu] = []
         for uuid, text in self._remembered.items():
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -323,14 +324,14 @@ class DriverStartup:
         await self._end_leases_of_earlier_boot()
 
     async def remember(self) -> None:
-        """Writes the GPUs down as they are now, where that is not what is written. What cannot be is no harm."""
+        """Commit the state of the GPUs if it has changed; a failure is ignored."""
         gpus = {record.uuid: text_of(_as_observed(record)) for record in self._context.state.gpus.values()}
         if gpus != self._remembered:
             with contextlib.suppress(LedgerError):
                 await self._context.journal.commit((PutGpus(gpus),))
                 self._remembered = gpus
 
-    async def _take_up_first(self) -> None:
+    async def _recover_all(self) -> None:
         context, discovery = self._context, self._discovery
         observation = await discovery.observe()
         managed = _selected(observation, context.settings.gpus)
@@ -362,7 +363,7 @@ class DriverStartup:
         await self._end_leases_of_earlier_boot()
 
     async def _end_leases_on_removed_gpus(self) -> None:
-        """End leases on GPUs that are gone: all GPUs of the machine were read, and these are not among them."""
+        """End leases on GPUs that were removed. Call only if all GPUs of the machine have been read."""
         context = self._context
         transaction = Transaction(context.journal)
         for instance in self._contents.instances:
@@ -372,9 +373,9 @@ class DriverStartup:
                 context.state.unmanaged.pop(instance.generation, None)
                 if instance.lease is None:
                     continue
-                told = degraded_event(context, instance, EndReason.GPU_LOST)
-                if told is not None and instance.lease in leases_with_devices_elsewhere(context, gpu):
-                    transaction.events.append(told)
+                event = degraded_event(context, instance, EndReason.GPU_LOST)
+                if event is not None and instance.lease in leases_with_devices_elsewhere(context, gpu):
+                    transaction.events.append(event)
                 else:
                     self._lifecycle.add_lease_end(transaction, instance.lease, EndReason.GPU_LOST)
         for lease in context.state.leases.values():
@@ -390,7 +391,7 @@ class DriverStartup:
         await reconciler.adopt_boot_id(reconciler.boot_id_now())
 
     async def _end_all_leases(self) -> None:
-        """End all leases, also on GPUs that are not managed now, or do not answer yet: no instance outlives a boot."""
+        """End all leases, also on GPUs that are not managed now or do not answer yet: no instance survives a reboot."""
         context = self._context
         transaction = Transaction(context.journal)
         for lease in tuple(context.state.leases):
@@ -427,7 +428,7 @@ def _as_observed(record: GpuRecord) -> ObservedGpu:
 def _selected(observation: Observation, names: Iterable[str]) -> list[ObservedGpu]:
     wanted = tuple(names)
     for name in wanted:
-        # Who does not answer may be any of those that are named.
+        # A GPU that does not answer may be the one that is named.
         if not observation.failed and not selected(observation.gpus, (name,)):
             there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in observation.gpus) or "none"
             raise ConfigError(

@@ -46,14 +46,14 @@ class Extender:
         """By a pod's UID. kube-scheduler asks again while an earlier call of its, which took too long, goes on."""
 
     async def filter(self, asked: Json) -> Json:
-        """The nodes that can serve the pod; what the agents of the others say is shown to its owner."""
+        """Return the nodes that can serve the pod, and why the others cannot; the pod's owner sees that."""
         scores, words = await self.look(asked)
         # Not "FailedNodes": there kube-scheduler would end other pods to make room, and cannot know which of them.
         failed = {node: words.get(node, NO_AGENT) for node in asked["NodeNames"] if node not in scores}
         return {"NodeNames": [*scores], "FailedAndUnresolvableNodes": failed}
 
     async def prioritize(self, asked: Json) -> list[Json]:
-        """10 for the best node, 0 for the worst, evenly in between. It is not called where only one is left."""
+        """Return 10 for the best node, 0 for the worst, evenly in between. Not called if only one node is left."""
         scores, _ = await self.look(asked)
         order = sorted(set(scores.values()), reverse=True)
         return [
@@ -62,7 +62,7 @@ class Extender:
         ]
 
     async def bind(self, asked: Json) -> Json:
-        """Takes a lease for the pod, confirms it, and binds the pod with it. Where that is refused it is given back."""
+        """Lease devices for the pod, confirm the lease, and bind the pod. If that is refused, the lease is released."""
         async with self.turns.setdefault(asked["PodUID"], asyncio.Lock()):
             pod = await self.cluster.pod(asked["PodNamespace"], asked["PodName"])
             if pod is None or pod.uid != asked["PodUID"]:
@@ -72,7 +72,7 @@ class Extender:
         return {"Error": ""}
 
     async def take_and_bind(self, pod: Waiting, node: str) -> None:
-        """Raises Rejected, or one of FAILED."""
+        """Lease devices on the node and bind the pod to it. Raises Rejected, or one of FAILED."""
         promise = await self.fleet.acquire(node, pod, devices=pod.devices)
         await promise.commit()
         try:
@@ -107,7 +107,7 @@ class Extender:
 
 
 def answer(ask: Callable[[Json], Awaitable[object]], loop: asyncio.AbstractEventLoop, asked: Json) -> object:
-    """What the loop's answer is; words where there is none. Called in a thread for each call of kube-scheduler's."""
+    """Return the answer of the event loop, or an error. Called in a thread for each call of kube-scheduler."""
 
     async def answered() -> object:
         try:
@@ -139,7 +139,7 @@ async def run() -> None:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """What matters is said above."""
+            """Log nothing here: failures are logged by `answer`."""
 
     server = ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
     log.info("listening on port %s", server.server_port)

@@ -1,11 +1,11 @@
-"""The lease evidence: a text file beside the ledger that says which live lease has which devices.
+"""The lease evidence: a text file beside the ledger that says which active lease has which devices.
 
-It makes no lease by itself. When the ledger is lost, it tells whether the lease of a token was live then, and on what:
-a token says nothing of that, and UUIDs are reused. It is written after a commit and never waited for: a kill loses
-nothing that the kernel has, and a power cut, which may, leaves no instance. So each entry names its boot.
+It creates no lease by itself. When the ledger is lost, it shows whether the lease of a token was active then, and on
+which devices: a token does not contain that, and UUIDs are reused. It is written after a commit and never waited for: a
+kill loses nothing that the kernel has, and a power cut, which may, leaves no instance. So each entry names its boot.
 
-The first line says whose it is, of which commit, and how many lines there must be; then one line for each change, with
-its number and a CRC. Behind a line that cannot be read nothing of before counts, since it may have been an end.
+The first line names the ledger, the commit and how many lines there must be at least; one line for each change follows,
+with its number and a CRC. A line that cannot be read voids all lines before it, since it may have ended any lease.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _HEAD_BYTES = 103
 _HEAD = re.compile(rb"mig-agent-leases 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8})\n")
 _LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]+) ([+?~-]) (.*))")
 LIVE, FORMER, VOID, ENDED = "+", "?", "~", "-"
-"""What a line says of a lease: that it is live, or was when an earlier ledger was lost; why no token brings that one
-back any more; that it has ended."""
+"""What a line says of a lease: it is active; it was when a former ledger was lost; why no token can recover that one;
+it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidentDevice:
-    """One device of a lease, as far as it takes to know it again."""
+    """One device of a lease, with what is needed to identify it later."""
 
     generation: Generation
     gpu: GpuUuid
@@ -55,7 +55,7 @@ class EvidentDevice:
 
     @classmethod
     def of(cls, instance: Instance) -> EvidentDevice:
-        """Describe an instance."""
+        """Return the description of an instance."""
         slot = instance.slot
         return cls(
             generation=instance.generation,
@@ -67,29 +67,29 @@ class EvidentDevice:
         )
 
     def is_same_as(self, instance: Instance) -> bool:
-        """Return whether an instance is this device, whatever number it has now."""
+        """Return whether an instance is this device, whatever its generation is now."""
         return replace(self, generation=instance.generation) == EvidentDevice.of(instance)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidentLease:
-    """A lease as it was last known to be live."""
+    """A lease in its last known active state."""
 
     lease: Lease
     digest: str
     boot_id: str
     devices: tuple[EvidentDevice | None, ...]
-    """For each device of the lease; None for one that it has lost."""
+    """One for each device of the lease; None for a lost one."""
     void: str = ""
-    """Why its token does not bring it back, in words; empty while it does."""
+    """Why its token cannot recover it, as a message; empty if it can."""
 
     @property
     def uuids(self) -> frozenset[str]:
-        """Return the UUIDs of its devices."""
+        """The UUIDs of its devices."""
         return frozenset(each.uuid for each in self.devices if each is not None)
 
     def encode(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the lease as one line of JSON."""
         lease, holder = self.lease, self.lease.holder
         return json.dumps(
             [
@@ -152,21 +152,21 @@ def _device(row: Any) -> EvidentDevice:  # noqa: ANN401 -- of JSON
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a file says that can be trusted."""
+    """The trusted contents of a file."""
 
     count: Count
-    """Of the commit that it was last written after."""
+    """The commit after which it was last written."""
     live: tuple[EvidentLease, ...]
     former: tuple[EvidentLease, ...]
-    """Of earlier ledgers."""
+    """Leases of former ledgers."""
 
     def fits(self, count: Count) -> bool:
-        """Return whether it has all commits of this ledger, but perhaps the last: a kill may come before it."""
+        """Return whether it has all commits of this ledger, except perhaps the last: a kill may precede its write."""
         return self.count.ledger == count.ledger and self.count.number >= count.number - 1
 
     @property
     def recoverable(self) -> tuple[EvidentLease, ...]:
-        """Return all leases whose tokens may bring them back when this ledger is lost."""
+        """All leases that their tokens may recover when this ledger is lost."""
         return (*self.live, *(each for each in self.former if each.lease.id not in {one.lease.id for one in self.live}))
 
 
@@ -176,13 +176,13 @@ def evidence_of(ledger: Path) -> Path:
 
 
 def encode_head(count: Count, lines: int) -> bytes:
-    """Return the first line: always of one length."""
+    """Return the first line; its length is constant."""
     body = b"mig-agent-leases 1 %s %020d %020d" % (count.ledger.encode(), count.number, lines)
     return b"%s %08x\n" % (body, zlib.crc32(body))
 
 
 def encode_line(number: int, mark: str, text: str) -> bytes:
-    """Return one line: the CRC of what follows, its number, what it says."""
+    """Return one line: the CRC of the rest, its number, its mark and its text."""
     body = f"{number} {mark} {text}".encode()
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
@@ -195,7 +195,7 @@ def encode_file(count: Count, live: Iterable[EvidentLease], former: Iterable[Evi
 
 
 def read_evidence(path: Path) -> Evidence | None:
-    """Read what can be trusted of a file; None where that is nothing. Raises no error."""
+    """Return the trusted contents of a file; None if there are none. Raises no error."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -206,12 +206,12 @@ def read_evidence(path: Path) -> Evidence | None:
     live: dict[LeaseId, EvidentLease] = {}
     former: dict[LeaseId, EvidentLease] = {}
     least, last = int(head[3]), 0
-    # What comes behind the last newline was being written.
+    # What follows the last newline is an incomplete write.
     for line in data[head.end() :].split(b"\n")[:-1]:
         read = _read_line(line)
         if read is None or read[0] != last + 1:
             if last >= least:
-                break  # behind the last line that is known to have been written whole
+                break  # after the last line that is known to be complete
             live, former = {}, {}
         if read is not None:
             last, mark, lease, text = read
@@ -222,7 +222,7 @@ def read_evidence(path: Path) -> Evidence | None:
 
 
 def read_count(path: Path) -> Count | None:
-    """Read which commit of which ledger a file was last written after; None where it does not tell. Raises OSError."""
+    """Return the commit after which a file was last written; None if it does not say. Raises OSError."""
     try:
         return _count_in(read_regular(path, _HEAD_BYTES))
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def _count_in(data: bytes) -> Count | None:
 
 
 def recoverable_leases(ledger: Path) -> tuple[EvidentLease, ...]:
-    """Return the leases that may be brought back when this ledger is set aside, as far as that can be trusted."""
+    """Return the leases that may be recovered when this ledger is quarantined, as far as the evidence is trusted."""
     evidence = read_evidence(evidence_of(ledger))
     if evidence is None:
         return ()
@@ -272,7 +272,7 @@ def _follow(
         if mark == FORMER:
             former[lease.lease.id] = lease
             return
-        # One device has one lease at a time: the later line is right.
+        # A device has one lease at a time: the later line is right.
         for other in tuple(live.values()):
             if other.lease.id != lease.lease.id and not other.uuids.isdisjoint(lease.uuids):
                 del live[other.lease.id]
@@ -289,7 +289,7 @@ def _follow(
 
 
 def voided(leases: Iterable[EvidentLease], uuid: str, why: str) -> Iterator[EvidentLease]:
-    """Give those of some former leases that have this device and end with it, as they are then."""
+    """Yield the former leases that have this device, voided; void ones are left out."""
     for each in leases:
         if uuid and not each.void and uuid in each.uuids:
             yield replace(each, void=why)

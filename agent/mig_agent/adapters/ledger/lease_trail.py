@@ -42,7 +42,7 @@ from mig_agent.core.model import Generation, Instance, Lease, LeaseId
 
 _LONG_BYTES = 1 << 18
 _TIMES = 4
-"""The file is rewritten when longer than _LONG_BYTES and this many times its size after the last rewrite."""
+"""The file is rewritten when it exceeds _LONG_BYTES and this many times its size after the last rewrite."""
 TAKEN_OVER = "was taken over meanwhile, and may be another's by now"
 
 
@@ -86,12 +86,12 @@ class LeaseTrail:
 
     @property
     def live(self) -> tuple[EvidentLease, ...]:
-        """Return the leases that are live in the ledger."""
+        """The leases that are active in the ledger."""
         return tuple(self._live.values())
 
     @property
     def former(self) -> tuple[EvidentLease, ...]:
-        """Return the leases that were live when earlier ledgers were lost."""
+        """The leases that were active when former ledgers were lost."""
         return tuple(self._former.values())
 
     def follow(self, records: Iterable[Record], count: Count) -> list[tuple[bytes, int]]:
@@ -161,7 +161,7 @@ class LeaseTrail:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    # What a change means
+    # The lines of each kind of change
 
     def _line(self, mark: str, text: str) -> bytes:
         self._lines += 1

@@ -1,4 +1,4 @@
-"""What is read from the ledger: at start all that stands, and the recent events."""
+"""Reads the ledger: at startup all its contents, later single requests and recent events."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _STATE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedLease:
-    """A lease with what was kept beside it."""
+    """A lease with what the ledger records about it besides."""
 
     lease: Lease
     digest: str
-    """Of the request that made it."""
+    """The digest of the request that created it."""
     ended_at: float | None = None
-    """None while it stands."""
+    """None while it is active."""
     end_reason: str = ""
 
 
@@ -62,56 +62,56 @@ class Doubt:
     """Why the ledger does not account for everything that may be leased, until an administrator settles it."""
 
     at: float
-    """When the ledger was set aside or restored."""
+    """When the ledger was quarantined or restored."""
     boot_id: str = ""
-    """Of the first start after that; a later boot leaves no lease of before. Empty until then."""
+    """The boot of the first start after that, empty until then; no earlier lease survives a later boot."""
     why: str
-    """Completes "the ledger ..."."""
+    """The reason, as the rest of a sentence: "the ledger ..."."""
     kept_as: str
-    """Where the former ledger is kept; empty where there was nothing to keep."""
+    """The path of the former ledger; empty if there was nothing to keep."""
     restored: bool = False
-    """An administrator restored an older one."""
+    """True if an administrator restored an older ledger."""
     generation: int = 0
-    """Instances up to this number were recorded before a restored ledger's gap: each may be another's by now."""
+    """Instances up to this number are from before the gap of a restored ledger: each may have another holder now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """The ledger at start. Instances are leased, idle, creating or destroying."""
+    """The contents of the ledger at startup. Instances are leased, idle, creating or destroying."""
 
     boot_id: str = ""
     instances: tuple[Instance, ...] = ()
     leases: tuple[RecordedLease, ...] = ()
-    """All that stand, and those that ended last."""
+    """All active leases, and those that ended last."""
     more_ended: bool = False
-    """Whether more ended leases are known than are listed here."""
+    """Whether the ledger has more ended leases than are listed here."""
     cordons: Mapping[GpuUuid, Cordon] = field(default_factory=dict)
     last_generation: int = 0
     last_revision: int = 0
     gpus: Mapping[GpuUuid, str] = field(default_factory=dict)
-    """The GPUs as they were last known, as `gpu_cache` has them."""
+    """The last known state of the GPUs, as texts of `gpu_cache`."""
     paused: str = ""
-    """Why an administrator paused the agent; empty when nobody did."""
+    """Why an administrator paused the agent; empty: not paused."""
     unconfirmed: frozenset[LeaseId] = frozenset()
     """Leases, also some that have ended, whose clients had not confirmed them."""
     doubt: Doubt | None = None
-    """None where the ledger accounts for everything."""
+    """None: the ledger accounts for everything."""
     former: tuple[EvidentLease, ...] = ()
-    """With a doubt: leases of before, as the evidence beside the ledger tells. A token may bring one back."""
+    """With a doubt, the leases that were active in former ledgers by the lease evidence; a token may recover one."""
 
 
 def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:
-    """Everything but the events, and of the leases that ended only so many. Raises READING_ERRORS."""
+    """Return everything except the events, with at most `most_ended` ended leases. Raises READING_ERRORS."""
     facts: dict[str, str] = dict(connection.execute("SELECT name, value FROM fact"))
-    standing = tuple(_lease(row) for row in connection.execute(_STANDING))
+    active = tuple(_lease(row) for row in connection.execute(_ACTIVE))
     ended = tuple(_lease(row) for row in connection.execute(_ENDED, (most_ended + 1,)))
-    held = {generation: each.lease.id for each in standing for generation in each.lease.instances}
+    held = {generation: each.lease.id for each in active for generation in each.lease.instances}
     instances = tuple(_instance(row, held) for row in connection.execute(_INSTANCES))
     generations = [int(facts.get("last_generation", "0")), *(each.generation for each in instances), *held]
     return Contents(
         boot_id=facts.get("boot_id", ""),
         instances=instances,
-        leases=(*standing, *ended[:most_ended][::-1]),
+        leases=(*active, *ended[:most_ended][::-1]),
         more_ended=len(ended) > most_ended,
         cordons={
             GpuUuid(gpu): Cordon(reason=reason, since=since)
@@ -136,7 +136,7 @@ _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
     " devices, ended_at, end_reason, asker"
 )
-_STANDING = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
+_ACTIVE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
 _BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker = ?"  # noqa: S608 -- of constants
 _EVENTS = (
@@ -150,7 +150,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
     generation, gpu, kind, profile_id, name, compute, memory, mib, *rest = row
     start, size, state, gi, ci, uuid, since, tenant = rest
     placement = Placement(_int(start), _int(size))
-    # The record alone, without the GPU's layout, tells no engines and no other placements.
+    # Engines and other placements are in the GPU's layout, not in the record.
     profile = Profile(
         id=_int(profile_id),
         name=str(name),
@@ -193,15 +193,15 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
 
 
 def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:
-    """Return the lease that a request led to, active or ended; None where there is none. Raises READING_ERRORS."""
+    """Return the lease that a request led to, active or ended; None if there is none. Raises READING_ERRORS."""
     row = connection.execute(_BY_REQUEST, (request.id, request.caller_id)).fetchone()
     return None if row is None else _lease(row)
 
 
 def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
-    """The latest events from a moment on, oldest first; of one GPU (index or UUID) or, with "", of all.
+    """Return the latest `limit` events since a time, the oldest first; of one GPU (index or UUID) or, with "", of all.
 
-    One that is not as it was written is left out: events decide nothing.
+    Damaged events are left out: nothing depends on them.
     """
     connection.text_factory = _readable
     return tuple(filter(None, map(_event, connection.execute(_EVENTS, (since, gpu, gpu, gpu, limit)))))

@@ -1,4 +1,4 @@
-"""What can be written into the ledger: values that know their own SQL. A record is a tuple of them, written whole."""
+"""Changes of the ledger, each with its own SQL. A record is a tuple of changes that is committed whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PUT_INSTANCE = (
 )
 _DROP_INSTANCE = "DELETE FROM instance WHERE generation = ?"
 MOST_ENDED = 1_000_000
-"""Leases that have ended of which the ledger keeps what is needed to know their requests again: about 0.3 KiB each."""
+"""How many ended leases the ledger keeps, to answer late retries of their requests: about 0.3 KiB each."""
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, asker, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at,"
     " owner, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -54,12 +54,12 @@ _RECORDED_STATE = {InstanceState.CREATING: "creating", InstanceState.DESTROYING:
 
 @dataclass(frozen=True, slots=True)
 class PutInstance:
-    """An instance as it is now. Leased, idle and blocked are all `present`: the leases tell which are leased."""
+    """Adds or updates an instance. Leased, idle and blocked are all `present`: the leases show which are leased."""
 
     instance: Instance
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         instance, slot = self.instance, self.instance.slot
         profile, placement = slot.profile, slot.placement
         yield (
@@ -87,24 +87,24 @@ class PutInstance:
 
 @dataclass(frozen=True, slots=True)
 class DropInstance:
-    """An instance that is gone."""
+    """Removes an instance that no longer exists."""
 
     generation: Generation
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _DROP_INSTANCE, (self.generation,)
 
 
 @dataclass(frozen=True, slots=True)
 class PutLease:
-    """A new lease, with the digest of its request."""
+    """Adds a lease, with the digest of its request."""
 
     lease: Lease
     digest: str
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         lease, holder = self.lease, self.lease.holder
         yield (
             _PUT_LEASE,
@@ -128,118 +128,119 @@ class PutLease:
 
 @dataclass(frozen=True, slots=True)
 class BindLease:
-    """A reserved lease was bound to its owner; the lease as it is from then on."""
+    """Binds a reserved lease to its owner, and removes its deadline."""
 
     lease: Lease
+    """The lease as it is once bound."""
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _BIND_LEASE, (encode(self.lease.owner), self.lease.id)
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """Another deadline; None for none."""
+    """Sets another deadline of a lease; None removes it."""
 
     lease: LeaseId
     expires_at: float | None
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _RENEW_LEASE, (self.expires_at, self.lease)
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitConfirmation:
-    """A lease whose client has not confirmed it: it ends by itself, also under an agent that starts meanwhile."""
+    """Marks a lease as not confirmed by its client: it ends by itself, also after a restart of the agent."""
 
     lease: LeaseId
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_FACT, (f"{UNCONFIRMED}{self.lease}", "1")
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetConfirmation:
-    """No confirmation of this lease is awaited any more: it was confirmed, or has ended."""
+    """Removes that mark: the lease was confirmed, or has ended."""
 
     lease: LeaseId
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _DROP_FACT, (f"{UNCONFIRMED}{self.lease}",)
 
 
 @dataclass(frozen=True, slots=True)
 class EndLease:
-    """The end of a lease. It stays known, so that a late retry of its request is told."""
+    """Ends a lease. It stays in the ledger, so that a late retry of its request gets the right answer."""
 
     lease: LeaseId
     at: float
     reason: str
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _END_LEASE, (self.at, self.reason, self.lease)
 
 
 @dataclass(frozen=True, slots=True)
 class ForgetLeases:
-    """Leases that ended before this moment are forgotten, with their requests; the oldest of more than `most`, too."""
+    """Deletes leases that ended before this time, and the oldest ended ones if there are more than `most`."""
 
     before: float
     most: int = MOST_ENDED
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _FORGET_LEASES, (self.before,)
         yield _FORGET_MORE_LEASES, (self.most,)
 
 
 @dataclass(frozen=True, slots=True)
 class PutCordon:
-    """Nothing new is placed on a GPU."""
+    """Cordons a GPU: nothing new is placed on it."""
 
     gpu: GpuUuid
     reason: str
     since: float
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_CORDON, (self.gpu, self.reason, self.since)
 
 
 @dataclass(frozen=True, slots=True)
 class DropCordon:
-    """The GPU may be used again."""
+    """Uncordons a GPU."""
 
     gpu: GpuUuid
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _DROP_CORDON, (self.gpu,)
 
 
 @dataclass(frozen=True, slots=True)
 class PutBootId:
-    """The boot that the recorded instances belong to."""
+    """Sets the id of the boot that the recorded instances belong to."""
 
     boot_id: str
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_FACT, ("boot_id", self.boot_id)
 
 
 @dataclass(frozen=True, slots=True)
 class PutGpus:
-    """All GPUs that are managed, as they are now: texts of `gpu_cache` by UUID."""
+    """Replaces the descriptions of all managed GPUs: texts of `gpu_cache` by UUID."""
 
     gpus: Mapping[GpuUuid, str]
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield "DELETE FROM gpu", ()
         for uuid, text in self.gpus.items():
             yield "INSERT INTO gpu (uuid, text) VALUES (?, ?)", (uuid, text)
@@ -247,76 +248,76 @@ class PutGpus:
 
 @dataclass(frozen=True, slots=True)
 class PutPause:
-    """An administrator paused the agent; `reason` says who and why, and is never empty."""
+    """Notes that an administrator paused the agent; `reason` says who and why, and is never empty."""
 
     reason: str
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_FACT, ("paused", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
 class DropPause:
-    """The agent may go on, as far as administrators are concerned."""
+    """Removes an administrator's pause."""
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _DROP_FACT, ("paused",)
 
 
 @dataclass(frozen=True, slots=True)
 class PutDoubt:
-    """Why the ledger does not account for everything."""
+    """Notes why the ledger does not account for everything."""
 
     doubt: Doubt
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_FACT, ("doubt", json.dumps(asdict(self.doubt)))
 
 
 @dataclass(frozen=True, slots=True)
 class DropDoubt:
-    """An administrator has settled what the ledger could not account for."""
+    """Removes that note: an administrator has settled what the ledger did not account for."""
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _DROP_FACT, ("doubt",)
 
 
 @dataclass(frozen=True, slots=True)
 class VoidEvidence:
-    """A device that the ledger does not account for is gone: no lease of before comes back on it."""
+    """Notes that a device of a former ledger's lease is lost: the lease can no longer be recovered."""
 
     uuid: str
     why: str
-    """Completes "its device ..."."""
+    """The reason, as the rest of a sentence: "its device ..."."""
 
     def statements(self) -> Iterator[Statement]:
-        """Nothing in the ledger itself: the lease evidence beside it follows."""
+        """Yield nothing: only the lease evidence beside the ledger changes."""
         return iter(())
 
 
 @dataclass(frozen=True, slots=True)
 class PutLastGeneration:
-    """The highest generation given so far, also to instances that are not recorded."""
+    """Sets the highest generation assigned so far, including those of instances that are not recorded."""
 
     generation: Generation
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         yield _PUT_FACT, ("last_generation", str(self.generation))
 
 
 @dataclass(frozen=True, slots=True)
 class AddEvent:
-    """Something that happened."""
+    """Adds an event."""
 
     event: Event
 
     def statements(self) -> Iterator[Statement]:
-        """SQL with its values."""
+        """Yield the SQL statements of this change, with their values."""
         event = self.event
         yield (
             _ADD_EVENT,
@@ -358,4 +359,4 @@ Change = (
     | AddEvent
 )
 Record = tuple[Change, ...]
-"""Changes that are written all or none."""
+"""Changes that are committed all or none."""

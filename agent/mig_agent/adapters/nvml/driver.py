@@ -82,7 +82,7 @@ class Driver:
         """End the session as the process exits: wait for no call."""
         self._nvml.shutdown_at_exit()
 
-    # What is there
+    # Observation
 
     def observe(self) -> Observation:
         """Read every GPU with its instances; a GPU that cannot be read does not hide the others."""

@@ -30,11 +30,11 @@ class Peer:
     """The process at the other end of a connection, at the time it connected."""
 
     uid: int | None
-    """None for a user of another user namespace without a number in ours: all of those look the same."""
+    """None for a user of another user namespace without a number in the agent's: all of those look the same."""
     pid: int | None
-    """None for a process of another PID namespace without a number in ours."""
+    """None for a process of another PID namespace without a number in the agent's."""
     surplus: bool = False
-    """Whether there is no place for its connection, and its calls are only to be told so."""
+    """Whether its connection is beyond the limit, so that its calls are only refused."""
     host: str = ""
     """The host it connects from over TCP, where neither user nor process is known."""
 

@@ -225,10 +225,10 @@ class Relay:
         self._limits.release(peer.counted_as)
 
     def _turn_away(self, client: socket.socket, peer: Peer, words: str) -> None:
-        """A client of gRPC that finds its connection closed only tries again: its calls are answered, with a refusal.
+        """Serve a surplus connection only to refuse its calls: a gRPC client that finds it closed just tries again.
 
-        That takes a place, too. Where even those are taken, the connection is closed; and over TCP, where a handshake
-        would cost more than the refusal is worth.
+        The number of such connections is limited, too. Beyond it, and over TCP, where the handshake would cost more
+        than the refusal is worth, the connection is closed.
         """
         self._turned_away += 1
         if self._turned_away.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood does not fill the log

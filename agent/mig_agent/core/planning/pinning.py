@@ -12,26 +12,26 @@ from mig_agent.core.planning.placement import Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """The boards with all named slots taken, and what is left to place."""
+    """The occupancies with all named slots placed, and the wants that are left."""
 
     boards: Sequence[Occupancy]
     places: dict[int, tuple[int, Candidate]]
-    """For each want that names a slot, by its number: the number of its board, and the place on it."""
+    """By index of each want that names a slot: the index of its GPU in `boards`, and its placement there."""
     rest: tuple[int, ...]
-    """The numbers of the other wants."""
+    """The indices of the other wants."""
 
 
 def pin(
     boards: Sequence[Occupancy], wants: Sequence[Want], creation_cost: float, exclude: frozenset[Slot] = frozenset()
 ) -> Pinned | None:
-    """Place the wants that name slots; None where one of the slots is taken, excluded or on none of the boards."""
+    """Place the wants that name slots; return None if a slot is occupied, excluded or on none of the GPUs."""
     named = [(number, want.slot) for number, want in enumerate(wants) if want.slot is not None]
     if not named:
         return Pinned(boards=boards, places={}, rest=tuple(range(len(wants))))
     after = list(boards)
     numbers = {board.gpu.uuid: number for number, board in enumerate(boards)}
     places: dict[int, tuple[int, Candidate]] = {}
-    # What can be reused goes first, so that nothing placed before takes it for a victim.
+    # Slots of idle instances first, so that no other placement takes such an instance as a victim.
     for want, slot in sorted(named, key=lambda each: not _is_idle(boards, numbers.get(each[1].gpu), each[1])):
         number = numbers.get(slot.gpu)
         window = None if number is None else window_of(after[number], slot)
@@ -47,7 +47,7 @@ def pin(
 
 
 def window_of(board: Occupancy, slot: Slot) -> Window | None:
-    """Return the window of a slot on its GPU; None where the GPU does not offer it."""
+    """Return the window of a slot on its GPU; None if the GPU does not offer it."""
     for window in board.tables.windows.get(slot.profile.id, ()):
         if window.profile.name == slot.profile.name and window.placement == slot.placement:
             return window

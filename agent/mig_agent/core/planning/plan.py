@@ -130,7 +130,7 @@ class Policy:
         if self.reuse is Reuse.ANY or idle.last_tenant is None:
             return True
         if not idle.kind.is_created:
-            return True  # it cannot be made anew, and would serve nobody ever again
+            return True  # it could not be created again, so its capacity would be lost
         return self.reuse is Reuse.SAME_TENANT and idle.last_tenant != "" and idle.last_tenant == self.tenant
 
 

@@ -38,7 +38,7 @@ def smallest_profile(want: Want, layout: Layout) -> Profile | None:
 
 
 def served_by(want: Want, gpu: Gpu) -> Profile | None:
-    """The smallest profile of a GPU that serves the want; None where it has none, or the want is for another GPU."""
+    """Return the smallest profile of a GPU that serves the want; None if none does, or the want names another GPU."""
     if want.slot is not None and want.slot.gpu != gpu.uuid:
         return None
     return smallest_profile(want, gpu.layout)
@@ -74,7 +74,7 @@ def slices_of_fraction(fraction: float, slices: int) -> int:
 
 
 def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
-    """Return the memory in MiB that the profile has beyond what is wanted; 0 where no amount was named."""
+    """Return the memory in MiB that the profile has beyond what is wanted; 0 if no amount was named."""
     if want.memory_bytes is not None:
         return profile.memory_mib - want.memory_bytes / (1 << 20)
     if want.fraction is not None:

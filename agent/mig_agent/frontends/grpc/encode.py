@@ -218,7 +218,7 @@ def event(each: Event) -> pb.Event:
 
 
 def latest(events: Sequence[pb.Event], most_bytes: int) -> Sequence[pb.Event]:
-    """Return the latest events that fit into so many bytes."""
+    """Return the latest events that fit into `most_bytes`."""
     bytes_left = most_bytes
     for number, each in enumerate(reversed(events)):
         bytes_left -= each.ByteSize() + FRAME_BYTES

@@ -1,4 +1,4 @@
-"""What every gRPC method has in common: limits on calls, checks of their texts, and refusals that become statuses.
+"""Code common to all gRPC methods: limits on calls, checks of their texts, and refusals that become statuses.
 
 The handlers are made from the service's descriptor, not by the generated servicer. So a message that cannot be parsed
 gets a message and a hint like any other invalid request, and no exception reaches the client as a traceback.
@@ -85,7 +85,7 @@ def _refusal(what: str) -> RefusedError:
 
 _SMALL_BYTES = 4096
 _MOST_ANSWER_BYTES = 16 << 20
-"""As much as five of the largest answers."""
+"""As much as five of the largest answers have."""
 
 
 class UnreadAnswers:
@@ -231,13 +231,13 @@ _MAKERS: Final[Mapping[tuple[bool, bool], Callable[..., grpc.RpcMethodHandler[An
     (False, True): grpc.unary_stream_rpc_method_handler,
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
-"""By two facts: whether the client streams, and whether the server does."""
+"""By whether the client streams, and whether the server does."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Unreadable:
-    """Takes the place of a request that cannot be parsed, or that contains a text which is not allowed."""
+    """Replaces a request that cannot be parsed, or that contains a text which is not allowed."""
 
     def __init__(self, error: UsageError | None = None) -> None:
         """Keep what is wrong with a text; None means that the bytes are no message of the method."""
@@ -327,7 +327,7 @@ def _guarded(
             await abort(context, Refusal(reason=Reason.INVALID_REQUEST, message=error.message, hint=error.hint))
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except grpc.aio.InternalError:  # the caller went away while it was written to
+        except grpc.aio.InternalError:  # the client disconnected while an answer was written
             raise asyncio.CancelledError from None
         except Exception:  # noqa: BLE001 -- the caller gets a message, the log gets the traceback
             _log.exception("a call of the API failed unexpectedly", method=name)

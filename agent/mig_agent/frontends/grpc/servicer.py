@@ -158,7 +158,7 @@ class PartitionManagerServicer:
         return pb.RenewResponse(lease=encode.lease(lease, encode.leased_devices(lease, self._manager.view)))
 
     async def recover(self, message: pb.RecoverRequest, context: Context) -> pb.RecoverResponse:
-        """Recover a lease of before the loss of the ledger, for a caller that has its token."""
+        """Recover a lease from before the loss of the ledger, for a caller that has its token."""
         caller = self._caller(context)
         recovered = await self._manager.recover(LeaseId(message.lease), message.token, caller)
         lease = recovered.lease

@@ -1,4 +1,4 @@
-"""While a pod is admitted: the kubelet has chosen ids, and is told at once what they will be called."""
+"""Allocate: names the devices of containers while the kubelet admits their pod."""
 
 from __future__ import annotations
 
@@ -13,41 +13,44 @@ from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocated:
-    """What one container is to be started with."""
+    """Holds what one container is to be started with."""
 
     cdi_names: tuple[str, ...] = ()
-    """Fully qualified; their files are written before the container starts."""
+    """Fully qualified names; their CDI files are written before the container starts."""
 
 
 class Allocator:
-    """Names the devices, whatever comes; belongs to the event loop."""
+    """Answers calls of Allocate. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
         manager: Manager,
-        book: AllocationTable,
+        table: AllocationTable,
         qualified: Callable[[KubeletDevice], str],
         changed: Callable[[], None],
     ) -> None:
-        """`changed` hears that the book has changed."""
+        """Name devices by `qualified`, and call `changed` after each change of the table."""
         self._manager = manager
-        self._book = book
+        self._table = table
         self._qualified = qualified
         self._changed = changed
 
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        """Answers at once: the kubelet admits no other pod meanwhile."""
+        """Return the CDI names of each container's devices, at once: the kubelet admits no other pod meanwhile.
+
+        A device that has a lease is noted as reassigned, and an unfinished request for it is cancelled.
+        """
         now = asyncio.get_running_loop().time()
-        standing = lease_by_device(self._manager.view)
+        leases = lease_by_device(self._manager.view)
         for device in (device for devices in containers for device in devices):
-            self._book.on_way[device] = now
-            self._book.hopeless -= {device}
-            former = standing.get(device)
+            self._table.pending[device] = now
+            self._table.unsatisfiable -= {device}
+            former = leases.get(device)
             if former is not None:
-                self._book.given_again[device] = former.id
-            waiting = self._book.acquisitions.get(device)
+                self._table.reassigned[device] = former.id
+            waiting = self._table.acquisitions.get(device)
             if waiting is not None:
-                self._book.forget(waiting)
+                self._table.remove(waiting)
                 waiting.task.cancel()
         self._changed()
         return [Allocated(cdi_names=tuple(self._qualified(device) for device in devices)) for devices in containers]

@@ -15,97 +15,99 @@ from mig_agent.frontends.kubernetes.owners import devices_of, leases_of_pods, po
 from mig_agent.frontends.kubernetes.resources import is_agent_id
 
 PENDING_SECONDS = 10.0
-"""From Allocate until the kubelet surely lists the pod, if it took it."""
+"""How long a device is pending at most: by then the kubelet lists its pod, or has rejected it."""
 HIDDEN_SECONDS = 300.0
-"""The same for a plain init container, which it never lists: its image may have to be pulled first."""
+"""The same for a plain init container, which the kubelet never lists: its image may have to be pulled first."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Acquisition:
-    """A request of a pod on its way through the manager; it outlives the calls that wait for it."""
+    """A request of a pod that the manager has not answered yet; it outlives the calls that wait for it."""
 
     owner: PodOwner
     request: Request
     since: float
+    """Loop time at which it was made."""
     task: asyncio.Task[Granted | Refusal]
-    """Its outcome; it fails only for what was not expected."""
-    told: bool = False
-    """Whether the pod's events say that it waits."""
+    """Returns the outcome; raises only unexpected errors."""
+    is_reported: bool = False
+    """Whether an event of the pod has reported that it waits."""
 
     @property
     def pod(self) -> Pod:
-        """The pod that waits."""
+        """The pod that waits for the devices."""
         return self.owner.pod
 
 
 @dataclass(slots=True)
 class AllocationTable:
-    """Holds the allocations of the kubelet. Not thread-safe; use from the event loop."""
+    """Holds the kubelet's allocations and the pods' open requests. Not thread-safe; use from the event loop."""
 
-    on_way: dict[KubeletDevice, float] = field(default_factory=dict)
-    """Allocated, and not seen on a pod yet, with the moment of the allocation."""
-    giving: int = 0
-    """Calls of Allocate that are not answered yet. The kubelet must not be asked for its pods meanwhile: if one of them
-    has ended it then forgets what it is giving away, and gives it to another pod as well (seen with 1.36.3)."""
+    pending: dict[KubeletDevice, float] = field(default_factory=dict)
+    """Devices that were allocated and are not listed with a pod yet, with the loop time of the allocation."""
+    allocating: int = 0
+    """Calls of Allocate in progress. The kubelet must not be asked for its pods meanwhile: if one of them has ended, it
+    forgets the devices that it is allocating, and allocates them to another pod as well (seen with 1.36.3)."""
     listed: frozenset[KubeletDevice] = frozenset()
-    """What the kubelet's last list shows on pods, of any plugin."""
+    """The devices in the kubelet's last list of pods, of any plugin."""
     acquisitions: dict[KubeletDevice, Acquisition] = field(default_factory=dict)
-    """By each of its devices."""
+    """The open requests of pods, by each of their devices."""
     requests: dict[RequestKey, tuple[KubeletDevice, ...]] = field(default_factory=dict)
-    """What is asked for now; each device is counted either by its place on a GPU or as wanted, never twice."""
-    hopeless: frozenset[KubeletDevice] = frozenset()
-    """Of pods that this node could never serve, even empty: nothing is kept free for them."""
-    given_again: dict[KubeletDevice, LeaseId] = field(default_factory=dict)
-    """Devices that the kubelet gave away once more, and whose they were. That the former pod is gone is likely then
-    and no proof: see `giving`; others ask the kubelet, too."""
+    """The devices of each open request; each is counted either by its slot on a GPU or as wanted, never twice."""
+    unsatisfiable: frozenset[KubeletDevice] = frozenset()
+    """Devices of pods that this node could never serve, even empty: nothing is reserved for them."""
+    reassigned: dict[KubeletDevice, LeaseId] = field(default_factory=dict)
+    """Devices that the kubelet allocated again, with their former lease. The former pod has probably ended then, but
+    that is no proof: see `allocating`; other programs ask the kubelet, too."""
     ending: dict[LeaseId, str] = field(default_factory=dict)
-    """Leases whose end is certain and not recorded yet, with its reason in words."""
+    """Leases that must end, until that is committed, with the reason as a message."""
 
     def allocated(self, leased: Collection[KubeletDevice], resource: str) -> frozenset[str]:
-        """The ids of a resource that the kubelet counts as taken, as far as can be known."""
-        everything = (self.listed, self.on_way, leased, self.acquisitions)
+        """Return the ids of a resource that the kubelet counts as allocated, as far as is known."""
+        everything = (self.listed, self.pending, leased, self.acquisitions)
         return frozenset(each.id for part in everything for each in part if each.resource == resource)
 
-    def under_way(self) -> tuple[Acquisition, ...]:
-        """All acquisitions, each once."""
+    def open_acquisitions(self) -> tuple[Acquisition, ...]:
+        """Return all open requests, each once."""
         return tuple(dict.fromkeys(self.acquisitions.values()))
 
-    def forget(self, acquisition: Acquisition) -> None:
-        """It has come to its end."""
+    def remove(self, acquisition: Acquisition) -> None:
+        """Remove a request that is finished or cancelled."""
         for device in acquisition.owner.devices:
             if self.acquisitions.get(device) is acquisition:
                 del self.acquisitions[device]
         self.requests.pop(acquisition.request.key, None)
 
-    def ended(self, lease: LeaseId) -> None:
-        """A lease has ended."""
+    def lease_ended(self, lease: LeaseId) -> None:
+        """Remove a lease that has ended."""
         self.ending.pop(lease, None)
-        self.given_again = {device: former for device, former in self.given_again.items() if former != lease}
+        self.reassigned = {device: former for device, former in self.reassigned.items() if former != lease}
 
-    def noted(self, listed: frozenset[KubeletDevice], asked_at: float, recorded: Collection[KubeletDevice]) -> None:
-        """The kubelet's list as it was at some moment after `asked_at`; `recorded` is what its checkpoint holds."""
+    def update_listed(
+        self, listed: frozenset[KubeletDevice], asked_at: float, recorded: Collection[KubeletDevice]
+    ) -> None:
+        """Note a list of the kubelet that is newer than `asked_at`; `recorded` are the devices in its checkpoint."""
         self.listed = listed
-        self.hopeless &= listed
-        self.on_way = {
+        self.unsatisfiable &= listed
+        self.pending = {
             device: at
-            for device, at in self.on_way.items()
+            for device, at in self.pending.items()
             if device not in listed and asked_at < at + (HIDDEN_SECONDS if device in recorded else PENDING_SECONDS)
         }
 
 
 def unserved(
-    book: AllocationTable,
+    table: AllocationTable,
     leased: Mapping[KubeletDevice, Lease],
     placed: Collection[KubeletDevice],
     resources: Collection[str],
 ) -> tuple[KubeletDevice, ...]:
-    """What the kubelet has allocated and nothing stands for yet: for these room is needed before all others.
+    """Return the devices that the kubelet has allocated and that have no lease yet: they need capacity first.
 
-    But for what another plugin gave that served the name before.
-
-    `placed` are devices whose plans are being carried out.
+    Left out are devices of another plugin that served the name before, those that this node could never serve, and
+    `placed`: those whose plans are being carried out.
     """
-    taken = {device for part in (book.listed, book.on_way, book.acquisitions) for device in part}
+    taken = {device for part in (table.listed, table.pending, table.acquisitions) for device in part}
     return tuple(
         sorted(
             (
@@ -115,7 +117,7 @@ def unserved(
                 and is_agent_id(device.id)
                 and device not in leased
                 and device not in placed
-                and device not in book.hopeless
+                and device not in table.unsatisfiable
             ),
             key=lambda device: (device.resource, device.id),
         )
@@ -124,15 +126,15 @@ def unserved(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerDevices:
-    """A container that starts, its pod, and all that the pod was given of ours."""
+    """A container that is starting, its pod, and the agent's devices that were allocated to them."""
 
     pod: Pod
-    """Without a name where only the kubelet's checkpoint knows it, as for a plain init container."""
+    """Without a name if only the kubelet's checkpoint has the pod, as for a plain init container."""
     container: str
     container_devices: tuple[KubeletDevice, ...]
-    """Those that are asked for, and then what else the container was given."""
+    """The devices of the kubelet's call, then the container's others."""
     devices: tuple[KubeletDevice, ...]
-    """Of all containers of the pod, each once; init containers hand theirs on."""
+    """The devices of all containers of the pod, each once; init containers pass theirs on."""
 
 
 def container_devices(
@@ -141,15 +143,16 @@ def container_devices(
     recorded: Sequence[CheckpointEntry],
     resources: Collection[str],
 ) -> ContainerDevices | None:
-    """The container that was given what is asked for; None where the kubelet tells of none.
+    """Return the container that was allocated the devices in `asked`; None if the kubelet knows of none.
 
-    `resources` are the names that are served here: what else the pod has is others' business.
+    `listed` and `recorded` are the kubelet's list and checkpoint. Devices of other resources than `resources`, the
+    names that are served here, are left out.
     """
     wanted = set(asked)
     uid = next((entry.pod_uid for entry in recorded if wanted and wanted <= set(entry.devices)), "")
     own = [entry for entry in recorded if uid and entry.pod_uid == uid]
     everything = [device for entry in own for device in entry.devices]
-    # A plain init container is not listed, but what it hands on to another container is.
+    # A plain init container is not listed, but the devices that it passes on to another container are.
     pod = next((each for each in listed if wanted & set(each.devices)), None) or next(
         (each for each in listed if set(everything) & set(each.devices)), None
     )
@@ -161,7 +164,7 @@ def container_devices(
     if pod is not None:
         everything += pod.devices
         containers |= {each.name: list(each.devices) for each in pod.containers}
-    container = _starting(wanted, containers)
+    container = _container_with(wanted, containers)
     return ContainerDevices(
         pod=Pod(namespace=pod.namespace, name=pod.name, uid=uid) if pod else Pod(namespace="", name="", uid=uid),
         container=container,
@@ -171,9 +174,9 @@ def container_devices(
 
 
 def lease_by_device(view: NodeView) -> Mapping[KubeletDevice, Lease]:
-    """The lease that stands for each device of the kubelet's, with an instance that is there.
+    """Return the active lease of each of the kubelet's devices whose instance is live.
 
-    A pod that got another for one that was lost has two, of which the later counts.
+    A device that was lost and replaced has two leases, of which the later counts.
     """
     return {
         device: lease
@@ -184,14 +187,14 @@ def lease_by_device(view: NodeView) -> Mapping[KubeletDevice, Lease]:
 
 
 def leased_kubelet_devices(view: NodeView) -> frozenset[KubeletDevice]:
-    """All devices that pods have leases for, those included that are lost: the kubelet counts them as taken."""
+    """Return all devices that pods have leases for, including lost ones: the kubelet counts them as allocated."""
     return frozenset(device for _, owner in leases_of_pods(view) for device in owner.devices)
 
 
 def first_shared(
     devices: Iterable[KubeletDevice], listed: Sequence[ListedPod]
 ) -> tuple[KubeletDevice, list[str]] | None:
-    """The first of the devices that the kubelet gave to several pods, and their names; None where it did not."""
+    """Return the first device that the kubelet allocated to several pods, with their names; None if there is none."""
     for device in devices:
         names = sorted(f"{pod.namespace}/{pod.name}" for pod in listed if device in pod.devices)
         if len(names) > 1:
@@ -199,8 +202,11 @@ def first_shared(
     return None
 
 
-def belongs_to(lease: Lease, pod: Pod, ending: Collection[LeaseId], given_again: Collection[LeaseId] = ()) -> bool:
-    """Whether a lease is this very pod's, and stays so; one that was `given_again` only where the UIDs say it."""
+def belongs_to(lease: Lease, pod: Pod, ending: Collection[LeaseId], reassigned: Collection[LeaseId] = ()) -> bool:
+    """Return whether a lease belongs to exactly this pod and is not about to end.
+
+    Without both UIDs the name decides, except for leases in `reassigned`, whose devices were allocated again.
+    """
     owner = pod_owner(lease)
     if owner is None or lease.id in ending:
         return False
@@ -208,14 +214,14 @@ def belongs_to(lease: Lease, pod: Pod, ending: Collection[LeaseId], given_again:
     same_name = (holder.namespace, holder.name) == (pod.namespace, pod.name)
     if holder.uid and pod.uid:
         return same_name and holder.uid == pod.uid
-    return same_name and lease.id not in given_again
+    return same_name and lease.id not in reassigned
 
 
-def _starting(wanted: Collection[KubeletDevice], containers: Mapping[str, Collection[KubeletDevice]]) -> str:
-    """The container for which the kubelet asks, all its devices of one resource at once; "" where it is not told.
+def _container_with(wanted: Collection[KubeletDevice], containers: Mapping[str, Collection[KubeletDevice]]) -> str:
+    """Return the container whose devices of one resource are those in the kubelet's call; empty if there is none.
 
-    Of two that were given the very same ones, one hands them on to the other: the one with more is taken, since a
-    variable that names too much does no harm where what is asked for stands first in it.
+    If two containers match, one passes its devices on to the other. The one with more devices is returned: a variable
+    that names too many does no harm if the devices of the call come first in it.
     """
     resources = {device.resource for device in wanted}
     exact = [
@@ -227,5 +233,5 @@ def _starting(wanted: Collection[KubeletDevice], containers: Mapping[str, Collec
 
 
 def _served(devices: Iterable[KubeletDevice], resources: Collection[str]) -> tuple[KubeletDevice, ...]:
-    """Those of resources that are served, each once; another plugin may have served the name before."""
+    """Return the agent's devices of these resources, each once; another plugin may have served the name before."""
     return tuple(dict.fromkeys(each for each in devices if each.resource in resources and is_agent_id(each.id)))

@@ -10,27 +10,27 @@ from mig_agent.adapters.kubeapi import KubeApiError, PodFacts
 from mig_agent.core.owner import Pod
 
 _SECONDS: Final = 3.0
-"""For an answer that a container's start waits for."""
+"""How long the start of a container waits for an answer."""
 
 
 class DevicePluginApi(Protocol):
-    """All of it raises KubeApiError."""
+    """The part of the API server that the device plugin uses; its coroutines raise KubeApiError."""
 
     async def pod(self, namespace: str, name: str) -> PodFacts | None:
-        """A pod; None where there is none of this name."""
+        """Return a pod; None if there is none of this name."""
         ...
 
     async def patch_resources(self, counts: Mapping[str, int], capacity: Mapping[str, int]) -> None:
-        """Writes into the status of the node how many of each resource it gives, and how many it has."""
+        """Set the allocatable number and the capacity of each resource in the node's status."""
         ...
 
     async def tell(self, about: Pod | None, reason: str, words: str, *, warning: bool) -> None:
-        """An event on a pod, or on the node."""
+        """Send an Event about a pod, or about the node."""
         ...
 
 
 async def pod_in_time(api: DevicePluginApi, namespace: str, name: str) -> PodFacts | None:
-    """A pod, for a container that starts. Raises KubeApiError, also where no answer comes in time."""
+    """Return a pod, as `DevicePluginApi.pod` does. Raises KubeApiError, also if no answer comes within 3 s."""
     try:
         async with asyncio.timeout(_SECONDS):
             return await api.pod(namespace, name)

@@ -1,4 +1,4 @@
-"""How devices get into containers by CDI: a file for each of the kubelet's devices, with the container's variables."""
+"""CDI injection: a CDI file for each of the kubelet's devices, with the variables of its container."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LOG = structlog.get_logger(__name__)
 
 
 def environment(devices: Sequence[DeviceAccess]) -> Mapping[str, str]:
-    """The variables of a container with these devices: CUDA sees them, NVIDIA's own runtime adds nothing to them."""
+    """Return the variables of a container: CUDA sees these devices, and NVIDIA's runtime adds no others."""
     return joined(each.environment for each in devices) | {"NVIDIA_VISIBLE_DEVICES": "void"}
 
 
 def instances_of(leases: Mapping[KubeletDevice, Lease], view: NodeView) -> Mapping[KubeletDevice, Instance]:
-    """The instance that stands for each device, as far as they are there."""
+    """Return the instance of each device that has one."""
     found = {}
     for device, lease in leases.items():
         generation = lease.instances[devices_of(lease).index(device)]
@@ -35,7 +35,7 @@ def instances_of(leases: Mapping[KubeletDevice, Lease], view: NodeView) -> Mappi
 
 
 class CdiInjector:
-    """Writes and removes the files. Belongs to the event loop; the disk is touched in threads, one after the other."""
+    """Writes and removes CDI files, in threads, one call at a time. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class CdiInjector:
         self._resources = resources
         self._view = view
         self._access = access
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def qualified(self, device: KubeletDevice) -> str:
-        """As the kubelet is told a device of a resource that is served."""
+        """Return the CDI name of a device, as Allocate gives it to the kubelet."""
         return self._folder.qualified(self._name(device))
 
     async def inject(self, container_devices: Sequence[KubeletDevice], leases: Mapping[KubeletDevice, Lease]) -> None:
-        """Writes the files of one container. Raises RefusedError."""
+        """Write the CDI files of one container. Raises RefusedError."""
         found = instances_of(leases, self._view())
         devices = {each: self._access(found[each]) for each in container_devices if each in found}
         variables = environment(tuple(devices.values()))
@@ -65,7 +65,7 @@ class CdiInjector:
                 self._folder.write(self._name(device), (content,), variables, with_libraries=number == 0)
 
         try:
-            async with self._turn:
+            async with self._lock:
                 await asyncio.to_thread(write)
         except CdiError as error:
             raise refuse(Reason.DRIVER_FAILED, error.message, error.hint) from error
@@ -73,13 +73,13 @@ class CdiInjector:
             raise refuse(Reason.DRIVER_FAILED, str(error)) from error
 
     async def tidy(self, keep: Callable[[], Collection[KubeletDevice]]) -> None:
-        """Removes the files of devices that nothing stands for; `keep` tells at the last moment for which one does."""
+        """Remove the files of all devices except those that `keep` returns; it is called when the files are listed."""
         try:
-            async with self._turn:
-                there = await asyncio.to_thread(self._folder.names)
+            async with self._lock:
+                names = await asyncio.to_thread(self._folder.names)
                 kept = {self._name(device) for device in keep() if device.resource in self._resources}
-                gone = [name for name in there if name not in kept]
-                await asyncio.to_thread(self._remove, gone)
+                unused = [name for name in names if name not in kept]
+                await asyncio.to_thread(self._remove, unused)
         except CdiError as error:
             _LOG.warning(error.message, hint=error.hint)
 

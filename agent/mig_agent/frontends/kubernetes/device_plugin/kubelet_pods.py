@@ -1,6 +1,6 @@
-"""Follows the kubelet's pods: leases of pods that are gone end, and so do requests that wait for them.
+"""Polls the kubelet's list of pods, and ends the leases and open requests of pods that have ended.
 
-Fail-closed: a pod ends only by what the kubelet or the API server says, never by their silence.
+Fail-closed: a pod has ended only if the kubelet or the API server says so, never because they do not answer.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
 )
 
 BUSY_SECONDS = 1.0
-"""Between two looks while pods have devices, or ask for some."""
+"""Time between two polls while pods have devices, or request some."""
 IDLE_SECONDS = 5.0
-_MOST_ASKED = 5
-"""Pods that the API server is asked about in one look; it has other nodes to answer, too."""
-_ASKING_SECONDS = 3.0
-"""No more of them are asked about in one look: the kubelet's word must not wait for a server that is slow."""
+"""The same otherwise."""
+_MOST_QUERIES = 5
+"""How many pods the API server is asked about in one poll, since it serves other nodes, too."""
+_QUERY_SECONDS = 3.0
+"""How long one poll asks about pods: a slow API server must not delay the next list of the kubelet."""
 
 _LOG = structlog.get_logger(__name__)
 Held = tuple[Pod, tuple[KubeletDevice, ...]]
-"""A pod and the devices that it has or asks for."""
+"""A pod, and the devices that it has or requests."""
 
 
 class PodLister(Protocol):
-    """What is asked of the kubelet."""
+    """The part of the kubelet that this module uses."""
 
     @property
     def kubelet(self) -> Identity | None:
-        """Which run of it answers."""
+        """The run of the kubelet that answers; None if it is not known."""
         ...
 
     async def list(self) -> tuple[ListedPod, ...]:
-        """Its pods. Raises KubeletError."""
+        """Return the pods of the node. Raises KubeletError."""
         ...
 
 
 class KubeletPods:
-    """Follows the pods of the kubelet and ends leases of removed ones. Not thread-safe; use from the event loop."""
+    """Polls the kubelet's pods, and ends leases of ended ones. Not thread-safe; use from the event loop."""
 
     def __init__(
         self,
         *,
         manager: Manager,
-        book: AllocationTable,
+        table: AllocationTable,
         kubelet: PodLister,
         recorded: Callable[[], tuple[CheckpointEntry, ...]],
         api: DevicePluginApi | None,
@@ -70,96 +71,100 @@ class KubeletPods:
         changed: Callable[[], None],
     ) -> None:
         self._manager = manager
-        self._book = book
+        self._table = table
         self._kubelet = kubelet
         self._recorded = recorded
         self._api = api
         self._node = node
         self._changed = changed
         self._seen = Seen()
-        self._asked: dict[Held, int] = {}
-        """The number of the question that was last asked about each of whom the kubelet's list does not tell."""
-        self._questions = 0
+        self._last_query: dict[Held, int] = {}
+        """The number of the last query about each pod whose liveness the kubelet's list does not show; 0: none yet."""
+        self._queries = 0
         self._silent = False
-        self._poke = asyncio.Event()
+        self._wake = asyncio.Event()
 
-    def soon(self) -> None:
-        """Looks at once."""
-        self._poke.set()
+    def poll_soon(self) -> None:
+        """Poll now instead of after the interval."""
+        self._wake.set()
 
     async def run(self) -> None:
-        """Looks again and again, until it is cancelled."""
+        """Poll until cancelled."""
         while True:
             try:
-                await self.look()
-            except Exception:  # noqa: BLE001 -- whatever it was, pods must be followed on
+                await self.poll()
+            except Exception:  # noqa: BLE001 -- whatever the error, polling must go on
                 _LOG.exception("cannot follow the pods of this node now")
-            busy = self._book.on_way or self._book.acquisitions or self._book.ending or self._pods_leases()
-            self._poke.clear()
-            # No wait_for: before Python 3.12 it forgets that it was cancelled when what it waits for comes then, too.
+            busy = self._table.pending or self._table.acquisitions or self._table.ending or self._pods_leases()
+            self._wake.clear()
+            # Not wait_for: before Python 3.12 it loses a cancellation if the event is set at the same time.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(BUSY_SECONDS if busy else IDLE_SECONDS):
-                    await self._poke.wait()
+                    await self._wake.wait()
 
-    async def look(self) -> None:
-        """Asks the kubelet once, if it can be asked now, and draws the consequences."""
-        if self._book.giving:
+    async def poll(self) -> None:
+        """Read the kubelet's list once, unless an Allocate is in progress, and end what ended pods had or requested."""
+        if self._table.allocating:
             return
-        # What is granted or asked for while the kubelet answers is not judged by that answer.
+        # The answer may not include what is granted or requested while the kubelet answers.
         leases = self._pods_leases()
-        waiting = self._book.under_way()
+        waiting = self._table.open_acquisitions()
         asked_at = asyncio.get_running_loop().time()
         before = self._kubelet.kubelet
         try:
             pods = await self._kubelet.list()
         except KubeletError as error:
-            self._tell_silence(str(error))
+            self._log_silence(str(error))
             return
         self._silent = False
-        recorded = await asyncio.to_thread(self._recorded) if self._book.on_way else ()
+        recorded = await asyncio.to_thread(self._recorded) if self._table.pending else ()
         listing = Listing.of(before if before == self._kubelet.kubelet else None, pods)
-        matter: list[Held] = [
+        held: list[Held] = [
             *((owner.pod, owner.devices) for _, owner in leases),
             *((each.pod, each.owner.devices) for each in waiting),
         ]
-        fates = {each: liveness_from_kubelet(*each, listing, self._seen) for each in matter}
-        self._seen.note(listing, matter)
-        self._book.noted(
+        liveness = {each: liveness_from_kubelet(*each, listing, self._seen) for each in held}
+        self._seen.note(listing, held)
+        self._table.update_listed(
             frozenset(listing.owners), asked_at, {device for entry in recorded for device in entry.devices}
         )
-        await self._draw({each for each, fate in fates.items() if fate is PodLiveness.GONE}, leases, waiting)
-        # Last, since the API server may take its time.
-        gone = await self._ask([each for each, fate in fates.items() if fate is PodLiveness.UNSURE], listing)
-        if gone:
-            await self._draw(gone, leases, waiting)
+        await self._end_removed(
+            {each for each, found in liveness.items() if found is PodLiveness.GONE}, leases, waiting
+        )
+        # Last, since the API server may be slow.
+        ended = await self._query_api(
+            [each for each, found in liveness.items() if found is PodLiveness.UNSURE], listing
+        )
+        if ended:
+            await self._end_removed(ended, leases, waiting)
 
-    async def _draw(
-        self, gone: Collection[Held], leases: Sequence[tuple[Lease, PodOwner]], waiting: Sequence[Acquisition]
+    async def _end_removed(
+        self, ended: Collection[Held], leases: Sequence[tuple[Lease, PodOwner]], waiting: Sequence[Acquisition]
     ) -> None:
-        """Ends what pods held or asked for that are gone; of pods that share a name each by its own devices."""
-        book = self._book
+        """End the leases and cancel the requests of ended pods; pods of one name differ by their devices."""
+        table = self._table
         for lease, owner in leases:
-            if (owner.pod, owner.devices) in gone:
-                book.ending.setdefault(lease.id, "its pod has ended")
+            if (owner.pod, owner.devices) in ended:
+                table.ending.setdefault(lease.id, "its pod has ended")
         for acquisition in waiting:
-            if (acquisition.pod, acquisition.owner.devices) in gone:
-                book.forget(acquisition)
+            if (acquisition.pod, acquisition.owner.devices) in ended:
+                table.remove(acquisition)
                 acquisition.task.cancel()
-        await self._end()
+        await self._commit_ends()
         self._changed()
 
-    async def _ask(self, unsure: Sequence[Held], listing: Listing) -> frozenset[Held]:
-        """Those whose pod is gone by the API server's word."""
-        gone: set[Held] = set()
-        self._asked = {each: self._asked.get(each, 0) for each in unsure}
-        # In turn: those who live on must not keep the others from being asked about.
-        next_ones = sorted(self._asked, key=self._asked.__getitem__)[:_MOST_ASKED]
-        until = asyncio.get_running_loop().time() + _ASKING_SECONDS
+    async def _query_api(self, unsure: Sequence[Held], listing: Listing) -> frozenset[Held]:
+        """Return the pods of `unsure` that have ended according to the API server."""
+        ended: set[Held] = set()
+        self._last_query = {each: self._last_query.get(each, 0) for each in unsure}
+        # The least recently queried first: pods that stay alive must not keep the others from being queried.
+        next_ones = sorted(self._last_query, key=self._last_query.__getitem__)[:_MOST_QUERIES]
+        until = asyncio.get_running_loop().time() + _QUERY_SECONDS
         for pod, devices in next_ones:
             if self._api is None or asyncio.get_running_loop().time() > until:
                 break
-            self._questions += 1
-            self._asked[pod, devices] = self._questions
+            self._queries += 1
+            self._last_query[pod, devices] = self._queries
             try:
                 facts = await self._api.pod(pod.namespace, pod.name)
             except KubeApiError as error:
@@ -167,22 +172,22 @@ class KubeletPods:
                 break
             is_listed = (pod.namespace, pod.name) in listing.names
             if liveness_from_api(pod, facts, is_listed=is_listed, node=self._node) is PodLiveness.GONE:
-                gone.add((pod, devices))
-        return frozenset(gone)
+                ended.add((pod, devices))
+        return frozenset(ended)
 
-    async def _end(self) -> None:
-        for lease, words in tuple(self._book.ending.items()):
+    async def _commit_ends(self) -> None:
+        for lease, message in tuple(self._table.ending.items()):
             try:
-                await self._manager.owner_ended(lease, words)
+                await self._manager.owner_ended(lease, message)
             except RefusedError as error:
                 _LOG.warning(error.refusal.message, hint=error.refusal.hint)
-                return  # at the next look
-            self._book.ended(lease)
+                return  # tried again at the next poll
+            self._table.lease_ended(lease)
 
     def _pods_leases(self) -> tuple[tuple[Lease, PodOwner], ...]:
         return tuple(each for each in leases_of_pods(self._manager.view) if each[1].devices)
 
-    def _tell_silence(self, words: str) -> None:
+    def _log_silence(self, message: str) -> None:
         if not self._silent:
             self._silent = True
-            _LOG.warning(words, hint="pods are taken to live on until the kubelet answers")
+            _LOG.warning(message, hint="pods are taken to live on until the kubelet answers")

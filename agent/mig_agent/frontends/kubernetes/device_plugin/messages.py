@@ -1,4 +1,4 @@
-"""Words of the device plugin for pods' events and the log. Pure."""
+"""Messages of the device plugin for events of pods and for the log. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.owner import KubeletDevice, Pod
 from mig_agent.core.quantities import format_duration
 
-_MOST_WORDS = 600
-"""An event of Kubernetes takes 1024 bytes, and the kubelet puts words of its own before ours."""
+_MOST_CHARACTERS = 600
+"""An event of Kubernetes takes 1024 bytes, and the kubelet puts its own text before this one."""
 
 
 def wanted(devices: Collection[KubeletDevice]) -> str:
-    """What is asked for: `2 x nvidia.com/mig-1g.10gb and mig-agent.io/memory-5g`."""
+    """Return what is requested: `2 x nvidia.com/mig-1g.10gb and mig-agent.io/memory-5g`."""
     counts: dict[str, int] = {}
     for device in devices:
         counts[device.resource] = counts.get(device.resource, 0) + 1
@@ -25,7 +25,7 @@ def wanted(devices: Collection[KubeletDevice]) -> str:
 def still_waiting(
     pod: Pod, devices: Sequence[KubeletDevice], refusal: Refusal | None, place: int | None, seconds: float
 ) -> Refusal:
-    """Why a container cannot start yet, for the kubelet, which asks again; `refusal` is the planner's answer now."""
+    """Return why a container cannot start yet; the kubelet asks again. `refusal` is the planner's, None for a plan."""
     if refusal is None:
         why = "requests before it are served first" if place else "it is being made"
     else:
@@ -43,15 +43,15 @@ def still_waiting(
 
 
 def for_pod(refusal: Refusal) -> Refusal:
-    """A refusal with a hint for somebody who writes pods, not requests."""
+    """Return a refusal with a hint for people who write pods, not requests."""
     return replace(refusal, hint=refusal.hint.replace("in several requests", "in several pods"))
 
 
 def for_kubelet(refusal: Refusal) -> str:
-    """A refusal in the one text that a gRPC status carries."""
+    """Return a refusal as the one text of a gRPC status."""
     return shortened(f"{refusal.message} ({refusal.hint})" if refusal.hint else refusal.message)
 
 
 def shortened(text: str) -> str:
-    """As much of it as an event shows."""
-    return text if len(text) <= _MOST_WORDS else text[: _MOST_WORDS - 3] + "..."
+    """Return the text, cut to the length that an event can show."""
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."

@@ -12,17 +12,17 @@ from mig_agent.frontends.kubernetes.metrics import device_metrics
 
 
 class PluginMetrics(Collector):
-    """May be read on any thread: it reads one finished value, which the plugin replaces as a whole."""
+    """Exports the numbers of the device plugin. Thread-safe: it reads one value, which the plugin replaces whole."""
 
     def __init__(self, plugin: Plugin) -> None:
         self._plugin = plugin
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the names are known without collecting."""
+        """Yield nothing: the names are known without collecting."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
-        """One scrape."""
+        """Yield the metrics of one scrape."""
         shown = self._plugin.shown
         yield GaugeMetricFamily(
             "mig_agent_pods_waiting", "Pods that wait for devices to start with.", shown.pods_waiting

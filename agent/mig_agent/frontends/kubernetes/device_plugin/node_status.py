@@ -1,7 +1,7 @@
-"""The node object's side of the numbers: what the scheduler sees is corrected as soon as it is wrong.
+"""Node status: corrects the numbers of devices in the node object, which the scheduler uses, as soon as they are wrong.
 
-What falls is written at once. What grows is written when the kubelet has taken the longer list: it does so in its own
-time, a file written to disk for each resource, and a pod that comes earlier fails for good.
+A smaller number is written at once. A larger one is written when the kubelet has taken in the longer list: it does so
+in its own time, a file written to disk for each resource, and a pod that is bound earlier fails for good.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from mig_agent.core.owner import KubeletDevice
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
 
 PAUSE_SECONDS: Final = 0.1
-"""Between two writes of the node's status, so that a burst of changes is one of them."""
-AGAIN_SECONDS: Final = 5.0
-"""After one that failed."""
-LOOK_SECONDS: Final = 0.05
-"""Between two looks at what the kubelet has taken; it answers a hundred calls a second at most."""
+"""Pause between two writes of the node's status, so that a burst of changes is one write."""
+RETRY_SECONDS: Final = 5.0
+"""Pause after a write that failed."""
+POLL_SECONDS: Final = 0.05
+"""Time between two reads of the devices that the kubelet knows; it answers a hundred calls a second at most."""
 SILENT_SECONDS: Final = 1.0
-"""For a kubelet that does not tell what it has taken."""
+"""How long to wait, if the kubelet does not answer, before a larger number is written."""
 
 _LOG = structlog.get_logger(__name__)
 
 
-class KubeletCaches(Protocol):
-    """What is asked of the kubelet."""
+class DeviceLister(Protocol):
+    """The part of the kubelet that lists the devices of all plugins on the node."""
 
     async def allocatable(self) -> Iterable[KubeletDevice]:
-        """All healthy devices that it knows. Raises KubeletError."""
+        """Return all healthy devices that the kubelet knows. Raises KubeletError."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """A number that the node object shows and should not."""
+    """A wrong number in the node object, and the right one."""
 
     shown: int
     right: int
     capacity: int
-    """How many of the resource the kubelet has ever been told of."""
+    """How many devices of the resource the kubelet has ever been given."""
 
 
 class NodeStatusPatcher:
@@ -56,30 +56,30 @@ class NodeStatusPatcher:
         self,
         *,
         api: DevicePluginApi,
-        kubelet: KubeletCaches,
+        kubelet: DeviceLister,
         wrong: Callable[[], Mapping[str, Mismatch]],
         changed: Callable[[], None],
     ) -> None:
-        """`wrong` tells the numbers to correct, by resource; `changed` hears when they can be written again."""
+        """Correct the numbers that `wrong` returns, by resource; call `changed` when writing works again."""
         self._api = api
         self._kubelet = kubelet
         self._wrong = wrong
         self._changed = changed
-        self._wanted = asyncio.Event()
+        self._wake = asyncio.Event()
         self.can_write = True
         self.is_answered = True
-        """Whether the API server, when it took no number, at least said why."""
+        """False if the last failed write got no final answer: the API server was not reached, or failed itself."""
 
-    def look(self) -> None:
-        """Something has changed: the numbers are compared again."""
-        self._wanted.set()
+    def compare_soon(self) -> None:
+        """Compare the numbers again soon, since something has changed."""
+        self._wake.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Correct the numbers until cancelled."""
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            taken = await self._taken()
+            await self._wake.wait()
+            self._wake.clear()
+            taken = await self._known()
             wrong = {
                 name: each for name, each in self._wrong().items() if each.right <= max(each.shown, taken.get(name, 0))
             }
@@ -95,16 +95,16 @@ class NodeStatusPatcher:
                 if self.can_write:
                     _LOG.warning("the node's status cannot be written", error=error.words)
                 self.can_write = False
-                await asyncio.sleep(AGAIN_SECONDS)
-                self._wanted.set()
+                await asyncio.sleep(RETRY_SECONDS)
+                self._wake.set()
                 continue
             if not self.can_write:
                 self.can_write = True
                 self._changed()
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _taken(self) -> Mapping[str, int]:
-        """How many the kubelet has by now of the resources that grow; those that lag behind are looked at again."""
+    async def _known(self) -> Mapping[str, int]:
+        """Return how many devices the kubelet knows of each resource that grows; check again soon if one lags."""
         growing = {name: each.right for name, each in self._wrong().items() if each.right > each.shown}
         if not growing:
             return {}
@@ -114,5 +114,5 @@ class NodeStatusPatcher:
             await asyncio.sleep(SILENT_SECONDS)
             return growing
         if any(known[name] < right for name, right in growing.items()):
-            asyncio.get_running_loop().call_later(LOOK_SECONDS, self.look)
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self.compare_soon)
         return known

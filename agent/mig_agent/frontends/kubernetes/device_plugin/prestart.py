@@ -1,4 +1,4 @@
-"""Before a container starts: its pod's devices are leased, all in one request, and the CDI files are written."""
+"""PreStartContainer: leases a pod's devices in one request, and writes CDI files, before a container starts."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ from mig_agent.frontends.kubernetes.device_plugin.binding import Binder
 from mig_agent.frontends.kubernetes.resources import Resource, is_agent_id
 
 KUBELET: Final = Caller(name="kubelet", scheduler=True, inside=True)
-"""Who asks for pods, in the record of who did what."""
+"""The caller of requests for pods, in the audit record."""
 _MOST_TRIES = 5
-"""Of finding that what was granted has gone again before the container had it."""
-_LOOK_SECONDS = 3.0
-"""Between two looks whether a pod that waits is being deleted."""
-_NAMES_ASKED = 200
-"""Pods that the API server is asked about to find the name of one whose UID alone is known."""
+"""How often the devices may be lost between the grant and the start of the container."""
+_POLL_SECONDS = 3.0
+"""Time between two checks whether a waiting pod is being deleted."""
+_MOST_QUERIES = 200
+"""How many pods the API server is asked about to find the name of a pod whose UID alone is known."""
 
 _LOG = structlog.get_logger(__name__)
 
 
 class Kubelet(Protocol):
-    """What is asked of the kubelet."""
+    """The part of the kubelet that this module uses."""
 
     async def list(self) -> tuple[ListedPod, ...]:
-        """Its pods. Raises KubeletError."""
+        """Return the pods of the node. Raises KubeletError."""
         ...
 
 
 class Injector(Protocol):
-    """Puts devices into containers."""
+    """Makes devices available to containers."""
 
     async def inject(self, container_devices: Sequence[KubeletDevice], leases: Mapping[KubeletDevice, Lease]) -> None:
-        """Whatever the runtime needs to give them to the container. Raises MigAgentError."""
+        """Prepare what the runtime needs to give the devices to the container. Raises MigAgentError."""
         ...
 
 
@@ -69,7 +69,7 @@ class PreStart:
         self,
         *,
         manager: Manager,
-        book: AllocationTable,
+        table: AllocationTable,
         tasks: Tasks,
         kubelet: Kubelet,
         recorded: Callable[[], tuple[CheckpointEntry, ...]],
@@ -78,9 +78,9 @@ class PreStart:
         resources: Mapping[str, Resource],
         changed: Callable[[], None],
     ) -> None:
-        """`resources` are those that are served, by name; `changed` hears that the book has changed."""
+        """Lease devices of `resources`, by name, and call `changed` after each change of the table."""
         self._manager = manager
-        self._book = book
+        self._table = table
         self._tasks = tasks
         self._kubelet = kubelet
         self._recorded = recorded
@@ -88,62 +88,62 @@ class PreStart:
         self._injector = injector
         self._resources = resources
         self._changed = changed
-        self._handing = Binder(manager=manager, book=book, api=api, resources=resources, tell=self._tell)
+        self._binder = Binder(manager=manager, table=table, api=api, resources=resources, send_event=self._send_event)
         self._closing = False
 
     def close(self) -> None:
-        """Takes no more requests; who waits is told that the agent stops, and is asked for again by the kubelet."""
+        """Refuse calls from now on, and cancel the open requests; the kubelet repeats its calls to the next agent."""
         self._closing = True
-        for acquisition in self._book.under_way():
+        for acquisition in self._table.open_acquisitions():
             acquisition.task.cancel()
 
     async def start(self, asked: Sequence[KubeletDevice], seconds: float) -> None:
-        """Returns when the container with these devices may start, within so many seconds. Raises RefusedError."""
+        """Wait until the container with these devices may start, `seconds` at most. Raises RefusedError."""
         self._refuse_when_closing()
         until = asyncio.get_running_loop().time() + seconds
-        claim = await self._claim(asked)
+        container = await self._container_of(asked)
         for _ in range(_MOST_TRIES):
-            leased, missing = await self._settled(claim)
-            while await self._handing.hand_over(claim.pod, missing):
-                leased, missing = await self._settled(claim)
+            leased, missing = await self._split_by_lease(container)
+            while await self._binder.bind(container.pod, missing):
+                leased, missing = await self._split_by_lease(container)
             if not set(asked) & set(missing):
-                await self._injector.inject(claim.container_devices, leased)
-                if all(self._stands(device, claim.pod) for device in asked):
+                await self._injector.inject(container.container_devices, leased)
+                if all(self._has_lease(device, container.pod) for device in asked):
                     return
                 continue
-            acquisition = await self._acquisition(claim.pod, asked, missing)
+            acquisition = await self._acquisition(container.pod, asked, missing)
             await self._wait(acquisition, until)
         raise refuse(
             Reason.DRIVER_FAILED,
-            f"cannot start {claim.pod}: what was made for it has gone again, {_MOST_TRIES} times",
+            f"cannot start {container.pod}: what was made for it has gone again, {_MOST_TRIES} times",
             "`migctl events` tells what happened to the GPU",
         )
 
-    # Whose it is
+    # Which pod
 
-    async def _claim(self, asked: Sequence[KubeletDevice]) -> ContainerDevices:
-        _refuse_others(asked)
+    async def _container_of(self, asked: Sequence[KubeletDevice]) -> ContainerDevices:
+        _refuse_other_plugins(asked)
         try:
             listed = await self._kubelet.list()
         except KubeletError as error:
             raise refuse(Reason.GPU_UNAVAILABLE, str(error), "the kubelet tries again by itself") from error
         recorded = await asyncio.to_thread(self._recorded)
-        claim = container_devices(asked, listed, recorded, self._resources)
-        if claim is not None and not claim.pod.name:
-            claim = replace(claim, pod=await self._named(claim.pod, listed))
-        if claim is None or not claim.pod.name:
+        container = container_devices(asked, listed, recorded, self._resources)
+        if container is not None and not container.pod.name:
+            container = replace(container, pod=await self._named(container.pod, listed))
+        if container is None or not container.pod.name:
             raise refuse(
                 Reason.GPU_UNAVAILABLE,
                 f"cannot tell which pod was given {', '.join(str(each) for each in asked)}: the kubelet does not "
                 "list it",
                 "the kubelet tries again by itself",
             )
-        _refuse_shared(claim, listed)
-        return claim
+        _refuse_shared(container, listed)
+        return container
 
     async def _named(self, pod: Pod, listed: Sequence[ListedPod]) -> Pod:
-        """A pod that is known by its UID alone, with its name, if the API server can tell."""
-        for each in listed[:_NAMES_ASKED] if self._api is not None else ():
+        """Return a pod whose UID alone is known with its name, if the API server has it. Raises RefusedError."""
+        for each in listed[:_MOST_QUERIES] if self._api is not None else ():
             if self._api is None or any(device.resource in self._resources for device in each.devices):
                 continue
             try:
@@ -158,55 +158,57 @@ class PreStart:
                 return Pod(namespace=each.namespace, name=each.name, uid=pod.uid)
         return pod
 
-    async def _settled(self, claim: ContainerDevices) -> tuple[Mapping[KubeletDevice, Lease], Sequence[KubeletDevice]]:
-        """The pod's own leases by device, and devices without one; those of pods that had them before have ended."""
-        book, view = self._book, self._manager.view
-        standing = lease_by_device(view)
+    async def _split_by_lease(
+        self, container: ContainerDevices
+    ) -> tuple[Mapping[KubeletDevice, Lease], Sequence[KubeletDevice]]:
+        """Return the pod's leases by device, and its devices without one; end the leases of former pods on them."""
+        table, view = self._table, self._manager.view
+        leases = lease_by_device(view)
         own: dict[KubeletDevice, Lease] = {}
-        for device in claim.devices:
-            lease = standing.get(device)
+        for device in container.devices:
+            lease = leases.get(device)
             if lease is None:
                 continue
-            if self._is_of(lease, claim.pod):
+            if self._is_of(lease, container.pod):
                 own[device] = lease
             else:
-                await self._manager.owner_ended(lease.id, f"the kubelet gave {device} to {claim.pod}")
-                book.ended(lease.id)
-        return own, [device for device in claim.devices if device not in own]
+                await self._manager.owner_ended(lease.id, f"the kubelet gave {device} to {container.pod}")
+                table.lease_ended(lease.id)
+        return own, [device for device in container.devices if device not in own]
 
-    def _stands(self, device: KubeletDevice, pod: Pod) -> bool:
+    def _has_lease(self, device: KubeletDevice, pod: Pod) -> bool:
         lease = lease_by_device(self._manager.view).get(device)
         return lease is not None and self._is_of(lease, pod)
 
     def _is_of(self, lease: Lease, pod: Pod) -> bool:
-        return belongs_to(lease, pod, self._book.ending, self._book.given_again.values())
+        return belongs_to(lease, pod, self._table.ending, self._table.reassigned.values())
 
-    # RequestArgs for it
+    # Requests
 
     async def _acquisition(
         self, pod: Pod, asked: Sequence[KubeletDevice], missing: Sequence[KubeletDevice]
     ) -> Acquisition:
-        """The pod's request under way, or a new one for all that it still lacks."""
-        found = self._under_way(pod, asked)
+        """Return the pod's open request, or begin one for all devices that it still lacks."""
+        found = self._find(pod, asked)
         if found is not None:
             return found
         priority = await self._priority(pod)
         # Another call, for another container's or resource's devices, may have asked meanwhile.
-        return self._under_way(pod, asked) or self._begin(pod, missing, priority)
+        return self._find(pod, asked) or self._begin(pod, missing, priority)
 
-    def _under_way(self, pod: Pod, asked: Sequence[KubeletDevice]) -> Acquisition | None:
+    def _find(self, pod: Pod, asked: Sequence[KubeletDevice]) -> Acquisition | None:
         for device in asked:
-            found = self._book.acquisitions.get(device)
+            found = self._table.acquisitions.get(device)
             if found is None:
                 continue
             if found.pod == pod:
                 return found
-            self._drop(found)
+            self._cancel(found)
         return None
 
     def _begin(self, pod: Pod, missing: Sequence[KubeletDevice], priority: int) -> Acquisition:
-        book = self._book
-        # The kubelet counts events by their words, which name the devices in this order.
+        table = self._table
+        # The kubelet groups events by their messages, which name the devices in this order.
         missing = sorted(missing, key=lambda device: (device.resource, device.id))
         owner = PodOwner(pod=pod, devices=tuple(missing), is_bound=True)
         request = Request(
@@ -218,21 +220,21 @@ class PreStart:
             wait_seconds=math.inf,
             caller_id=KUBELET.caller_id,
         )
-        if book.hopeless.issuperset(missing):
+        if table.unsatisfiable.issuperset(missing):
             (outcome,) = self._manager.plan((request,))
             if isinstance(outcome, Refusal) and not outcome.retryable:
-                raise RefusedError(messages.for_pod(outcome))  # as it was before: the log has it
+                raise RefusedError(messages.for_pod(outcome))  # as before; it is in the log already
         for device in missing:
-            former = book.acquisitions.get(device)
+            former = table.acquisitions.get(device)
             if former is not None:
-                self._drop(former)
+                self._cancel(former)
         task = self._tasks.spawn(f"devices of {pod}", self._acquire(request))
         acquisition = Acquisition(owner=owner, request=request, since=asyncio.get_running_loop().time(), task=task)
         for device in missing:
-            book.acquisitions[device] = acquisition
-            book.on_way.pop(device, None)
-        book.requests[request.key] = owner.devices
-        task.add_done_callback(lambda _: self._over(acquisition))
+            table.acquisitions[device] = acquisition
+            table.pending.pop(device, None)
+        table.requests[request.key] = owner.devices
+        task.add_done_callback(lambda _: self._finished(acquisition))
         self._changed()
         return acquisition
 
@@ -244,26 +246,26 @@ class PreStart:
         self._manager.delivered(granted.lease.id)
         return granted
 
-    def _over(self, acquisition: Acquisition) -> None:
-        book, task = self._book, acquisition.task
-        book.forget(acquisition)
+    def _finished(self, acquisition: Acquisition) -> None:
+        table, task = self._table, acquisition.task
+        table.remove(acquisition)
         outcome = None if task.cancelled() or task.exception() is not None else task.result()
         asked = acquisition.owner.devices
         if isinstance(outcome, Refusal) and not outcome.retryable:
-            book.hopeless |= set(asked)
+            table.unsatisfiable |= set(asked)
         else:
-            book.hopeless -= set(asked)
-        if isinstance(outcome, Granted) and acquisition.told:
-            self._tell(acquisition.pod, "DevicesReady", f"got {messages.wanted(asked)}")
+            table.unsatisfiable -= set(asked)
+        if isinstance(outcome, Granted) and acquisition.is_reported:
+            self._send_event(acquisition.pod, "DevicesReady", f"got {messages.wanted(asked)}")
         self._changed()
 
-    def _drop(self, acquisition: Acquisition) -> None:
-        """Nobody wants it any more."""
-        self._book.forget(acquisition)
+    def _cancel(self, acquisition: Acquisition) -> None:
+        """Cancel a request that is no longer wanted."""
+        self._table.remove(acquisition)
         acquisition.task.cancel()
 
     async def _priority(self, pod: Pod) -> int:
-        """The pod's; 0 where the API server does not say."""
+        """Return the pod's priority; 0 if the API server does not answer."""
         if self._api is None:
             return 0
         try:
@@ -274,19 +276,19 @@ class PreStart:
         return 0 if facts is None else facts.priority
 
     async def _wait(self, acquisition: Acquisition, until: float) -> None:
-        """Until the request is served. Raises RefusedError with what it was refused, or with why it still waits."""
+        """Wait for a request until it is granted. Raises RefusedError if it is refused, or at `until` still waits."""
         loop = asyncio.get_running_loop()
         while not acquisition.task.done() and loop.time() < until:
             left = max(until - loop.time(), 0.0)
-            await asyncio.wait({acquisition.task}, timeout=min(left, _LOOK_SECONDS))
-            if left > _LOOK_SECONDS and not acquisition.task.done() and await self._is_deleted(acquisition.pod):
-                self._drop(acquisition)
+            await asyncio.wait({acquisition.task}, timeout=min(left, _POLL_SECONDS))
+            if left > _POLL_SECONDS and not acquisition.task.done() and await self._is_deleted(acquisition.pod):
+                self._cancel(acquisition)
                 raise refuse(Reason.CANCELLED, f"cannot start {acquisition.pod}: it is being deleted")
         if not acquisition.task.done():
             refusal = self._still_waiting(acquisition, loop.time())
-            if not acquisition.told:
-                acquisition.told = True
-                self._tell(acquisition.pod, "WaitingForDevices", refusal.message)
+            if not acquisition.is_reported:
+                acquisition.is_reported = True
+                self._send_event(acquisition.pod, "WaitingForDevices", refusal.message)
             raise RefusedError(refusal)
         self._refuse_when_closing()
         if acquisition.task.cancelled():
@@ -296,7 +298,7 @@ class PreStart:
             raise RefusedError(messages.for_pod(outcome))
 
     async def _is_deleted(self, pod: Pod) -> bool:
-        """Whether nobody waits for it any more: the kubelet ends no pod while one of its containers starts."""
+        """Return whether the pod is being deleted: the kubelet ends no pod while one of its containers starts."""
         if self._api is None:
             return False
         try:
@@ -325,13 +327,13 @@ class PreStart:
             now - acquisition.since,
         )
 
-    def _tell(self, pod: Pod, reason: str, words: str) -> None:
+    def _send_event(self, pod: Pod, reason: str, message: str) -> None:
         if self._api is not None:
-            self._tasks.spawn(f"event of {pod}", self._api.tell(pod, reason, words, warning=reason != "DevicesReady"))
+            self._tasks.spawn(f"event of {pod}", self._api.tell(pod, reason, message, warning=reason != "DevicesReady"))
 
 
-def _refuse_others(asked: Sequence[KubeletDevice]) -> None:
-    """A plugin that served the name before may have left pods behind."""
+def _refuse_other_plugins(asked: Sequence[KubeletDevice]) -> None:
+    """Raise RefusedError for devices that another plugin allocated, which served the name before."""
     others = [device for device in asked if not is_agent_id(device.id)]
     if others:
         raise refuse(
@@ -341,9 +343,9 @@ def _refuse_others(asked: Sequence[KubeletDevice]) -> None:
         )
 
 
-def _refuse_shared(claim: ContainerDevices, listed: Sequence[ListedPod]) -> None:
-    """Nobody can tell for which of two pods the kubelet asks; the one that runs must not lose what it has."""
-    found = first_shared(claim.devices, listed)
+def _refuse_shared(container: ContainerDevices, listed: Sequence[ListedPod]) -> None:
+    """Raise RefusedError for a device of two pods: it is unknown which one starts, and one may be running with it."""
+    found = first_shared(container.devices, listed)
     if found is not None:
         device, names = found
         raise refuse(

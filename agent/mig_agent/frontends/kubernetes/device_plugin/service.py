@@ -1,4 +1,4 @@
-"""The service `v1beta1.DevicePlugin` of one resource: only translation between messages and the plugin."""
+"""The service `v1beta1.DevicePlugin` of one resource: translates between messages and the plugin."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from mig_agent.pb.kubelet.deviceplugin.v1beta1 import deviceplugin_pb2 as pb
 
 _HEALTHY, _UNHEALTHY = "Healthy", "Unhealthy"
 _BEFORE_DEADLINE_SECONDS = 3.0
-"""For the answer to be made and sent before the kubelet stops waiting."""
+"""How long before the kubelet's deadline a call is answered, so that the answer arrives in time."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Decisions(Protocol):
-    """What the plugin decides for all resources."""
+    """Decides about containers, for all resources; the plugin implements it."""
 
     async def allocate(self, containers: Sequence[Sequence[KubeletDevice]]) -> Sequence[Allocated]:
-        """For each container, what it is to be started with."""
+        """Return for each container what it is to be started with."""
         ...
 
-    async def start(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
-        """Returns when a container with these devices may start. Raises RefusedError."""
+    async def start_container(self, devices: Sequence[KubeletDevice], seconds: float) -> None:
+        """Wait until a container with these devices may start, `seconds` at most. Raises RefusedError."""
         ...
 
 
 class ResourceService:
-    """One resource's devices as the kubelet sees them. Belongs to the event loop."""
+    """Serves the devices of one resource to the kubelet. Not thread-safe; use from the event loop."""
 
     def __init__(self, resource: Resource, decisions: Decisions, start_deadline: float) -> None:
         self.resource = resource
         self._decisions = decisions
         self._deadline = start_deadline
         self.ids: tuple[str, ...] = ()
-        """Those that there are, as the kubelet is told, or will be when it listens."""
+        """The ids of the healthy devices in the list, whether or not the kubelet reads it now."""
         self.known: frozenset[str] = frozenset()
-        """All that were ever told of. A kubelet 1.36 panics where an id leaves the list while it allocates it, so those
-        that there are no more stay, as broken ones."""
+        """All ids that were ever listed, of former devices as unhealthy ones: a kubelet 1.36 panics if an id leaves the
+        list while it allocates it."""
         self.streams = 0
-        """How many lists are open: one while the kubelet listens."""
+        """The number of open streams of the list: one while the kubelet reads it."""
         self._changed = asyncio.Event()
 
     def show(self, ids: tuple[str, ...]) -> None:
-        """Tells the kubelet at once where that is another list."""
+        """Set the healthy devices, and send the list to the kubelet at once if it has changed."""
         if ids != self.ids:
             self.ids = ids
             self.known |= set(ids)
@@ -60,7 +60,7 @@ class ResourceService:
             self._changed = asyncio.Event()
 
     def methods(self) -> Mapping[str, grpc.RpcMethodHandler[Any, Any]]:
-        """By name, for a gRPC server."""
+        """Return the handlers by method name, for a gRPC server."""
         unary = grpc.unary_unary_rpc_method_handler
         return {
             "GetDevicePluginOptions": unary(
@@ -91,11 +91,11 @@ class ResourceService:
         }
 
     async def options(self, _request: pb.Empty, _context: Context) -> pb.DevicePluginOptions:
-        """The kubelet asks while it answers Register."""
+        """Answer that PreStartContainer is required; the kubelet asks while it answers Register."""
         return pb.DevicePluginOptions(pre_start_required=True)
 
     async def list_and_watch(self, _request: pb.Empty, _context: Context) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """The list, and the list again whenever it changes."""
+        """Yield the list now, and again whenever it changes."""
         self.streams += 1
         try:
             while True:
@@ -113,11 +113,11 @@ class ResourceService:
     async def prefer(
         self, _request: pb.PreferredAllocationRequest, _context: Context
     ) -> pb.PreferredAllocationResponse:
-        """Not offered: one id is as good as another."""
+        """Answer with no preference: one id is as good as another."""
         return pb.PreferredAllocationResponse()
 
     async def allocate(self, request: pb.AllocateRequest, _context: Context) -> pb.AllocateResponse:
-        """What containers are to be started with."""
+        """Answer with the CDI names of each container's devices."""
         containers = [self._devices(each.devices_ids) for each in request.container_requests]
         allocated = await self._decisions.allocate(containers)
         return pb.AllocateResponse(
@@ -128,11 +128,11 @@ class ResourceService:
         )
 
     async def pre_start(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
-        """Before each start of a container."""
-        left: float | None = context.time_remaining()  # None for who gives no deadline, whatever its type says
+        """Answer when a container may start, or with the refusal as a status."""
+        left: float | None = context.time_remaining()  # None if the caller gives no deadline, whatever its type says
         seconds = self._deadline if left is None else max(min(self._deadline, left - _BEFORE_DEADLINE_SECONDS), 0.0)
         try:
-            await self._decisions.start(self._devices(request.devices_ids), seconds)
+            await self._decisions.start_container(self._devices(request.devices_ids), seconds)
         except RefusedError as error:
             await context.abort(STATUS[error.refusal.reason], messages.for_kubelet(error.refusal))
         return pb.PreStartContainerResponse()
