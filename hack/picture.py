@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -61,7 +61,7 @@ def slice_map() -> str:
 
 
 def _gpu(index: int, model: str, memory_mib: int) -> Gpu:
-    layout = profiles.load(None).layout(model, memory_mib)
+    layout = catalog_files.load(None).layout(model, memory_mib)
     if layout is None:
         message = f"cannot draw {model}: it has no file in profiles/"
         raise LookupError(message)

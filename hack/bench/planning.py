@@ -7,7 +7,7 @@ import statistics
 import time
 from pathlib import Path
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -61,7 +61,7 @@ def microseconds_of_plan(gpus: int) -> float:
 
     Tables are warm, nodes are new.
     """
-    layout = profiles.load(None).layout("NVIDIA H100 80GB HBM3", 81559)
+    layout = catalog_files.load(None).layout("NVIDIA H100 80GB HBM3", 81559)
     if layout is None:
         message = f"cannot find the H100's profiles in {Path.cwd()}"
         raise RuntimeError(message)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.cdi import CdiError, CdiFolder
-from mig_agent.adapters.devices import DeviceAccess
+from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.adapters.driver_libraries import DriverLibraries, Edits
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.devices import DeviceAccess, device_backends, joined
+from mig_agent.adapters.device_backends import DeviceAccess, device_backends, joined
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.errors import DriverError, DriverErrorKind

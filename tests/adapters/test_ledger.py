@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mig_agent.adapters.catalog_files import load
 from mig_agent.adapters.ledger import reader
 from mig_agent.adapters.ledger import store as ledger_module
 from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
@@ -40,7 +41,6 @@ from mig_agent.adapters.ledger.records import (
 )
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
-from mig_agent.adapters.profiles import load
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (

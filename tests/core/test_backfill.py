@@ -8,9 +8,9 @@ import pytest
 
 from mig_agent.core.model import Want
 from mig_agent.core.planning import feasibility
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
 from mig_agent.core.planning.occupancy import Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.placement import Window
 from support.nodes import A30, H100, Has, Machine, node, profile
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.events import EventKind
 from support.engine import ADMIN, Node, engine
@@ -17,7 +17,7 @@ from support.engine import ADMIN, Node, engine
 def mistaken() -> Catalog:
     """A catalog that thinks every smallest profile a mebibyte larger, and lacks the largest."""
     entries = []
-    for entry in profiles.load().entries:
+    for entry in catalog_files.load().entries:
         first, *rest = entry.layout.profiles
         changed = (replace(first, memory_mib=first.memory_mib + 1), *rest[:-1])
         entries.append(replace(entry, layout=replace(entry.layout, profiles=changed)))

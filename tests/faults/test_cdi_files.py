@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from mig_agent.adapters.cdi import CdiFolder
-from mig_agent.adapters.devices import DeviceAccess
+from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.adapters.host import Host
 
 host, folder, kind, verb, name, who = sys.argv[1:]

@@ -40,9 +40,9 @@ def test_its_programs_run(programs: Path) -> None:
 def test_it_finds_its_own_profiles(programs: Path) -> None:
     code = (
         "import mig_agent, pathlib\n"
-        "from mig_agent.adapters import profiles\n"
+        "from mig_agent.adapters import catalog_files\n"
         "print(pathlib.Path(mig_agent.__file__).parent)\n"
-        "print(len(profiles.load().entries))\n"
+        "print(len(catalog_files.load().entries))\n"
     )
     folder, count = installed(programs, "python", "-c", code).split()
     assert Path(folder).is_relative_to(programs.parent)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.events import EventKind
-from mig_agent.engine.audit import MOST_OF_ALL, MOST_OF_ONE, PERIOD_SECONDS
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.denial_audit import MOST_OF_ALL, MOST_OF_ONE, PERIOD_SECONDS
 from support.engine import Node, engine
 
 MALLORY = Caller(name="mallory", uid=666, pid=4711)

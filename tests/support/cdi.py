@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mig_agent.adapters.devices import DeviceAccess
+from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.adapters.host import Host
 from mig_agent.simulator import Simulator
 from support.simulated import machine

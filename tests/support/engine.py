@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
@@ -40,7 +40,7 @@ DESTROY = "nvmlGpuInstanceDestroy"
 DESTROY_COMPUTE = "nvmlComputeInstanceDestroy"
 
 _Answer = TypeVar("_Answer")
-_CATALOG: Catalog = profiles.load()
+_CATALOG: Catalog = catalog_files.load()
 
 
 @dataclass

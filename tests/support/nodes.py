@@ -8,7 +8,7 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from mig_agent.adapters.profiles import load
+from mig_agent.adapters.catalog_files import load
 from mig_agent.core.model import (
     Generation,
     Gpu,

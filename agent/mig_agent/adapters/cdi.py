@@ -15,8 +15,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.adapters.device_nodes import DeviceNode, nodes_of
-from mig_agent.adapters.devices import DeviceAccess
 from mig_agent.adapters.driver_libraries import DriverLibraries, Edits, NotNowError
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.host import Host

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from mig_agent.client import calls
+from mig_agent.client import api_methods
 from mig_agent.client.connection import Connection
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued, first_grant
@@ -29,9 +29,9 @@ class AcquireCall:
 
     def __init__(self, args: RequestArgs) -> None:
         """Raise UsageError for invalid arguments."""
-        self.request = calls.request_for(args)
+        self.request = api_methods.request_for(args)
         self.message = pb.AcquireRequest(request=self.request)
-        self.timeout = calls.acquire_seconds(self.request)
+        self.timeout = api_methods.acquire_seconds(self.request)
         self.is_own = not args.get("request_id")
         """True if the id was generated here, so that no other program can request the same lease."""
 

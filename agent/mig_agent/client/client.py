@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from mig_agent.client import calls, decode, types
+from mig_agent.client import api_methods, decode, types
 from mig_agent.client.acquire_stream import Acquiring
 from mig_agent.client.addresses import Address
-from mig_agent.client.calls import Answer, Call
+from mig_agent.client.api_methods import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connection, Connections
 from mig_agent.client.error_mapping import failure_of
@@ -86,7 +86,7 @@ class Client:
         from another thread when the lease ends for another reason: a deadline, an administrator, or an agent that was
         away for too long.
         """
-        holding = Holding(self._connections.users, calls.request_for(args), on_lost=on_lost)
+        holding = Holding(self._connections.users, api_methods.request_for(args), on_lost=on_lost)
         grant = holding.open(on_queued)
         self._holdings.add(holding)
         return Lease(self, grant, holding)
@@ -107,18 +107,18 @@ class Client:
 
         With `force`, for administrators, also one bound to a pod on this node that does not use it.
         """
-        self._call(calls.release(lease, token, force=force))
+        self._call(api_methods.release(lease, token, force=force))
 
     def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Set a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""
-        return self._call(calls.renew(lease, token, ttl))
+        return self._call(api_methods.renew(lease, token, ttl))
 
     def recover(self, lease: str, token: str) -> types.Recovered:
         """Restore a lease that was active when the agent's ledger was lost: the same id, token and devices.
 
         It lasts until it is released, or until its deadline. Recovering it again changes nothing.
         """
-        return self._call(calls.recover(lease, token))
+        return self._call(api_methods.recover(lease, token))
 
     # ------------------------------------------------------------ reading
 
@@ -128,29 +128,29 @@ class Client:
 
     def plan_each(self, args_list: Sequence[RequestArgs], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
         """Return how each of several requests would be served now, each as if it came alone."""
-        return self._call(calls.plan_each(args_list, explain=explain))
+        return self._call(api_methods.plan_each(args_list, explain=explain))
 
     def status(self) -> types.Status:
         """Return the node's state: GPUs, instances, leases and the queue."""
-        return self._call(calls.status())
+        return self._call(api_methods.status())
 
     def profiles(self) -> tuple[types.GpuModel, ...]:
         """Return the profiles that the node's GPUs offer."""
-        return self._call(calls.profiles())
+        return self._call(api_methods.profiles())
 
     def events(
         self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
     ) -> tuple[types.Event, ...]:
         """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest."""
-        return self._call(calls.events(since, gpu, limit))
+        return self._call(api_methods.events(since, gpu, limit))
 
     def usage(self) -> dict[int, types.Usage]:
         """Return the present usage of each instance, by its generation."""
-        return self._call(calls.usage())
+        return self._call(api_methods.usage())
 
     def watch(self, after_revision: int | None = None) -> Iterator[types.Event]:
         """Yield events as they happen, from now on or after a revision; ends only by an error, or by `close`."""
-        stream = self._connections.users.stub.Watch(calls.watch(after_revision))
+        stream = self._connections.users.stub.Watch(api_methods.watch(after_revision))
         try:
             for answer in stream:
                 if answer.HasField("event"):
@@ -164,33 +164,33 @@ class Client:
 
     def reclaim(self, *gpus: str | int) -> tuple[types.Instance, ...]:
         """Destroy idle instances on these GPUs, or on all; return them. For administrators."""
-        return self._call(calls.reclaim(gpus))
+        return self._call(api_methods.reclaim(gpus))
 
     def adopt(
         self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
     ) -> tuple[types.Instance, ...]:
         """Adopt foreign instances with these UUIDs, on these GPUs, or all; return them. For administrators."""
-        return self._call(calls.adopt(uuids, gpus, everything=everything))
+        return self._call(api_methods.adopt(uuids, gpus, everything=everything))
 
     def cordon(self, gpu: str | int, reason: str = "") -> types.Gpu:
         """Keep new leases off a GPU. For administrators."""
-        return self._call(calls.cordon(gpu, reason))
+        return self._call(api_methods.cordon(gpu, reason))
 
     def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allow new leases on a GPU again. For administrators."""
-        return self._call(calls.uncordon(gpu))
+        return self._call(api_methods.uncordon(gpu))
 
     def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switch a GPU's MIG mode; refused while anything runs on it or is leased. For administrators."""
-        return self._call(calls.set_mig_mode(gpu, enable=enable))
+        return self._call(api_methods.set_mig_mode(gpu, enable=enable))
 
     def pause(self, reason: str = "") -> types.Paused:
         """Make the agent grant nothing more and release the driver; leases stay. For administrators."""
-        return self._call(calls.pause(reason))
+        return self._call(api_methods.pause(reason))
 
     def resume(self) -> types.Paused:
         """End an administrator's pause. For administrators."""
-        return self._call(calls.resume())
+        return self._call(api_methods.resume())
 
     def _call(self, call: Call[Answer]) -> Answer:
         connection = self._connections.of(call)

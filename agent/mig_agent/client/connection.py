@@ -11,7 +11,7 @@ import grpc
 
 from mig_agent.client import arg_checks
 from mig_agent.client.addresses import Address, resolve
-from mig_agent.client.calls import Answer, Call
+from mig_agent.client.api_methods import Answer, Call
 from mig_agent.client.channels import Tls, Versions, open_channel, versions_of
 from mig_agent.client.error_mapping import Dropped, TooSlow, failure_of
 from mig_agent.client.errors import ClientError, NoAgent, Refused

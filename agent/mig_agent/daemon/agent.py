@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from mig_agent import __version__
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.adapters.clock import SystemClock
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.filelock import lock_gpus, lock_state_directory
@@ -140,7 +140,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
         driver=hardware.driver,
         ledger=ledger,
         host=hardware.host,
-        catalog=profiles.load(settings.profiles_dir),
+        catalog=catalog_files.load(settings.profiles_dir),
         clock=clock,
         settings=_engine_settings(settings, None if starts_paused else there),
         telemetry=metrics,

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from mig_agent.adapters.devices import joined
+from mig_agent.adapters.device_backends import joined
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
-from mig_agent.adapters.devices import DeviceBackend
+from mig_agent.adapters.device_backends import DeviceBackend
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread

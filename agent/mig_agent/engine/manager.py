@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.clock import Clock
-from mig_agent.adapters.devices import DeviceAccess
+from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver
@@ -22,9 +22,9 @@ from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
-from mig_agent.engine.audit import DENIED, DenialAudit
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import EngineSettings, Telemetry
+from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.events import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mig_agent.adapters.clock import Clock
-from mig_agent.adapters.devices import device_backends
+from mig_agent.adapters.device_backends import device_backends
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.gpu_cache import gpu_of, text_of
 from mig_agent.adapters.ledger.reader import Contents

@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.core.model import Layout, NodeView, Request, RequestId, Want
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.occupancy import Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.plan import Policy
 from mig_agent.core.planning.profiles import smallest_profile
 from placement_bench.agent import AgentCluster, Handle, node_of
@@ -42,7 +42,7 @@ def model(name: str) -> Layout:
         known = ", ".join(sorted(path.stem for path in _PROFILES.glob("*.yaml")))
         message = f"cannot take {name} for a GPU model; there are {known}"
         raise ValueError(message)
-    return profiles.load_model(_PROFILES / f"{name}.yaml").layout
+    return catalog_files.load_model(_PROFILES / f"{name}.yaml").layout
 
 
 class MixedAgent:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mig_agent.adapters import profiles
+from mig_agent.adapters import catalog_files
 from mig_agent.core.model import Layout, Profile
 
 _MODEL = Path(__file__).resolve().parents[3] / "profiles" / "a100-80gb.yaml"
@@ -23,7 +23,7 @@ _RANDOM_LOADS = (0.3, 1.2)
 @cache
 def layout() -> Layout:
     """Return the GPU model of all computations; A100 and H100 with 80 GB can be cut alike."""
-    return profiles.load_model(_MODEL).layout
+    return catalog_files.load_model(_MODEL).layout
 
 
 @cache

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import grpc
 
-from mig_agent.client import calls, decode, types
+from mig_agent.client import api_methods, decode, types
 from mig_agent.client.addresses import Address
 from mig_agent.client.aio.acquire_stream import AsyncAcquiring
 from mig_agent.client.aio.connection import AsyncConnection
 from mig_agent.client.aio.hold_stream import AsyncHolding
 from mig_agent.client.aio.leases import AsyncLease, Taking
-from mig_agent.client.calls import Answer, Call
+from mig_agent.client.api_methods import Answer, Call
 from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
@@ -81,7 +81,7 @@ class AsyncClient:
         **args: Unpack[RequestArgs],
     ) -> Taking:
         """Take a lease as `Client.lease`: await it, or use `async with`. Both callbacks run on the event loop."""
-        request = calls.request_for(args)
+        request = api_methods.request_for(args)
 
         async def take() -> AsyncLease:
             holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
@@ -105,15 +105,15 @@ class AsyncClient:
 
     async def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
         """End a lease, as `Client.release`."""
-        await self._call(calls.release(lease, token, force=force))
+        await self._call(api_methods.release(lease, token, force=force))
 
     async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Set a lease's deadline, as `Client.renew`."""
-        return await self._call(calls.renew(lease, token, ttl))
+        return await self._call(api_methods.renew(lease, token, ttl))
 
     async def recover(self, lease: str, token: str) -> types.Recovered:
         """Restore a lease of a lost ledger, as `Client.recover`."""
-        return await self._call(calls.recover(lease, token))
+        return await self._call(api_methods.recover(lease, token))
 
     # ------------------------------------------------------------ reading
 
@@ -125,30 +125,30 @@ class AsyncClient:
         self, args_list: Sequence[RequestArgs], *, explain: bool = False
     ) -> list[types.Plan | types.NoPlan]:
         """Plan several requests, as `Client.plan_each`."""
-        return await self._call(calls.plan_each(args_list, explain=explain))
+        return await self._call(api_methods.plan_each(args_list, explain=explain))
 
     async def status(self) -> types.Status:
         """Return the node's state, as `Client.status`."""
-        return await self._call(calls.status())
+        return await self._call(api_methods.status())
 
     async def profiles(self) -> tuple[types.GpuModel, ...]:
         """Return the GPUs' profiles, as `Client.profiles`."""
-        return await self._call(calls.profiles())
+        return await self._call(api_methods.profiles())
 
     async def events(
         self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
     ) -> tuple[types.Event, ...]:
         """Return past events, as `Client.events`."""
-        return await self._call(calls.events(since, gpu, limit))
+        return await self._call(api_methods.events(since, gpu, limit))
 
     async def usage(self) -> dict[int, types.Usage]:
         """Return the usage of each instance, as `Client.usage`."""
-        return await self._call(calls.usage())
+        return await self._call(api_methods.usage())
 
     async def watch(self, after_revision: int | None = None) -> AsyncIterator[types.Event]:
         """Yield events, as `Client.watch`; the stream ends with the iterator."""
         connection = self._connections.users
-        stream = connection.stub.Watch(calls.watch(after_revision))
+        stream = connection.stub.Watch(api_methods.watch(after_revision))
         try:
             async for answer in stream:
                 if answer.HasField("event"):
@@ -162,33 +162,33 @@ class AsyncClient:
 
     async def reclaim(self, *gpus: str | int) -> tuple[types.Instance, ...]:
         """Destroy idle instances, as `Client.reclaim`."""
-        return await self._call(calls.reclaim(gpus))
+        return await self._call(api_methods.reclaim(gpus))
 
     async def adopt(
         self, *uuids: str, gpus: Sequence[str | int] = (), everything: bool = False
     ) -> tuple[types.Instance, ...]:
         """Adopt foreign instances, as `Client.adopt`."""
-        return await self._call(calls.adopt(uuids, gpus, everything=everything))
+        return await self._call(api_methods.adopt(uuids, gpus, everything=everything))
 
     async def cordon(self, gpu: str | int, reason: str = "") -> types.Gpu:
         """Keep new leases off a GPU, as `Client.cordon`."""
-        return await self._call(calls.cordon(gpu, reason))
+        return await self._call(api_methods.cordon(gpu, reason))
 
     async def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allow new leases on a GPU again, as `Client.uncordon`."""
-        return await self._call(calls.uncordon(gpu))
+        return await self._call(api_methods.uncordon(gpu))
 
     async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switch a GPU's MIG mode, as `Client.set_mig_mode`."""
-        return await self._call(calls.set_mig_mode(gpu, enable=enable))
+        return await self._call(api_methods.set_mig_mode(gpu, enable=enable))
 
     async def pause(self, reason: str = "") -> types.Paused:
         """Pause the agent, as `Client.pause`."""
-        return await self._call(calls.pause(reason))
+        return await self._call(api_methods.pause(reason))
 
     async def resume(self) -> types.Paused:
         """End an administrator's pause, as `Client.resume`."""
-        return await self._call(calls.resume())
+        return await self._call(api_methods.resume())
 
     async def _call(self, call: Call[Answer]) -> Answer:
         connection = self._connections.of(call)

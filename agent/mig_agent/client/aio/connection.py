@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from mig_agent.client.addresses import Address
-from mig_agent.client.calls import Answer
+from mig_agent.client.api_methods import Answer
 from mig_agent.client.channels import Tls, open_async_channel
 from mig_agent.client.connection import MOST_FORMER, BaseConnection
 from mig_agent.client.error_mapping import Dropped, failure_of

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from mig_agent.core.model import GpuUuid, Layout, NodeView, Profile, Request, Want
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.feasibility import empty_occupancy
 from mig_agent.core.planning.occupancy import Candidate, Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
 from mig_agent.core.planning.profiles import smallest_profile, wasted_mib

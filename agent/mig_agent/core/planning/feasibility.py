@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.occupancy import Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.profiles import served_by, share_of_gpus
 

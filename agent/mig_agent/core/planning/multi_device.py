@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mig_agent.core.model import Gpu, GpuUuid, Layout, Profile, Slot, Want
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.occupancy import Candidate, Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.pinning import pin
 from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.plan import Policy

@@ -26,9 +26,9 @@ from mig_agent.core.planning.blockers import (
     obstacle,
     unavailable,
 )
+from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.feasibility import fits_when_empty
 from mig_agent.core.planning.occupancy import Occupancy
-from mig_agent.core.planning.packing import pack
 from mig_agent.core.planning.pinning import window_of
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Outcome, Policy
 from mig_agent.core.planning.profiles import order_of_size, round_amount, served_by, smallest_profile

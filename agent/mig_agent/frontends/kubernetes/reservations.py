@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from mig_agent.core.model import GpuUuid, Layout, Lease, NodeView, Slot, Want, live_devices
 from mig_agent.core.owner import KubeletDevice, Owner, Pod, PodOwner
 from mig_agent.core.planning.profiles import serves, wasted_mib
-from mig_agent.frontends.kubernetes.owners import leases_of_pods
+from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
 
 Asked = Callable[[Pod], Mapping[str, int] | None]
 """Returns what a pod requests by name of the extended resource, as the scheduler counts it; None if not known."""

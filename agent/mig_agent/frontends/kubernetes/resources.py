@@ -12,7 +12,7 @@ from mig_agent.core.model import Gpu, GpuState, NodeView, Want
 from mig_agent.core.planning.capacity import servable
 from mig_agent.core.pod_resources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
-from mig_agent.frontends.kubernetes.owners import leases_of_pods
+from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
 
 _BEGINNING = "mig-agent-"
 _OURS = re.compile(rf"{_BEGINNING}(0|[1-9][0-9]{{0,8}})", re.ASCII)

@@ -11,7 +11,7 @@ from mig_agent.core.errors import Refusal
 from mig_agent.core.model import Lease, LeaseId, NodeView, Request, RequestKey, live_devices
 from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.results import Granted
-from mig_agent.frontends.kubernetes.owners import devices_of, leases_of_pods, pod_owner
+from mig_agent.frontends.kubernetes.pod_leases import devices_of, leases_of_pods, pod_owner
 from mig_agent.frontends.kubernetes.resources import is_agent_id
 
 PENDING_SECONDS = 10.0

@@ -16,7 +16,7 @@ from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import AllocationTable
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi, pod_in_time
 from mig_agent.frontends.kubernetes.device_plugin.messages import wanted
-from mig_agent.frontends.kubernetes.owners import pod_owner
+from mig_agent.frontends.kubernetes.pod_leases import pod_owner
 from mig_agent.frontends.kubernetes.reservations import leases_for, match_slots, slots_of
 from mig_agent.frontends.kubernetes.resources import Resource
 

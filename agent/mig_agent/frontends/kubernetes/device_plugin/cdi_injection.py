@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import structlog
 
 from mig_agent.adapters.cdi import CdiError, CdiFolder
-from mig_agent.adapters.devices import DeviceAccess, joined
+from mig_agent.adapters.device_backends import DeviceAccess, joined
 from mig_agent.core.errors import DriverError, Reason, refuse
 from mig_agent.core.model import Instance, Lease, NodeView
 from mig_agent.core.owner import KubeletDevice
-from mig_agent.frontends.kubernetes.owners import devices_of
+from mig_agent.frontends.kubernetes.pod_leases import devices_of
 from mig_agent.frontends.kubernetes.resources import Resource, number_of
 
 _LOG = structlog.get_logger(__name__)

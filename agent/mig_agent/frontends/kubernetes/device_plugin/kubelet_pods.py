@@ -20,7 +20,7 @@ from mig_agent.core.owner import KubeletDevice, Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.allocations import Acquisition, AllocationTable
 from mig_agent.frontends.kubernetes.device_plugin.api import DevicePluginApi
-from mig_agent.frontends.kubernetes.owners import leases_of_pods
+from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
 from mig_agent.frontends.kubernetes.pods.kubelet_evidence import (
     Listing,
     PodLiveness,

@@ -12,7 +12,7 @@ from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.core.model import NodeView, Want
 from mig_agent.frontends.kubernetes import resources
 from mig_agent.frontends.kubernetes.metrics import Devices
-from mig_agent.frontends.kubernetes.owners import leases_of_pods
+from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
 from mig_agent.frontends.kubernetes.reservations import Asked, ReservedSlots, count_reserved, reserved_slots
 from mig_agent.frontends.kubernetes.resources import Naming, resources_of
 

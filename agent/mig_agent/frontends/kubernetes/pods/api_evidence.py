@@ -11,7 +11,7 @@ from mig_agent.adapters.kubeapi import PodFacts, PodName
 from mig_agent.core.model import Lease
 from mig_agent.core.owner import Pod
 from mig_agent.core.quantities import format_duration
-from mig_agent.frontends.kubernetes.owners import pod_owner
+from mig_agent.frontends.kubernetes.pod_leases import pod_owner
 
 Pods = Mapping[PodName, PodFacts]
 """The pods that are bound to the node, as the watch shows them."""

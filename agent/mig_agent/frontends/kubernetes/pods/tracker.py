@@ -23,7 +23,7 @@ from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.backoff import Backoffs
-from mig_agent.frontends.kubernetes.owners import devices_of, pod_owner
+from mig_agent.frontends.kubernetes.pod_leases import devices_of, pod_owner
 from mig_agent.frontends.kubernetes.pods.api import PodTrackerApi
 from mig_agent.frontends.kubernetes.pods.api_evidence import (
     ASK,

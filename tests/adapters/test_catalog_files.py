@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mig_agent.adapters import profiles
-from mig_agent.adapters.profiles import load, load_model
+from mig_agent.adapters.catalog_files import load, load_model
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import Layout, Profile
 
-FOLDER = Path(profiles.__file__).parents[3] / "profiles"
+FOLDER = Path(catalog_files.__file__).parents[3] / "profiles"
 FILES = sorted(FOLDER.glob("*.yaml"))
 MODELS = {path.stem: load_model(path) for path in FILES}
 
