@@ -271,7 +271,7 @@ def _never_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[
 
 
 def _no_such_slot(view: NodeView, want: Want, slot: Slot, gpus: Sequence[Gpu]) -> Refusal | None:
-    """Why a slot can never be had here, whatever ends; None where its GPU offers it."""
+    """Return why a slot can never be created here, whatever ends; None if its GPU offers it."""
     gpu = view.by_uuid.get(slot.gpu)
     if gpu is None:
         return _unknown_gpu(view, slot.gpu)
