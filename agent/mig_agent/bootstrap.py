@@ -1,7 +1,7 @@
-"""The first moments of a program, before its modules are imported: interrupts, and files that are closed.
+"""Setup before a program's modules are imported: interrupts, and closed standard files.
 
-It imports nothing but what the interpreter has imported by then, so that hardly a moment passes before it runs: the
-module `signal` is `_signal` with enums around it, and to import those takes longer than all that is done here.
+It imports only what the interpreter has already imported, so that it runs almost at once: the module `signal` is
+`_signal` with enums around it, and to import those takes longer than everything that is done here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ INTERRUPTED = 130
 
 
 def end_when_interrupted() -> None:
-    """From now on an interrupt ends the process at once and without a word, as long as it holds nothing.
+    """Make interrupts end the process at once and silently, for as long as it holds nothing that must be released.
 
-    A KeyboardInterrupt would come in the middle of an import, and not everything that is imported lets it through.
-    Where interrupts are ignored (nohup, a job in the background) they still are. The script `migctl` starts Python with
-    interrupts blocked: one that came meanwhile is delivered here. Programs that are started later would inherit the
-    mask, so it goes in any case.
+    A KeyboardInterrupt would come in the middle of an import, and not everything that is imported lets it through. If
+    interrupts are ignored (nohup, a job in the background) they still are. The script `migctl` starts Python with
+    interrupts blocked: one that was sent meanwhile is delivered here. Programs that are started later would inherit the
+    mask, so it is removed in any case.
     """
     if getsignal(SIGINT) is default_int_handler:
         signal(SIGINT, _end)
@@ -35,18 +35,21 @@ def end_when_interrupted() -> None:
 
 
 def raise_when_interrupted() -> None:
-    """From now on an interrupt raises KeyboardInterrupt: there is something to be given back."""
+    """Make interrupts raise KeyboardInterrupt, since there is something to be released."""
     if getsignal(SIGINT) is _end:
         signal(SIGINT, default_int_handler)
 
 
 def ignore_interrupts() -> None:
-    """From now on nothing can be interrupted: the work is done, and the exit code is to say so."""
+    """Ignore interrupts: the work is done, and the exit code must say so."""
     signal(SIGINT, SIG_IGN)
 
 
 def open_standard_files() -> None:
-    """Daemons start programs without stdin, stdout or stderr, and the next file to be opened would be taken for it."""
+    """Open closed standard files on /dev/null: the next opened file would get their number, and be used as one.
+
+    Daemons start programs without stdin, stdout or stderr.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)

@@ -167,7 +167,7 @@ def failure(
 
 
 def moment(at: float | None) -> str | None:
-    """Seconds since the epoch as RFC 3339 in UTC, to the millisecond; None for what is no moment."""
+    """Return seconds since the epoch as RFC 3339 in UTC, to the millisecond; None for what is no time."""
     if at is None:
         return None
     try:

@@ -302,7 +302,7 @@ class Settings(KubernetesSettings):
     """The names of those that were set, wherever."""
 
     def __post_init__(self) -> None:
-        """Judges them together."""
+        """Raise ConfigError for settings that contradict each other."""
         self._check_tls()
         self._check_addresses()
         self._check_kubernetes()

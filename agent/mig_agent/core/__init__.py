@@ -1,1 +1,1 @@
-"""The pure heart: what a node looks like, what a request means, what to do about it. No I/O, no clock, no log."""
+"""The pure core: the state of a node, the meaning of a request, and how to serve it. No I/O, no clock, no log."""

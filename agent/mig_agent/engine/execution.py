@@ -108,11 +108,11 @@ class Execution:
     async def run(self) -> Lease:
         """Carry out the plan and return the committed lease. Raises StepFailedError, LedgerError and RefusedError."""
         try:
-            await self._check_reused_all()
+            await self._check_all_reused()
             if self._creating:
                 await self._reshape()
                 if self._reused:
-                    await self._check_reused_all()
+                    await self._check_all_reused()
             self._order.check_still_wanted()
             return await self._grant()
         except BaseException:
@@ -123,7 +123,7 @@ class Execution:
 
     # Before a reuse
 
-    async def _check_reused_all(self) -> None:
+    async def _check_all_reused(self) -> None:
         if len(self._reused) == 1:
             await self._check_reused(self._reused[0])
         elif self._reused:

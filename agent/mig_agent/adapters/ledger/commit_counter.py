@@ -43,7 +43,7 @@ def counter_of(ledger: Path) -> Path:
 
 
 def read_counter(path: Path) -> Count:
-    """Read a commit counter. Raises DamagedError where it is missing or not as it was written, OSError."""
+    """Read a commit counter. Raises DamagedError if it is missing or damaged, OSError."""
     try:
         data = read_regular(path, _BYTES + 1)
     except FileNotFoundError:

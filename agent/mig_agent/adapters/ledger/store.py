@@ -191,7 +191,7 @@ class Ledger:
         return words
 
     def find_request(self, request: RequestKey) -> RecordedLease | None:
-        """Return the lease of a request, active or ended; None where there is none.
+        """Return the lease of a request, active or ended; None if there is none.
 
         From one thread only; takes microseconds. Raises LedgerError.
         """
@@ -266,7 +266,7 @@ class Ledger:
         self._files = {each: _identity(each) for each in (self.path, _log_of(self.path), counter_of(self.path))}
 
     def _rewrite(self) -> None:
-        """Replace removed or replaced files by a copy from the open connection; keep what is there aside.
+        """Replace removed or replaced files by a copy from the open connection; keep the present ones aside.
 
         Raises sqlite3.Error, OSError, and DamagedError if the connection was lost and the ledger with it.
         """

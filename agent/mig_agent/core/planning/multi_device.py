@@ -32,7 +32,7 @@ Choice = tuple[Profile | None, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceAssignment:
-    """Where each of several devices goes, in the order of the wants."""
+    """The placements of several devices, in the order of the wants."""
 
     places: tuple[tuple[Gpu, Candidate], ...]
     waste: float

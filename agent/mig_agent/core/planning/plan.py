@@ -68,11 +68,11 @@ class Plan:
 
     devices: tuple[DevicePlan, ...]
     wasted_mib: float
-    """Memory beyond what is wanted, in MiB; 0 where no amount was named."""
+    """Memory beyond what is wanted, in MiB; 0 if no amount was named."""
     cost: float
     """The policy's cost: capacity that is lost, and creating."""
     creation_cost: float
-    """The part of `cost` that is for creating and destroying; 0 where all is reused."""
+    """The part of `cost` that is for creating and destroying; 0 if all is reused."""
     notes: tuple[str, ...] = ()
     """Hints for people, such as a near miss: `10Gi costs two slices here, 9.5Gi one`."""
 
