@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mig_agent.adapters import catalog_files
 from mig_agent.adapters.catalog_files import load, load_model
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import Layout, Profile

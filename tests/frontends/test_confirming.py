@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from mig_agent.core.model import LeaseId
-from mig_agent.frontends.grpc import handlers
+from mig_agent.frontends.grpc import call_limits
 from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import RECEIVED, asking, granted_on
@@ -259,7 +259,7 @@ async def test_bytes_that_are_no_message_in_place_of_received_are_refused_and_do
 
 
 async def test_stream_without_a_request_ends_with_a_message(served: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "FIRST_MESSAGE_SECONDS", 0.05)
+    monkeypatch.setattr(call_limits, "FIRST_MESSAGE_SECONDS", 0.05)
     detail = await refusal_of(served.users.Acquire(timeout=TIMEOUT))
     assert detail.message.startswith("cannot wait longer for a request")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
-from mig_agent.frontends.grpc.handlers import OpeningStreams
+from mig_agent.frontends.grpc.call_limits import OpeningStreams
 
 MOST = 3
 

@@ -14,7 +14,7 @@ from mig_agent.core.model import GpuUuid
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine import acquire
 from mig_agent.engine.tasks import Fairness
-from mig_agent.frontends.grpc.handlers import CallLimit
+from mig_agent.frontends.grpc.call_limits import CallLimit
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import ANYBODY, CREATE, engine
 from support.service import TIMEOUT, service

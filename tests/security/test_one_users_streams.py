@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from mig_agent.frontends.grpc.handlers import CallLimits
+from mig_agent.frontends.grpc.call_limits import CallLimits
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.acquire import granted
 from support.agent import Agent, eventually

@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from mig_agent.config import Settings
 from mig_agent.daemon import logs
 from mig_agent.daemon.log_limit import OncePerMinute
-from mig_agent.frontends.grpc.handlers import CallLimits
+from mig_agent.frontends.grpc.call_limits import CallLimits
 from support.agent import Agent
 from support.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, RawClient, flood, frame, request_headers
 

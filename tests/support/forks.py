@@ -40,7 +40,7 @@ _IMPORTED = (
         "support.failpoint_control",
     ),
     *(f"mig_agent.simulator.{each}_calls" for each in ("device", "event", "mig")),
-    *(f"mig_agent.migctl.commands.{each}" for each in ("request", "leases", "status", "admin", "events")),
+    *(f"mig_agent.migctl.commands.{each}" for each in ("request", "lease_changes", "status", "admin", "events")),
 )
 _READ_AT_START = re.compile("PYTHON|LANG|LC_")
 """Variables that the interpreter reads, so that they would come too late for a forked process."""

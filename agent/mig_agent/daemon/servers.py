@@ -32,7 +32,8 @@ from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.daemon.cert_reload import CertificateReloader
 from mig_agent.daemon.socket_watch import WatchedSocket
-from mig_agent.frontends.grpc.handlers import SERVICE, most_open
+from mig_agent.frontends.grpc.call_limits import most_open
+from mig_agent.frontends.grpc.handlers import SERVICE
 from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600

@@ -18,9 +18,9 @@ _PACKAGE = "mig_agent.migctl.commands"
 _VERBS = {
     "request": "request",
     "run": "run",
-    "release": "leases",
-    "renew": "leases",
-    "recover": "leases",
+    "release": "lease_changes",
+    "renew": "lease_changes",
+    "recover": "lease_changes",
     "status": "status",
     "profiles": "profiles",
     "plan": "plan",

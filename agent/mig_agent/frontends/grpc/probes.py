@@ -19,7 +19,8 @@ from grpc_health.v1.health import aio as health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from mig_agent.core.errors import RefusedError
-from mig_agent.frontends.grpc.handlers import CallLimit, Context, Unreadable, abort, reader, unreadable
+from mig_agent.frontends.grpc.call_limits import CallLimit
+from mig_agent.frontends.grpc.handlers import Context, Unreadable, abort, reader, unreadable
 
 HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
