@@ -10,7 +10,7 @@ import pytest
 
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import Event, EventKind
-from mig_agent.engine.events import MOST_UNREAD, RING
+from mig_agent.engine.event_bus import MOST_UNREAD, RING
 from support.engine import engine
 
 

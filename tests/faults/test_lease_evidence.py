@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease, evidence_of, read_evidence
-from mig_agent.adapters.ledger.lease_trail import LeaseTrail
+from mig_agent.adapters.ledger.lease_evidence_writer import LeaseEvidenceWriter
 from mig_agent.adapters.ledger.records import Change, EndLease, PutBootId, PutInstance, PutLease, RenewLease
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
 from mig_agent.core.errors import LedgerError
@@ -178,7 +178,7 @@ def damaged(data: bytes, draw: random.Random) -> tuple[bytes, str]:  # noqa: C90
 
 
 def test_it_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mig_agent.adapters.ledger.lease_trail._LONG_BYTES", 20_000)
+    monkeypatch.setattr("mig_agent.adapters.ledger.lease_evidence_writer._LONG_BYTES", 20_000)
     path = tmp_path / LEDGER_FILE
     history(path, 600)
     assert evidence_of(path).stat().st_size < 100_000
@@ -219,7 +219,7 @@ def test_one_that_cannot_be_written_is_removed_rather_than_left_behind(
         patch.setattr(os, "pwrite", full)
         write(ledger, EndLease(LeaseId("lease-0"), 1.0, "released"))
         assert not evidence_of(path).exists()
-        patch.setattr(LeaseTrail, "rewrite", lambda self, _count, **_: self.give_up())
+        patch.setattr(LeaseEvidenceWriter, "rewrite", lambda self, _count, **_: self.give_up())
         write(ledger, PutLease(lease(1, 0), "digest"))
     assert not evidence_of(path).exists()
     write(ledger, RenewLease(LeaseId("lease-1"), 1.0))

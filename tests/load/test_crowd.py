@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mig_agent.adapters.transport.connection_limits import allow_open_files
-from mig_agent.engine.events import MOST_SUBSCRIBERS
+from mig_agent.engine.event_bus import MOST_SUBSCRIBERS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.acquire import asking, granted_on

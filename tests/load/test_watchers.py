@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from mig_agent.core.events import Event, EventKind
-from mig_agent.engine.events import MOST_SUBSCRIBERS, MOST_UNREAD
+from mig_agent.engine.event_bus import MOST_SUBSCRIBERS, MOST_UNREAD
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from support.engine import Node
 from support.service import TIMEOUT, Service, detail_of, service

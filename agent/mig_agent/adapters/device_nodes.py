@@ -84,7 +84,7 @@ def _needed(host: Host, path: str, driver: str, minor: int, *, simulated: bool) 
 
 
 def _if_present(host: Host, path: str, driver: str, minor: int, *, simulated: bool) -> Iterator[DeviceNode]:
-    """Yield the node if it exists. A simulated node is a plain file with the numbers of its driver."""
+    """Yield the device node at `path` if it exists; a simulated one is a file that gets the driver's major number."""
     try:
         found = (host.root / path[1:]).stat()
     except OSError:

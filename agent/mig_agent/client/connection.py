@@ -27,7 +27,7 @@ _PASSING = frozenset({"shutting-down", "cancelled"})
 
 
 class BaseConnection:
-    """What both kinds of connection share: the address, and which calls to repeat."""
+    """What blocking and asyncio connections share: the address, and which calls to repeat."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         self.address = address

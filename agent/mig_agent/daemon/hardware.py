@@ -65,7 +65,7 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
 
 
 def simulated_file(settings: Settings) -> str:
-    """Return the simulated machine's file name if the file is in the state directory; otherwise an empty text."""
+    """Return the name of the simulated machine's file if it is in the state directory; otherwise an empty text."""
     if not settings.simulate or settings.simulated_dir != settings.state_dir:
         return ""
     from mig_agent.simulator import STATE_FILE  # noqa: PLC0415 -- an agent with real GPUs does not pay for importing it

@@ -130,7 +130,7 @@ class _Process:
         _log.warning("SIGHUP is ignored: settings are read at the start, and renewed certificates are taken up anyway")
 
     def _on_outdated(self) -> None:
-        """Stop with a failure: a container has the driver library of its start, so it must be restarted."""
+        """Stop with a failure after the driver was replaced: only a restarted container gets the new driver library."""
         _log.error("stopping: the driver was replaced, and only a new container has its new library")
         self._code = FAILED
         self._stop.set()

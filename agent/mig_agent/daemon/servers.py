@@ -34,7 +34,7 @@ from mig_agent.daemon.cert_reload import CertificateReloader
 from mig_agent.daemon.socket_watch import WatchedSocket
 from mig_agent.frontends.grpc.call_limits import most_open
 from mig_agent.frontends.grpc.handlers import SERVICE
-from mig_agent.frontends.grpc.probes import HEALTH, REFLECTION, probe_handlers
+from mig_agent.frontends.grpc.health_and_reflection import HEALTH, REFLECTION, probe_handlers
 
 _ADMIN_MODE = 0o600
 _ADMIN_CONNECTIONS = 64

@@ -19,7 +19,7 @@ from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
-from mig_agent.engine.events import Events
+from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
 from mig_agent.engine.journal import Journal
 from mig_agent.engine.state import GpuRecord, State

@@ -20,7 +20,7 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, LeaseId
 from mig_agent.core.owner import TOKEN_OWNER, Owner
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.events import Events
+from mig_agent.engine.event_bus import Events
 from mig_agent.engine.state import State
 
 

@@ -70,9 +70,9 @@ class Maintenance:
         self._retry_timer: Timer | None = None
 
     def begin(self, recorded: str, others: Iterable[str]) -> bool:
-        """Return whether the agent starts paused: for the recorded reason, or others that are known already.
+        """Take in the reasons to start paused: `recorded`, an administrator's, and `others`. Return True if any.
 
-        The driver has not been opened then. Called once, at the start.
+        To be called once, before the driver is opened.
         """
         if recorded:
             self._reasons[_ADMINISTRATOR] = recorded

@@ -26,7 +26,7 @@ from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import EngineSettings, Telemetry
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.discovery import LockGpu
-from mig_agent.engine.events import Subscription
+from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot

@@ -34,7 +34,7 @@ from mig_agent.engine.admin import Admin
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
 from mig_agent.engine.driver_events import DriverEvents
-from mig_agent.engine.events import Events
+from mig_agent.engine.event_bus import Events
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine

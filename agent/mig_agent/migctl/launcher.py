@@ -29,7 +29,7 @@ FORWARDED = (
 )
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT})
 """On a terminal the kernel sends these to the whole group, so they are not forwarded."""
-_EXECUTE = Path(__file__).with_name("execute.py")
+_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 """The program that becomes the command."""
 _SIGNALLED = 128
 
@@ -65,7 +65,7 @@ class Launcher:
         group = None if self._shares_group else self._commands[0].pid if self._commands else 0
         self._commands.append(
             subprocess.Popen(  # noqa: S603 -- running the command is what this is for
-                [sys.executable, "-I", "-S", str(_EXECUTE), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), *command],
                 env=environment,
                 process_group=group,
             )

@@ -28,7 +28,7 @@ from mig_agent.adapters.ledger.creation import connect, make_copy
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read_head
 from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_evidence
-from mig_agent.adapters.ledger.lease_trail import LeaseTrail
+from mig_agent.adapters.ledger.lease_evidence_writer import LeaseEvidenceWriter
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
 from mig_agent.adapters.ledger.records import AddEvent, Record
@@ -75,7 +75,7 @@ class Ledger:
         self._connection: sqlite3.Connection | None = None
         self._digest: RunningDigest | None = None
         self._counter = open_counter(counter_of(path))
-        self._trail = LeaseTrail(evidence_of(path), contents)
+        self._trail = LeaseEvidenceWriter(evidence_of(path), contents)
         self._keep_events = keep_events
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._on_settled: OnSettled | None = None
@@ -135,7 +135,7 @@ class Ledger:
         if contents.doubt is not None and evidence is not None and evidence.fits(self._head.count):
             former = tuple(each for each in evidence.former if not self._knows(each.lease.id))
             self.contents = replace(contents, former=former)
-            self._trail = LeaseTrail(evidence_of(self.path), self.contents)
+            self._trail = LeaseEvidenceWriter(evidence_of(self.path), self.contents)
             self.contents = replace(contents, former=self._trail.former)
         self._trail.rewrite(self._head.count, keep=True)
 

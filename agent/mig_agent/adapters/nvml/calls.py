@@ -285,7 +285,7 @@ class Nvml:
         return MemoryAnswer(total=int(answer.total), used=int(answer.used))
 
     def utilization_percent(self, gpu: GpuHandle, index: int) -> int:
-        """Return the utilization of the multiprocessors in percent; NOT_SUPPORTED in MIG mode."""
+        """Return the utilization of the multiprocessors in percent. Raises NOT_SUPPORTED in MIG mode."""
         return int(self._call("nvmlDeviceGetUtilizationRates", gpu, gpu=index).gpu)
 
     def compute_processes(self, device: GpuHandle | MigHandle, index: int) -> tuple[ProcessAnswer, ...]:
@@ -316,7 +316,7 @@ class Nvml:
     # MIG mode
 
     def mig_mode(self, gpu: GpuHandle, index: int) -> tuple[bool, bool]:
-        """Return the current and the pending MIG mode; NOT_SUPPORTED if the GPU has no MIG mode."""
+        """Return the current and the pending MIG mode. Raises NOT_SUPPORTED if the GPU has no MIG mode."""
         current, pending = self._call("nvmlDeviceGetMigMode", gpu, gpu=index)
         return bool(current), bool(pending)
 
@@ -377,11 +377,11 @@ class Nvml:
         return GpuInstanceHandle(self._call(name, gpu, profile_id, byref(where), gpu=index))
 
     def destroy_gpu_instance(self, instance: GpuInstanceHandle, index: int) -> None:
-        """Destroy a GPU instance; IN_USE while compute instances or processes remain."""
+        """Destroy a GPU instance. Raises IN_USE while compute instances or processes remain."""
         self._call("nvmlGpuInstanceDestroy", instance, gpu=index)
 
     def gpu_instance(self, gpu: GpuHandle, gpu_instance_id: int, index: int) -> GpuInstanceHandle:
-        """Return the GPU instance with this id; NOT_FOUND if there is none."""
+        """Return the GPU instance with this id. Raises NOT_FOUND if there is none."""
         return GpuInstanceHandle(self._call("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance_id, gpu=index))
 
     def gpu_instances(self, gpu: GpuHandle, profile_id: int, most: int, index: int) -> tuple[GpuInstanceHandle, ...]:
@@ -406,7 +406,7 @@ class Nvml:
     # Compute instances
 
     def compute_profile_id(self, instance: GpuInstanceHandle, enum: int, index: int) -> int:
-        """Return the id of a compute-instance profile by its enum; NOT_SUPPORTED if this instance lacks it."""
+        """Return the id of a compute-instance profile by its enum. Raises NOT_SUPPORTED if this instance lacks it."""
         shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
         name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
         # Version 1 has all that is needed and every driver knows it.
@@ -420,7 +420,7 @@ class Nvml:
         return ComputeInstanceHandle(self._call(name, instance, profile_id, gpu=index))
 
     def destroy_compute_instance(self, compute: ComputeInstanceHandle, index: int) -> None:
-        """Destroy a compute instance; IN_USE while a process runs on it or holds it."""
+        """Destroy a compute instance. Raises IN_USE while a process runs on it or holds it."""
         self._call("nvmlComputeInstanceDestroy", compute, gpu=index)
 
     def compute_instances(
@@ -452,7 +452,7 @@ class Nvml:
         return tuple(found)
 
     def mig_device(self, uuid: str, index: int) -> MigHandle:
-        """Return the MIG device with this UUID; NOT_FOUND if there is none."""
+        """Return the MIG device with this UUID. Raises NOT_FOUND if there is none."""
         return MigHandle(self._call("nvmlDeviceGetHandleByUUID", uuid, gpu=index))
 
     def mig_device_ids(self, device: MigHandle, index: int) -> tuple[int, int]:
@@ -467,7 +467,7 @@ class Nvml:
         return EventSetHandle(self._call("nvmlEventSetCreate"))
 
     def register_mig_changes(self, gpu: GpuHandle, events: EventSetHandle, index: int) -> None:
-        """Add changes of this GPU's MIG configuration to the set; NOT_SUPPORTED if the driver does not report them."""
+        """Add changes of a GPU's MIG configuration to the set. Raises NOT_SUPPORTED if the driver reports none."""
         self._call("nvmlDeviceRegisterEvents", gpu, pynvml.nvmlEventMigConfigChange, events, gpu=index)
 
     def wait_for_event(self, events: EventSetHandle, milliseconds: int) -> bool:

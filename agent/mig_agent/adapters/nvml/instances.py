@@ -149,7 +149,7 @@ class InstanceReader:
         return self._nvml.memory(handles[-1], known.index)
 
     def _processes_on_any(self, known: KnownGpu, handles: Sequence[MigHandle]) -> tuple[ProcessUsage, ...]:
-        """Return the processes of a MIG device; stale handles may answer an error, but not all handles may."""
+        """Return the processes that the handles of a MIG device report. Raises DriverError if all are stale."""
         found: dict[int, ProcessUsage] = {}
         failed: list[DriverError] = []
         for handle in handles:

@@ -144,7 +144,7 @@ class Inventory:
         return known
 
     def find(self, gpu: GpuUuid) -> KnownGpu:
-        """Return the GPU with this UUID; NOT_FOUND if no GPU that answers has it."""
+        """Return the GPU with this UUID. Raises NOT_FOUND if no GPU that answers has it."""
         with self._mutex:
             for known in self._known.values():
                 if known.uuid == gpu:

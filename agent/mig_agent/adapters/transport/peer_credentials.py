@@ -44,7 +44,7 @@ class Peer:
         return self.host or self.uid
 
     def __str__(self) -> str:
-        """Return a text for the log."""
+        """Return the peer as the log names it: its host over TCP, otherwise its uid."""
         if self.host:
             return self.host
         return "a user of another namespace" if self.uid is None else f"uid {self.uid}"

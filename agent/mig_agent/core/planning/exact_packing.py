@@ -353,10 +353,10 @@ def _weighed(counts: Counts, weights: Sequence[float]) -> float:
 
 
 def _prices(bins: Sequence[Bin], classes: ItemClasses) -> list[float]:
-    """Return a price for each class that says how scarce its slots are.
+    """Return a price for each class of wants: the scarcer its slots, the higher.
 
-    Where all bins together cannot hold the worth of what is wanted, there is no way; the prices are the ones that come
-    nearest to showing that. (They are the multipliers of the Lagrangian relaxation, found by subgradients.)
+    If the fullest bins together are worth less than the demand, it cannot fit. These prices come nearest to showing
+    that: they are the multipliers of the Lagrangian relaxation, found by subgradients.
     """
     demand = classes.demand
     shared = Counter(bins)

@@ -23,7 +23,7 @@ class QueueReports:
     """Sends a waiting request's position in the queue to its client. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, wrap: Callable[[pb.Queued], pb.AcquireResponse | pb.HoldResponse]) -> None:
-        """Write to `context`; `wrap` makes the method's message from a position."""
+        """Write each position in the queue to `context`, as the response message that `wrap` makes of it."""
         self._context = context
         self._wrap = wrap
         self._latest = 0

@@ -46,7 +46,7 @@ _TIMES = 4
 TAKEN_OVER = "was taken over meanwhile, and may be another's by now"
 
 
-class LeaseTrail:
+class LeaseEvidenceWriter:
     """Follows the commits of one ledger. Use only from the thread that writes the ledger.
 
     `follow` returns what to write and `descriptor` is where; -1 if the file could not be written. Then there is no
