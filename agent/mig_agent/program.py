@@ -45,7 +45,7 @@ def program() -> None:
 def serve(config: Path | None, **flags: object) -> None:
     """Serve until SIGTERM: take requests, partition GPUs, keep leases.
 
-    On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir D --listen unix:///tmp/agent.sock
+    On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir /tmp/mig --listen unix:///tmp/mig/agent.sock
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also before there is an event loop that logs it
     try:

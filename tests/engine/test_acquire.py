@@ -10,7 +10,7 @@ import pytest
 from mig_agent.core.errors import Reason, Refusal, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState, RequestId, Want
-from support.engine import ADMIN, ANYBODY, CREATE, DESTROY, engine
+from support.engine import ADMIN, ANYBODY, CREATE, DESTROY, engine, killed, start
 
 WHOLE = Want(whole_gpu=True, text="whole")
 
@@ -265,6 +265,17 @@ async def test_only_the_selected_gpus_are_managed(tmp_path: Path) -> None:
         assert [gpu.index for gpu in node.manager.snapshot.view.gpus] == [0, 2]
         with pytest.raises(RefusedError):
             await node.acquire("4G", gpus=("1",))
+
+
+async def test_a_repeated_answer_without_devices_still_hides_all_gpus(tmp_path: Path) -> None:
+    """Its GPU is not managed any more. A process whose variables are not set would see every GPU of the node."""
+    node = await start(tmp_path, "h100-80gb:2")
+    await node.acquire("4G", gpus=("0",), request_id="again")
+    await killed(node)
+    async with engine(tmp_path, clock=node.clock, gpus=("1",)) as after:
+        granted = await after.acquire("4G", gpus=("0",), request_id="again")
+        assert granted.devices == ()
+        assert granted.environment == {"CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": ""}
 
 
 # Clients that go away

@@ -579,6 +579,17 @@ def test_what_is_no_file_in_the_place_of_one_keeps_no_agent_waiting(ending: str,
     assert kept_aside(path)
 
 
+def test_a_pipe_in_the_place_of_the_lease_evidence_does_not_block_the_agent(ledger: Path) -> None:
+    part(ledger, EVIDENCE).unlink()
+    os.mkfifo(part(ledger, EVIDENCE))
+    script = (
+        "import sys; from pathlib import Path; from mig_agent.adapters.ledger.store import Ledger;"
+        " print(Ledger.open(Path(sys.argv[1])).contents.doubt)"
+    )
+    done = forks.run("-c", script, str(ledger), timeout=PATIENCE_SECONDS)
+    assert (done.returncode, done.stdout.strip()) == (0, "None"), done.stderr
+
+
 @pytest.mark.parametrize(
     "name", [f"{LEDGER_FILE}.replacing", f".{LEDGER_FILE}.replacing", f".{LEDGER_FILE}{SUFFIX}.new"]
 )

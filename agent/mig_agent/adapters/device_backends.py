@@ -162,8 +162,11 @@ def device_backends(driver: Driver, host: Host) -> Mapping[DeviceKind, DeviceBac
 
 
 def joined(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Return the environment of a process with several devices: lists, separated by commas, in the devices' order."""
-    found: dict[str, str] = {}
+    """Return the environment of a process with several devices: lists, separated by commas, in the devices' order.
+
+    With no device left all variables are there and empty: without them CUDA would see every GPU of the node.
+    """
+    found = dict(_visible("")) if not (environments := tuple(environments)) else {}
     for each in environments:
         for name, value in each.items():
             found[name] = f"{found[name]},{value}" if name in found else value

@@ -228,6 +228,8 @@ class InstanceDestroyer:
         """
         context = self._context
         what = f"destroy {instance.slot}"
+        if instance.gpu_instance_id is None:
+            return  # the driver has nothing of it, and no time was taken
         worker, backend = context.gpu_workers[instance.slot.gpu], context.backends[instance.kind]
         began = context.clock.now()
         while True:

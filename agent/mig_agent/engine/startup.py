@@ -260,9 +260,9 @@ def _doubt_events(context: Context) -> tuple[Event, ...]:
         return ()
     former = f" The former one is kept as {doubt.kept_as}." if doubt.kept_as else ""
     known = (
-        "It knows nothing of the leases since then"
+        "The restored one knows nothing of the leases since then"
         if doubt.restored
-        else "An empty ledger stands in for it, and no lease of before counts"
+        else "An empty ledger stands in for it, and no earlier lease counts"
     )
     words = (
         f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "

@@ -56,7 +56,7 @@ def read_counter(path: Path) -> Count:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """Return the first `most` bytes of a regular file; nothing for any other file or a link. Raises OSError."""
+    """Return the first `most` bytes of a regular file, or all with -1; nothing for any other file. Raises OSError."""
     if not stat.S_ISREG(path.lstat().st_mode):
         return b""
     # The file may have been replaced meanwhile: opening a pipe must not block the agent.

@@ -197,7 +197,7 @@ def encode_file(count: Count, live: Iterable[EvidentLease], former: Iterable[Evi
 def read_evidence(path: Path) -> Evidence | None:
     """Return the trusted contents of a file; None if there are none. Raises no error."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, -1)
     except OSError:
         return None
     head, count = _HEAD.match(data), _count_in(data)
