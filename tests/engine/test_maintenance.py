@@ -1,4 +1,4 @@
-"""Pausing: nothing is granted, NVML is let go, leases stay, and all is found again when the agent goes on."""
+"""Pausing: nothing is granted, NVML is released, leases stay, and all is found again when the agent goes on."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def test_a_driver_that_hangs_while_it_is_opened_holds_up_nothing(tmp_path:
         answer = await node.manager.resume("", ADMIN, lasting=True)
         assert "no answer in 0.2 s" in answer.message
         assert not answer.driver_released
-        # Paused again: it may come open still, and then it is let go.
+        # Paused again: it may come open still, and then it is released.
         assert "it is being opened still" in (await node.manager.pause("", ADMIN, lasting=True)).message
         await node.release(kept)
         wait_for_the_driver(node, 30.0)
@@ -252,7 +252,7 @@ async def test_a_driver_that_hangs_after_it_was_opened_is_released(tmp_path: Pat
         assert not answer.driver_released
         assert (await refused(node, "1g.5gb")).reason is Reason.PAUSED
         again = await node.manager.pause("", ADMIN, lasting=True)
-        assert "cannot let go of the driver" in again.message
+        assert "cannot release the driver" in again.message
         wait_for_the_driver(node, 30.0)
         node.simulator.clear()
         await node.until(lambda: not node.driver._nvml._session._in_flight)
@@ -272,7 +272,7 @@ async def test_a_hung_call_delays_the_release_of_the_driver(tmp_path: Path) -> N
         assert (await asked).reason is Reason.GPU_UNAVAILABLE
         answer = await node.manager.pause("", ADMIN, lasting=True)
         assert not answer.driver_released
-        assert "cannot let go of the driver" in answer.message
+        assert "cannot release the driver" in answer.message
         assert "create 1g.5gb" in answer.message
         assert answer.paused == ("by root",)
         node.simulator.clear()
@@ -456,4 +456,4 @@ async def test_nodes_of_the_driver_that_stay_open_are_named(tmp_path: Path) -> N
             await node.manager.pause("", ADMIN, lasting=True)
             await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
         (told,) = node.told(EventKind.DRIVER_RELEASED)
-        assert told.message == f"the driver was let go, but this process still has {held} open"
+        assert told.message == f"the driver was released, but this process still has {held} open"

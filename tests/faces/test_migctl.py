@@ -248,7 +248,7 @@ def test_pause_and_resume(agent: Agent) -> None:
     """Over a restart, too: the driver is not asked before it goes on, and the leases stand."""
     lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
     said = agent.migctl("pause", "--reason", "driver 590").stdout
-    assert said.startswith("paused, and the driver is let go: by ")
+    assert said.startswith("paused, and the driver is released: by ")
     assert said.endswith(": driver 590\n")
     agent.stop()
     agent.start()

@@ -158,7 +158,7 @@ class CdiFolder:
             return self._libraries.find() if self._libraries is not None else Edits()
         except NotNowError as error:
             raise CdiError(
-                "cannot give a container the driver's libraries now: the agent is paused and has let go of the driver",
+                "cannot give a container the driver's libraries now: the agent is paused and has released the driver",
                 "the kubelet tries again by itself; `migctl status` says why it is paused",
             ) from error
 

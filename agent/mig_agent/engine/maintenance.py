@@ -166,7 +166,7 @@ class Maintenance:
             try:
                 await (self._release_driver() if paused else self._open_driver())
             except MigAgentError as error:
-                what = "cannot let go of the driver" if paused else "cannot take up again"
+                what = "cannot release the driver" if paused else "cannot take up again"
                 self._failed(f"{what}: {error}; it is tried every {RETRY_SECONDS:g} s")
                 if isinstance(error, DriverError) and error.kind is DriverErrorKind.OUTDATED:
                     for each in self.on_outdated:
@@ -210,7 +210,7 @@ class Maintenance:
         self._is_open = self._is_resumed = False
         left = context.host.own_device_nodes()
         words = f", but this process still has {', '.join(left)} open" if left else ""
-        context.journal.record(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was let go{words}"))
+        context.journal.record(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was released{words}"))
 
     def _refuse_when_hung(self) -> None:
         for worker in self._context.gpu_workers.values():

@@ -170,7 +170,7 @@ class _NodeGauges(Collector):
             node.sockets_missing,
         )
         yield GaugeMetricFamily(
-            "mig_agent_paused", "1 while nothing is granted and the driver is let go.", 1 if node.paused else 0
+            "mig_agent_paused", "1 while nothing is granted and the driver is released.", 1 if node.paused else 0
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))
         yield GaugeMetricFamily(

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 @verb()
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
 def pause(common: Common, *, reason: str) -> int:
-    """Grant nothing more and let go of the driver, so that it can be replaced. For administrators.
+    """Grant nothing more and release the driver, so that it can be replaced. For administrators.
 
     Leases stay, what waits stays in the queue, and so does the pause over a restart of the agent.
     """
     output, words = common.wants(), parse_reason(reason)
     with common.client() as client:
         after = client.pause(words)
-    return _show(after, output, "paused, and the driver is let go" if after.driver_released else "paused")
+    return _show(after, output, "paused, and the driver is released" if after.driver_released else "paused")
 
 
 @verb()
