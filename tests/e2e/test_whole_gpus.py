@@ -39,8 +39,8 @@ def test_a_gpu_without_mig_mode_is_given_whole(without_mig: Space) -> None:
     space = without_mig
     space.until_allocatable(WHOLE, 1)
     space.until_allocatable(f"{PROFILE}1g.10gb", 7)
-    assert space.allocatable(f"{PROFILE}1g.6gb") == 0, "the profiles of the A30 are not there"
-    assert space.allocatable(f"{MEMORY}20g") == 4, "amounts of memory are the H100's: nobody gets a whole GPU for 20g"
+    space.until_allocatable(f"{PROFILE}1g.6gb", 0)  # the A30's profiles
+    space.until_allocatable(f"{MEMORY}20g", 4)  # amounts of memory are the H100's: none of them gets a whole GPU
     (gpu,) = [each for each in space.status().gpus if each.state == "whole"]
 
     (device,) = space.running("a", ONE)
