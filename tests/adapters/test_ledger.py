@@ -559,6 +559,15 @@ def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) ->
     assert (tmp_path / LEDGER_FILE).read_bytes() == before
 
 
+def test_a_ledger_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    """Set aside as damaged it would cost all its leases."""
+    Ledger.open(tmp_path / LEDGER_FILE, patches=(replace(PATCHES[0], number=1, least_reader=1),)).close()
+    before = (tmp_path / LEDGER_FILE).read_bytes()
+    with pytest.raises(LedgerError, match="a development version wrote it"):
+        Ledger.open(tmp_path / LEDGER_FILE)
+    assert (tmp_path / LEDGER_FILE).read_bytes() == before
+
+
 def test_a_patch_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
     Ledger.open(tmp_path / LEDGER_FILE).close()
     broken = Patch(number=NEXT, least_reader=NEXT, statements=("CREATE TABLE extra (a)", "NOT SQL"))
@@ -573,7 +582,7 @@ def test_a_patch_that_fails_leaves_the_ledger_as_it_was(tmp_path: Path) -> None:
 
 
 def test_patches_are_numbered_one_after_the_other() -> None:
-    assert [patch.number for patch in PATCHES] == list(range(1, len(PATCHES) + 1))
+    assert [patch.number for patch in PATCHES] == list(range(2, len(PATCHES) + 2))
     assert all(patch.least_reader <= patch.number for patch in PATCHES)
 
 

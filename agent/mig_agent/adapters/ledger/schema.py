@@ -34,10 +34,11 @@ class Patch:
     statements: tuple[str, ...]
 
 
+# Number 1 was the schema of development versions, without owners of leases and kinds of devices.
 PATCHES = (
     Patch(
-        number=1,
-        least_reader=1,
+        number=2,
+        least_reader=2,
         statements=(
             # Of the ledger itself, in one row; see `ledger.digest`.
             """CREATE TABLE head (
@@ -117,7 +118,14 @@ def check_version(connection: sqlite3.Connection, where: str, patches: tuple[Pat
             f"cannot use the ledger {where}: a newer version of the agent wrote it (schema {version}, which needs a "
             f"version that knows {least_reader}; this one knows {known}); run that version, or restore the file it kept"
         )
-    if not 0 < version < known + _FUTURE_VERSIONS:
+    first = patches[0].number
+    # Both, since only the fact is in the digest: a damaged header must not keep the agent from starting.
+    if 0 < version < first and least_reader < first:
+        raise LedgerError(
+            f"cannot use the ledger {where}: a development version wrote it (schema {version}; this version reads "
+            f"{first} or newer); end its leases with that version, or move the file and those beside it away"
+        )
+    if not first <= version < known + _FUTURE_VERSIONS:
         raise DamagedError("its header is not as it was written")
 
 
