@@ -211,7 +211,7 @@ def test_no_token_is_ever_logged(folder: Path) -> None:
 def test_metrics_can_be_scraped(folder: Path) -> None:
     with Agent(folder, flags=["--metrics", "127.0.0.1:0"]) as agent:
         lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")
-        serving = next(line for line in map(json.loads, agent.log().splitlines()) if line["event"] == "serving")
+        serving = agent.serving()
         assert serving["metrics"].startswith("http://127.0.0.1:")
         with urllib.request.urlopen(serving["metrics"], timeout=GENEROUS_SECONDS) as answer:  # noqa: S310 -- our own
             text = answer.read().decode()

@@ -33,8 +33,7 @@ def agent(folder: Path, authority: Authority, server: Pem) -> Iterator[Agent]:
 
 
 def tcp_address(agent: Agent) -> str:
-    serving = next(line for line in map(json.loads, agent.log().splitlines()) if line["event"] == "serving")
-    return str(serving["listen"][1])
+    return str(agent.serving()["listen"][1])
 
 
 def status_over_tcp(agent: Agent, credentials: grpc.ChannelCredentials | None) -> pb.StatusResponse:

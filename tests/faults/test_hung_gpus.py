@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import urllib.request
@@ -61,9 +60,7 @@ def simulate(agent: Agent, *arguments: str) -> None:
 
 
 def metrics(agent: Agent) -> str:
-    lines = [json.loads(line) for line in agent.log().splitlines()]
-    where = next(line["metrics"] for line in lines if line["event"] == "serving")
-    with urllib.request.urlopen(where, timeout=GENEROUS_SECONDS) as answer:  # noqa: S310 -- our own
+    with urllib.request.urlopen(agent.serving()["metrics"], timeout=GENEROUS_SECONDS) as answer:  # noqa: S310 -- our own
         return str(answer.read().decode())
 
 

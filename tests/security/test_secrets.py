@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import urllib.request
@@ -32,8 +31,7 @@ def agent(folder: Path) -> Iterator[Agent]:
 
 
 def metrics_of(agent: Agent) -> str:
-    line = next(each for each in map(json.loads, agent.log().splitlines()) if each["event"] == "serving")
-    address = re.search(r"127\.0\.0\.1:[0-9]+", str(line["metrics"]))
+    address = re.search(r"127\.0\.0\.1:[0-9]+", str(agent.serving()["metrics"]))
     assert address is not None
     with urllib.request.urlopen(f"http://{address[0]}/metrics", timeout=GENEROUS_SECONDS) as answer:
         return str(answer.read().decode())

@@ -161,6 +161,16 @@ class Agent:
         """All that it has logged so far."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
+    def serving(self) -> dict[str, Any]:
+        """The first line of the log that says where it serves; it may come a moment after the first answer."""
+
+        def line() -> dict[str, Any] | None:
+            whole = (each for each in self.log().splitlines(keepends=True) if each.endswith("\n"))
+            return next((each for each in map(json.loads, whole) if each["event"] == "serving"), None)
+
+        found: dict[str, Any] = eventually(line, "the agent serves")
+        return found
+
     # What is around it
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 import warnings
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import grpc
 
-from support.agent import GENEROUS_SECONDS, Agent, eventually
+from support.agent import GENEROUS_SECONDS, Agent
 from support.certificates import Authority, Pem
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -29,11 +28,7 @@ def serving(
 
 def port_of(agent: Agent) -> int:
     """The TCP port that the kernel chose."""
-    line = eventually(
-        lambda: next((each for each in map(json.loads, agent.log().splitlines()) if each["event"] == "serving"), None),
-        "the agent serves",
-    )
-    return int(line["listen"][1].rpartition(":")[2])
+    return int(agent.serving()["listen"][1].rpartition(":")[2])
 
 
 def channel_to(agent: Agent, authority: Authority, client: Pem) -> grpc.Channel:
