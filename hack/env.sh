@@ -12,6 +12,11 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
   exit 1
 fi
 
+if [ -L .venv ]; then
+  echo "cannot set up the environment: .venv is a link, and what it leads to may be another checkout's; remove it" >&2
+  exit 1
+fi
+
 # A .venv that was moved here or lost its interpreter is made again rather than mended.
 if ! .venv/bin/python -c '' 2>/dev/null || [ "$(cat .venv/.made-in 2>/dev/null)" != "$PWD" ]; then
   echo "setting up .venv (once) ..." >&2
