@@ -180,7 +180,7 @@ class Admin:
                 raise refuse(
                     Reason.INVALID_REQUEST,
                     f"cannot adopt {uuid}: no foreign instance has this UUID",
-                    "see `migctl status`",
+                    "`migctl status -o json` shows the UUIDs",
                 )
         adopted: list[Instance] = []
         try:
