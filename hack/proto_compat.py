@@ -36,7 +36,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Difference:
-    """What the current API lacks of the accepted one, and what is new."""
+    """Return what the current API lacks of the accepted one, and what is new."""
 
     gone: tuple[str, ...]
     new: tuple[str, ...]

@@ -40,7 +40,7 @@ _QUICKER = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """How quickly pods are placed with one method."""
+    """Measurements of how quickly pods are placed with one method."""
 
     how: str
     at_once: int

@@ -1,4 +1,4 @@
-"""What a soak mixes into its pairs: cancelled calls, short waits, and invalid input on every layer."""
+"""The trouble that a soak mixes into its pairs: cancelled calls, short waits, and invalid input on every layer."""
 
 from __future__ import annotations
 

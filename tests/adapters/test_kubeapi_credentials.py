@@ -1,4 +1,4 @@
-"""How the agent gets in to the API server as a pod: by the service account's files, which the kubelet renews."""
+"""Credentials of the agent as a pod: the service account's files, which the kubelet renews."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_another_authority_is_not_trusted(server: WebServer, account: Path
 
 @pytest.mark.usefixtures("server")
 def test_in_a_pod_the_library_is_not_imported(account: Path) -> None:
-    """It costs every agent of a cluster memory and time."""
+    """The import costs every agent of a cluster memory and time."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(account)], check=False, capture_output=True, text=True, timeout=120
     )

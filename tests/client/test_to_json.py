@@ -237,5 +237,5 @@ def test_answers_that_are_put_together() -> None:
 
 
 def assert_golden(name: str, found: Json) -> None:
-    """As text, since programs may rely on the order of keys."""
+    """The comparison is by text, since programs may rely on the order of keys."""
     assert json.dumps(found) == json.dumps(GOLDEN[name])

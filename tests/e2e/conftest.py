@@ -37,7 +37,7 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist tells no types
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
-    """For `--dist loadscope`."""
+    """Return the scheduler for `--dist loadscope`; None for any other."""
     if config.getvalue("dist") != "loadscope":
         return None
     config.option.loadscopereorder = False

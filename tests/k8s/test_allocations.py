@@ -1,4 +1,4 @@
-"""Whose devices they are, from the kubelet's list and its checkpoint."""
+"""The owners of devices, by the kubelet's list and its checkpoint."""
 
 from __future__ import annotations
 

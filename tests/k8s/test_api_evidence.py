@@ -1,4 +1,4 @@
-"""What becomes of a pod's lease by what the API server says: the pure part, to the end."""
+"""The end of a pod's lease by the API server's answers: all cases of the pure part."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MEMORY = "mig-agent.io/memory-10g"
 
 
 def pod(name: str = "train", uid: str | None = None) -> Pod:
-    """As `Words.put` makes them."""
+    """Return a pod as `Words.put` makes them."""
     return Pod(namespace="team-a", name=name, uid=f"uid-{name}" if uid is None else uid)
 
 
@@ -355,7 +355,7 @@ async def test_lost_instance_is_replaced(tmp_path: Path) -> None:
 
 
 async def test_what_is_on_a_gpu_that_is_silent_since_the_start_ends_for_that_reason(tmp_path: Path) -> None:
-    """It would fit. Its pod is not kept waiting for a GPU that may never answer again."""
+    """The request would fit. Its pod is not kept waiting for a GPU that may never answer again."""
     async with plugged(tmp_path, "h100-80gb:2") as at:
         granted = await promise(at, gpus=("1",))
         other = await promise(at, gpus=("1",), of=pod("other"))

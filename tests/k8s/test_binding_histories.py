@@ -77,7 +77,7 @@ class Each:
 
 @dataclass
 class History:
-    """What the test itself knows must be so."""
+    """The model: what the test itself knows must be so."""
 
     at: Plugged
     pods: dict[str, Each] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class History:
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def step(self, name: str, number: int, other: int) -> bool:
-        """Whether the agent is to be killed after it."""
+        """Return whether the agent is to be killed after the step."""
         if name == "kill":
             return True
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)
@@ -213,7 +213,7 @@ class History:
             assert devices_of(self.at.node.leases[lease])
 
     def due(self, each: Each) -> dict[LeaseId, Lease]:
-        """What was taken for the pod, and fits its devices."""
+        """Return the leases that were reserved for the pod and fit its devices."""
         view = self.at.node.manager.snapshot.view
         standing = {one for lease in view.leases.values() for one in devices_of(lease)}
         missing = [one for one in each.devices if one not in standing]

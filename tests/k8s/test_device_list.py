@@ -1,4 +1,4 @@
-"""How long the list is that the kubelet sees: never shorter than what somebody may still believe."""
+"""The length of the list that the kubelet sees: never shorter than what somebody may still believe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a pod is gone: the kubelet's silence, and its ignorance after a start, prove nothing."""
+"""Evidence that a pod has ended: the kubelet's silence, and its ignorance after a start, prove nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_pod_that_is_no_longer_listed_is_gone() -> None:
 
 
 def test_a_kubelet_that_has_just_started_proves_nothing() -> None:
-    """It answers before it has heard of its pods again, and their containers run on meanwhile."""
+    """The kubelet answers before it has heard of its pods again, and their containers run on meanwhile."""
     empty = listing(kubelet=SECOND)
     assert fate(empty, after(THERE)) is PodLiveness.UNSURE
     assert fate(empty, after(THERE, empty)) is PodLiveness.UNSURE
@@ -78,7 +78,7 @@ def test_list_of_an_unknown_kubelet_proves_nothing() -> None:
 
 
 def test_a_pod_that_this_agent_never_saw_is_not_gone_by_the_list_alone() -> None:
-    """It ended while the agent was down, or the kubelet does not know it yet."""
+    """The pod ended while the agent was down, or the kubelet does not know it yet."""
     assert fate(ABSENT, Seen()) is PodLiveness.UNSURE
     assert fate(ABSENT, after(ABSENT)) is PodLiveness.UNSURE
 

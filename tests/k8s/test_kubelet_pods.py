@@ -99,7 +99,7 @@ async def test_a_pod_of_the_same_name_with_other_devices_does_not_keep_the_forme
 
 
 async def test_pods_of_one_name_are_judged_each_by_its_own_devices(tmp_path: Path) -> None:
-    """Also where no UID tells them apart."""
+    """The same holds where no UID tells them apart."""
     async with plugged(tmp_path) as at:
         for number in (0, 1):
             if number:

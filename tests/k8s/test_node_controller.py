@@ -1,4 +1,4 @@
-"""What a node shows of its GPUs: the condition, the feature labels, and that what others wrote stays."""
+"""The state of GPUs that a node shows: the condition, the feature labels, and that what others wrote stays."""
 
 from __future__ import annotations
 

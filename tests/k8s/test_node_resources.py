@@ -106,7 +106,7 @@ class World:
         await self.node.until(lambda: all(self.server.number(names[key]) == number for key, number in numbers.items()))
 
     def register(self, **devices: list[str]) -> None:
-        """What the kubelet has in its checkpoint of device plugins."""
+        """Set what the kubelet has in its checkpoint of device plugins."""
         self.paths.plugins.mkdir(parents=True, exist_ok=True)
         names = {"one": ONE, "two": TWO}
         content = {"Data": {"RegisteredDevices": {names[key]: ids for key, ids in devices.items()}}}
@@ -135,7 +135,7 @@ async def world(
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds elsewhere."""
+    """Shorten the waits that take seconds elsewhere."""
     for name, value in {"PAUSE_SECONDS": (0.001, 0.01), "RETRY_SECONDS": (0.01, 0.01), "POLL_SECONDS": 0.05}.items():
         monkeypatch.setattr(controller, name, value)
 

@@ -1,4 +1,4 @@
-"""Whose the numbers in the node's status are, and how they get to what they should be: the pure part, to the end."""
+"""The owners of the numbers in the node's status, and how these are corrected: all cases of the pure part."""
 
 from __future__ import annotations
 

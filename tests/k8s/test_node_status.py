@@ -1,4 +1,4 @@
-"""What is written to the node object: a fall at once, a rise when the kubelet has taken it."""
+"""Writes to the node object: a fall at once, a rise when the kubelet has taken it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the agent may serve its node, by the node's labels."""
+"""The labels of a node that pause its agent."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Running:
         await asyncio.sleep(0)
 
     async def numbers(self, *resources: str) -> list[int]:
-        """How many there are or can be of each."""
+        """Return how many there are or can be of each."""
         await self.settled()
         return [self.served(each).target for each in resources]
 
@@ -142,7 +142,7 @@ async def test_reservation_is_counted_under_the_resource_that_the_pod_requests()
 
 
 async def test_reservation_is_counted_once_while_it_is_bound() -> None:
-    """From the moment it is made until the pod has it, the numbers stay what they were."""
+    """The instance is counted from its creation until the pod has it: the numbers stay what they were."""
     async with running() as at:
         at.plugin.asked = lambda _: {SMALL: 1}
         seen: set[tuple[int, int]] = set()

@@ -51,7 +51,7 @@ class Served:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """With a path that is short enough for sockets."""
+    """A folder with a path that is short enough for sockets."""
     with tempfile.TemporaryDirectory() as name:
         yield Path(name)
 
@@ -130,7 +130,7 @@ async def test_refusal_has_message_and_hint(served: Served) -> None:
 
 
 async def test_a_socket_that_was_removed_is_noticed(served: Served) -> None:
-    """As a kubelet that starts does with all of them."""
+    """A kubelet that starts removes the sockets of all plugins."""
     assert served.socket.is_there
     path = served.paths.plugins / served.socket.name
     path.unlink()

@@ -67,7 +67,7 @@ class Server:
         self.pods["a", name] = replace(self.pods["a", name], node=node)
 
     def show(self) -> None:
-        """What is bound to the node, to whom watches."""
+        """Show the pods that are bound to the node to whoever watches."""
         for watch in self.watches:
             watch.change({name: facts for name, facts in self.pods.items() if facts.node == NODE})
 
@@ -96,7 +96,7 @@ class World:
         await self.node.until(lambda: self.lease(lease).owner.is_bound)
 
     async def ended(self, lease: Lease) -> str:
-        """Why it ended."""
+        """Return why the lease ended."""
         await self.node.until(lambda: lease.id not in self.node.leases)
         return next(each.message for each in self.node.told(EventKind.LEASE_ENDED) if each.lease == lease.id)
 
@@ -135,7 +135,7 @@ async def world(
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes seconds elsewhere."""
+    """Shorten the waits that take seconds elsewhere."""
     for name, value in {
         "SETTLE_SECONDS": 0.001,
         "REST_SECONDS": 0.01,

@@ -22,7 +22,7 @@ from support.plugged import LARGE, MIDDLE, SMALL, Plugged, devices, plugged
 
 
 def variables(at: Plugged, name: str) -> dict[str, str]:
-    """Of a CDI file."""
+    """Return the variables of a CDI file."""
     content = json.loads((at.folder.folder / f"mig-agent.io-mig_{name}.json").read_text())
     (device,) = content["devices"]
     assert device["name"] == name
@@ -261,7 +261,7 @@ async def test_start_of_a_pod_being_deleted_is_cancelled(tmp_path: Path, monkeyp
 
 
 async def test_an_id_that_the_kubelet_gave_to_two_pods_takes_nothing_from_the_first(tmp_path: Path) -> None:
-    """It forgets ids whose Allocate is under way when a pod ends meanwhile (seen with 1.36.3)."""
+    """The kubelet forgets ids whose Allocate is under way when a pod ends meanwhile (seen with 1.36.3)."""
     async with plugged(tmp_path, "h100-80gb:2") as at:
         (one,) = devices(0, resource=LARGE)
         await at.admit("first", one)
@@ -334,7 +334,7 @@ async def test_recovered_device_belongs_to_its_pod_again(tmp_path: Path) -> None
 
 
 async def test_devices_of_another_plugin_with_the_same_name_are_ignored(tmp_path: Path) -> None:
-    """As after a plugin that served the name before: its pods still run."""
+    """The scene after another plugin served the name: its pods still run."""
     theirs = KubeletDevice(resource=SMALL, id="GPU-a")
     async with plugged(tmp_path) as at:
         at.words.put("theirs", theirs)

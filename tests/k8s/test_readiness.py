@@ -1,4 +1,4 @@
-"""When the agent's pod is ready: the kubelet knows all that it is offered, and has not lost it again."""
+"""Readiness of the agent's pod: the kubelet knows all that it is offered, and has not lost it again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.registered import Decided
 
 @dataclass
 class Kubelet:
-    """What it has taken by now."""
+    """A kubelet that shows what it has taken by now."""
 
     has: dict[str, int] = field(default_factory=dict)
     asked: int = 0
@@ -115,7 +115,7 @@ async def test_readiness_ignores_resources_of_other_plugins(story: Story) -> Non
 
 
 async def test_readiness_is_immediate_without_resources(story: Story) -> None:
-    """As while it is paused from the start, or there is no GPU in MIG mode."""
+    """The agent offers nothing while it is paused from the start, or there is no GPU in MIG mode."""
     story.registering.offers.clear()
     assert await story.look()
     assert story.kubelet.asked == 0

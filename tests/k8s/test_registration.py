@@ -24,7 +24,7 @@ NAMES = ("nvidia.com/mig-1g.10gb", "nvidia.com/mig-7g.80gb")
 
 @dataclass
 class Kubelet:
-    """What it says when it is asked, and what was asked of it."""
+    """A kubelet that answers as it is told, and records what it was asked."""
 
     paths: KubeletPaths
     others: tuple[KubeletDevice, ...] = ()
@@ -43,7 +43,7 @@ class Kubelet:
         self.asked.append(resource)
 
     def starts(self) -> None:
-        """As a kubelet does: it empties the folder and makes its socket anew."""
+        """Restart as a kubelet does: it empties the folder and makes its socket anew."""
         for path in self.paths.plugins.iterdir():
             path.unlink()
         self.paths.registration.touch()
@@ -61,7 +61,7 @@ class Story:
         return self.registering.offers[name]
 
     async def look(self) -> list[str]:
-        """What the kubelet is asked in one look."""
+        """Poll once; return what the kubelet was asked."""
         self.kubelet.asked.clear()
         await self.registering.check()
         return list(self.kubelet.asked)
@@ -110,7 +110,7 @@ async def test_restarted_kubelet_gets_the_registrations_at_once(story: Story) ->
 
 
 async def test_kubelet_that_has_just_ended_is_polled_more_often(story: Story) -> None:
-    """It admits pods that wait anew as soon as it is back."""
+    """The kubelet admits pods that wait again as soon as it is back."""
     clock = asyncio.get_running_loop().time() + 1000.0
     assert story.registering.pause(clock) == module.POLL_SECONDS, "there has been none"
     story.kubelet.starts()

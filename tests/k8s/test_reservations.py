@@ -1,4 +1,4 @@
-"""What is kept for pods on their way is counted once, for what the pod asks for, and is never given twice."""
+"""Reserved devices are counted once, for what their pod asks for, and are never given twice."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_groups_match_whole_in_order_and_as_many_as_possible(view: NodeView, siz
 
 
 def _possible(slots: Sequence[Slot], wants: Sequence[Want], layouts: Mapping[GpuUuid, Layout]) -> bool:
-    """By trying all."""
+    """Return whether a match exists, by trying all."""
     return any(
         all(serves(slot.profile, want, layouts[slot.gpu]) for slot, want in zip(slots, order, strict=True))
         for order in permutations(wants, len(slots))

@@ -58,7 +58,7 @@ def node(**labels: str) -> dict[str, Any]:
 
 
 def by_path(**answers: object) -> Callable[[Asked], Says]:
-    """What is said to requests whose path has this in it; `Says` as it is, anything else as JSON."""
+    """Answer requests by a text in their path; `Says` as it is, anything else as JSON."""
 
     def answer(asked: Asked) -> Says:
         for part, said in answers.items():

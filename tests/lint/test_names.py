@@ -48,7 +48,7 @@ def names_in_strings(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def is_there(name: str) -> bool:
-    """Whether a module, or an attribute below one, has this name."""
+    """Return whether a module, or an attribute below one, has this name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -65,7 +65,7 @@ def is_there(name: str) -> bool:
 
 
 def test_names_in_strings_are_there() -> None:
-    """Such as what a test replaces, and what `python -m` runs: no other tool follows a move of these."""
+    """The names are of what a test replaces, and of what `python -m` runs: no other tool follows a move of these."""
     found = [each for folder in ("agent", "tests", "hack") for each in names_in_strings(ROOT / folder)]
     assert len(found) > 40
     known = {name: is_there(name) for name in {name for name, _ in found}}

@@ -21,10 +21,11 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, Holder, Instance, InstanceState, Lease, LeaseId, Request, RequestId, Want
 from mig_agent.core.owner import Pod, PodOwner, ProcessOwner
 from mig_agent.core.requests import memory_want, profile_want
+from mig_agent.engine import startup
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import EngineSettings
 from mig_agent.engine.discovery import LockGpu
-from mig_agent.engine.manager import Manager, start_manager
+from mig_agent.engine.manager import Manager, manager_over
 from mig_agent.engine.results import Granted
 from mig_agent.simulator import STATE_FILE, Simulator, open_library
 from support.clock import VirtualClock
@@ -212,15 +213,17 @@ async def start(
     driver = (Driver.open if opened else Driver.closed)(open_library(simulator.state_file))
     ledger = Ledger.open(folder / LEDGER_FILE)
     chosen = settings(**changes)
-    manager = await start_manager(
-        driver=driver,
-        ledger=ledger,
-        host=host,
-        catalog=catalog,
-        clock=clock,
-        settings=chosen,
-        claim=claim,
-        paused=paused,
+    manager = manager_over(
+        await startup.start(
+            driver=driver,
+            ledger=ledger,
+            host=host,
+            catalog=catalog,
+            clock=clock,
+            settings=chosen,
+            claim=claim,
+            paused=paused,
+        )
     )
     node = Node(
         manager=manager,

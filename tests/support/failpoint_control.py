@@ -16,7 +16,7 @@ from support.agent import Agent
 
 
 class Control:
-    """What the listener in the agent's process is told, and what it tells; two small files."""
+    """The orders to the listener in the agent's process, and its reports: two small files."""
 
     def __init__(self, folder: Path) -> None:
         self._orders = folder / "crash.json"

@@ -141,7 +141,7 @@ def run(
 
 
 def _inherited() -> tuple[object, ...]:
-    """What a child has from the thread that starts it, and tests change."""
+    """Return what a child inherits from the thread that starts it, and tests change."""
     with open("/proc/thread-self/status", encoding="ascii") as status:  # noqa: PTH123 -- shorter than two lines
         umask = next(line for line in status if line.startswith("Umask"))
     return os.getresuid(), os.getresgid(), umask

@@ -58,7 +58,7 @@ class Edits:
 
 
 class _FailedError(Exception):
-    """No edits could be made; the text says why."""
+    """Raised where no edits could be made; the text says why."""
 
 
 class NotNowError(Exception):

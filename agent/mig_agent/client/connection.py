@@ -27,7 +27,7 @@ _PASSING = frozenset({"shutting-down", "cancelled"})
 
 
 class BaseConnection:
-    """What blocking and asyncio connections share: the address, and which calls to repeat."""
+    """The part that blocking and asyncio connections share: the address, and which calls to repeat."""
 
     def __init__(self, address: Address, tls: Tls | None, *, patience: float) -> None:
         self.address = address

@@ -27,22 +27,22 @@ class ClientError(MigAgentError):
 
     @property
     def blockers(self) -> tuple[Blocker, ...]:
-        """What is in the way, if known."""
+        """The obstacles, if known."""
         return ()
 
     @property
     def explanation(self) -> tuple[str, ...]:
-        """What was considered and what blocks each GPU, in lines for people, if known."""
+        """The plans considered and what blocks each GPU, in lines for people, if known."""
         return ()
 
     @property
     def revision(self) -> int | None:
-        """With `revision-changed`: the node's present revision."""
+        """The node's present revision, with `revision-changed`."""
         return None
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """With `revision-changed`: changes that matter to plans, as kinds of events such as `lease-granted`.
+        """The changes that matter to plans, with `revision-changed`: as kinds of events such as `lease-granted`.
 
         Empty: none of them. `unknown`: more has happened than the agent remembers.
         """
@@ -50,7 +50,7 @@ class ClientError(MigAgentError):
 
 
 class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoAgent`
-    """No agent answered: none listens, the socket may not be opened, or the connection broke and stayed broken."""
+    """Raised when no agent answered: none listens, the socket may not be opened, or the connection broke for good."""
 
     @property
     def reason(self) -> str:
@@ -98,7 +98,7 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
 
     @property
     def blockers(self) -> tuple[Blocker, ...]:
-        """What is in the way, and who holds it."""
+        """The obstacles, and who holds them."""
         return self._blockers
 
     @property
@@ -108,10 +108,10 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
 
     @property
     def revision(self) -> int | None:
-        """With `revision-changed`: the node's present revision."""
+        """The node's present revision, with `revision-changed`."""
         return self._revision
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """With `revision-changed`: changes that matter to plans, as kinds of events."""
+        """The changes that matter to plans, with `revision-changed`: as kinds of events."""
         return self._changed

@@ -256,7 +256,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDevice:
-    """How one device of a request would be served; `uuid` only if an idle instance is reused."""
+    """A dry run of one device of a request; `uuid` only if an idle instance is reused."""
 
     gpu: str
     gpu_index: int

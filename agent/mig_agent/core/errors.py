@@ -10,7 +10,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a request is refused. The values are on the wire and in metrics; never rename one."""
+    """The reasons for which a request is refused. The values are on the wire and in metrics; never rename one."""
 
     # The request itself cannot be meant.
     INVALID_REQUEST = "invalid-request"
@@ -132,7 +132,7 @@ class ConfigError(UsageError):
 
 
 class DriverErrorKind(StrEnum):
-    """What an NVML error means to the agent."""
+    """The meanings that an NVML error can have for the agent."""
 
     NOT_SUPPORTED = "not-supported"
     NO_PERMISSION = "no-permission"

@@ -89,7 +89,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """What an instance takes of a GPU besides memory: counts, summed over all instances against the GPU's totals."""
+    """The engines of an instance or a GPU: counts, summed over all instances against the GPU's totals."""
 
     multiprocessors: int = 0
     copy: int = 0
@@ -195,7 +195,7 @@ class Slot:
 
 
 class InstanceState(StrEnum):
-    """What an instance is doing, as every client sees it."""
+    """The states of an instance, as every client sees them."""
 
     LEASED = "leased"
     IDLE = "idle"
@@ -278,7 +278,7 @@ class Lease:
 
 
 class GpuState(StrEnum):
-    """How the agent uses a GPU."""
+    """The ways in which the agent uses a GPU."""
 
     READY = "ready"
     """In MIG mode, partitioned on request."""

@@ -1,4 +1,4 @@
-"""What the driver reports of a GPU at one reading: the input of recovery, made by the NVML adapter."""
+"""The driver's report on a GPU at one reading: the input of recovery, made by the NVML adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many of each extended resource a pod asks for, as Kubernetes' scheduler counts it, and the devices they mean.
+"""The extended resources that a pod asks for, counted as Kubernetes' scheduler does, and the devices they mean.
 
 The counting is that of `k8s.io/component-helpers/resource` (`PodRequests`): containers and sidecars run side by side;
 an init container runs beside the sidecars that were started before it and nothing else; the larger of both counts, and

@@ -39,7 +39,7 @@ class SliceMapGpu:
 
 @dataclass(frozen=True, slots=True)
 class StateStyle:
-    """How a state looks: a fill that distinguishes it without colour, and a colour."""
+    """The look of a state: a fill that distinguishes it without colour, and a colour."""
 
     fill: str
     ascii_fill: str

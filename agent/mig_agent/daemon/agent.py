@@ -29,8 +29,9 @@ from mig_agent.daemon.metrics import serve_metrics
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.daemon.socket_watch import watch_sockets
+from mig_agent.engine import startup
 from mig_agent.engine.context import EngineSettings
-from mig_agent.engine.manager import Manager, start_manager
+from mig_agent.engine.manager import Manager, manager_over
 from mig_agent.frontends.grpc.handlers import method_handlers
 from mig_agent.frontends.grpc.servicer import Held, PartitionManagerServicer
 from mig_agent.frontends.metrics import Metrics
@@ -136,16 +137,18 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     claimed = set(there.values())
     clock = SystemClock()
     began = clock.now()
-    manager = await start_manager(
-        driver=hardware.driver,
-        ledger=ledger,
-        host=hardware.host,
-        catalog=catalog_files.load(settings.profiles_dir),
-        clock=clock,
-        settings=_engine_settings(settings, None if starts_paused else there),
-        telemetry=metrics,
-        claim=claim,
-        paused=paused,
+    manager = manager_over(
+        await startup.start(
+            driver=hardware.driver,
+            ledger=ledger,
+            host=hardware.host,
+            catalog=catalog_files.load(settings.profiles_dir),
+            clock=clock,
+            settings=_engine_settings(settings, None if starts_paused else there),
+            telemetry=metrics,
+            claim=claim,
+            paused=paused,
+        )
     )
     metrics.watch(lambda: manager.published)
     event_log = EventLog()

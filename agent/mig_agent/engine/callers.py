@@ -11,7 +11,7 @@ from mig_agent.core.model import CallerId, Holder, Lease, LeaseId
 
 
 class Role(StrEnum):
-    """What a caller may do; each role may also do what those before it may. The values are in logs and events."""
+    """The roles of callers; each role may also do what those before it may. The values are in logs and events."""
 
     USER = "user"
     """Requests leases for itself, and changes those that it holds or has the token of."""
@@ -46,7 +46,7 @@ class Caller:
 
     @property
     def acts_for_others(self) -> bool:
-        """Whether the tenant and name in its requests are taken as given, since it requests leases for others."""
+        """True if the tenant and name in its requests are taken as given, since it requests leases for others."""
         return self.admin or self.scheduler
 
     @property

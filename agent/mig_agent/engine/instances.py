@@ -207,7 +207,7 @@ class StepFailedError(MigAgentError):
 
     @property
     def counts(self) -> bool:
-        """Whether it counts as a failure of the hardware, of which a request may meet only a few."""
+        """True if it counts as a failure of the hardware, of which a request may meet only a few."""
         return self.error.kind is not DriverErrorKind.IN_USE
 
 

@@ -105,7 +105,7 @@ class StreamEnd(Enum):
 
 
 class EndReason(StrEnum):
-    """Why this agent ended a lease. The values are in the ledger; never rename one.
+    """The reasons for which this agent ends a lease. The values are in the ledger; never rename one.
 
     Recovery (`core.recovery`) has reasons of its own: `reboot`, `gpu-reset`, `instance-lost`.
     """

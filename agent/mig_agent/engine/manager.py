@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.device_backends import DeviceAccess
-from mig_agent.adapters.host import Host
-from mig_agent.adapters.ledger.store import Ledger
-from mig_agent.adapters.nvml import Driver
-from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
@@ -23,14 +18,12 @@ from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.context import EngineSettings, Telemetry
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
-from mig_agent.engine.discovery import LockGpu
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
-from mig_agent.engine.startup import Parts, start
+from mig_agent.engine.startup import Parts
 from mig_agent.engine.thread_check import LoopBound
 
 CLOSING_SECONDS = 5.0
@@ -444,37 +437,6 @@ class CheckedManager(LoopBound, Manager):
     ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "published", "_published"})
 
 
-async def start_manager(
-    *,
-    driver: Driver,
-    ledger: Ledger,
-    host: Host,
-    catalog: Catalog,
-    clock: Clock,
-    settings: EngineSettings,
-    telemetry: Telemetry | None = None,
-    claim: LockGpu = lambda _index, _uuid: None,
-    paused: Iterable[str] = (),
-) -> Manager:
-    """Start an engine: wait until it has recovered, and return its manager, ready to serve.
-
-    `claim` is called with the index and UUID of each GPU before it is managed; `paused` are reasons, as texts, for
-    which the agent starts paused.
-
-    Raises DriverError where the driver does not answer, LedgerError where the ledger cannot be written, ConfigError
-    where the settings name GPUs that are not there or the tokens' key cannot be used.
-    """
-    kind = CheckedManager if settings.check_threads else Manager
-    return kind(
-        await start(
-            driver=driver,
-            ledger=ledger,
-            host=host,
-            catalog=catalog,
-            clock=clock,
-            settings=settings,
-            telemetry=telemetry,
-            claim=claim,
-            paused=paused,
-        )
-    )
+def manager_over(parts: Parts) -> Manager:
+    """Return the manager of a started engine, a CheckedManager if the settings ask for it."""
+    return (CheckedManager if parts.context.settings.check_threads else Manager)(parts)

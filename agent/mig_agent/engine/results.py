@@ -120,7 +120,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What other threads may read of the node: a finished value, built on the event loop and replaced as a whole."""
+    """The node as other threads may read it: a finished value, built on the event loop and replaced as a whole."""
 
     view: NodeView
     started_at: float

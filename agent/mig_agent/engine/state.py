@@ -56,7 +56,7 @@ class GpuRecord:
 
     @property
     def trouble(self) -> str:
-        """Why the agent itself places nothing on the GPU now; empty when it can. An administrator's cordon is apart."""
+        """The reason why the agent places nothing on the GPU now; empty when it can. Not an administrator's cordon."""
         return self.switching or self.hung or self.unreadable
 
     @property
@@ -70,7 +70,7 @@ class GpuRecord:
 
     @property
     def reason(self) -> str:
-        """Why the GPU is not ready, as a message; empty when it is."""
+        """The reason why the GPU is not ready, as a message; empty when it is."""
         if self.lost or self.trouble:
             return self.lost or self.trouble
         if self.cordon is not None:

@@ -11,7 +11,7 @@ _TAG = 0x4D49 << 48
 
 
 class Kind(IntEnum):
-    """What a handle refers to."""
+    """The object that a handle refers to."""
 
     GPU = 1
     MIG = 2

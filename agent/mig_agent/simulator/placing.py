@@ -1,4 +1,4 @@
-"""Where the driver puts an instance, and which id it gives it. Pure functions."""
+"""The driver's choice of a placement and an id for an instance. Pure functions."""
 
 from __future__ import annotations
 

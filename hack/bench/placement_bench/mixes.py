@@ -1,4 +1,4 @@
-"""What users request: the profiles of the benchmark's GPU model, and how often each is wanted."""
+"""The mixes that users request: the profiles of the benchmark's GPU model, and how often each is wanted."""
 
 from __future__ import annotations
 

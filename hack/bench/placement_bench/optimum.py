@@ -57,7 +57,7 @@ class OneGpu:
 
     @cached_property
     def actions(self) -> list[list[list[tuple[Placement, int]]]]:
-        """By kind and state: the free placements, each with the state that taking it leads to."""
+        """Return by kind and state the free placements, each with the state that taking it leads to."""
         return [
             [
                 [

@@ -1,4 +1,4 @@
-"""How a part is run, and how its work is spread over processes."""
+"""The options with which a part is run, and the spreading of its work over processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far each policy falls short of the exact optimum on one GPU, over many random mixes and loads."""
+"""Measures how far each policy falls short of the exact optimum on one GPU, over many random mixes and loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a part of the benchmark returns: tables, figures, the numbers for programs, and what they must reach."""
+"""The results of a part of the benchmark: tables, figures, the numbers for programs, and what they must reach."""
 
 from __future__ import annotations
 

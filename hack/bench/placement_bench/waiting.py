@@ -17,7 +17,7 @@ from placement_bench.arrivals import Arrivals
 
 @dataclass(frozen=True, slots=True)
 class Discipline:
-    """How the queue is run; limits are in mean service times, which count as seconds here."""
+    """Settings of the queue; limits are in mean service times, which count as seconds here."""
 
     name: str
     strict_fifo: bool = False

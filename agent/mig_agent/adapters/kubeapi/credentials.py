@@ -1,4 +1,4 @@
-"""How to get in to the API server: by the service account of the agent's pod, or by a kubeconfig.
+"""Credentials for the API server: by the service account of the agent's pod, or by a kubeconfig.
 
 Service accounts are read here: `kubernetes` costs a quarter of a second and 20 MiB, which every agent of a cluster
 would pay. That library serves kubeconfigs, which may ask for certificates, proxies and programs. Only this imports it.

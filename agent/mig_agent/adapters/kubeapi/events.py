@@ -44,7 +44,7 @@ class EventSubject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventContent:
-    """What an Event says, without its time and count: the key by which repeats are found."""
+    """The content of an Event without its time and count: the key by which repeats are found."""
 
     about: EventSubject
     reason: str

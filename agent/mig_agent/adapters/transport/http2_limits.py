@@ -54,7 +54,7 @@ class Limits:
 
 
 class Usage:
-    """What all connections of one user have open. Not thread-safe; use from the event loop."""
+    """Counts what all connections of one user have open. Not thread-safe; use from the event loop."""
 
     def __init__(self, limits: Limits, catch_up: Callable[[], None], on_idle: Callable[[], object]) -> None:
         """`catch_up` starts finding out which calls Python has taken; `on_idle` is called when nothing is counted."""

@@ -26,7 +26,7 @@ _STUCK_SECONDS = 120.0
 
 
 class Ending(Enum):
-    """How a connection ended."""
+    """The ways in which a connection can end."""
 
     HUNG_UP = "hung up"
     """Closed by the client, or by the kernel for a process that has ended."""
@@ -35,7 +35,7 @@ class Ending(Enum):
 
 
 class ConnectionEnd:
-    """How a client connection ended (closed by the peer, or lost), for calls that were in progress on it."""
+    """Tells how a client connection ended (closed by the peer, or lost), for calls that were in progress on it."""
 
     __slots__ = ("_changed", "ending")
 

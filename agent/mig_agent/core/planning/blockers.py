@@ -59,7 +59,7 @@ MOST_BLOCKERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """What would have to end on one GPU before a profile fits there, at the placement where that is least."""
+    """The devices that would have to end on one GPU before a profile fits, at the placement with the fewest."""
 
     gpu: Gpu
     profile: Profile

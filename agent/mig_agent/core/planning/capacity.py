@@ -1,4 +1,4 @@
-"""How many more devices of one kind a node can give, exactly: for advertising where only counts can be given.
+"""The exact number of further devices of one kind that a node can give: for advertising where only counts can be given.
 
 Instances that are leased, foreign, blocked, or being created or destroyed occupy capacity; idle ones do not, since a
 plan reuses or destroys them. GPUs share nothing, so their counts add up. On one GPU the windows of one profile are
@@ -46,7 +46,7 @@ def servable(view: NodeView, want: Want) -> int:
 
 
 class RemainingCapacity:
-    """What a node has left after the pending wants, for questions about several kinds of devices."""
+    """Counts what a node has left after the pending wants, for questions about several kinds of devices."""
 
     def __init__(
         self,

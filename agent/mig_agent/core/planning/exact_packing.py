@@ -50,7 +50,7 @@ class ItemClasses:
 
     @property
     def demand(self) -> Counts:
-        """How many devices of each class are wanted."""
+        """The number of devices wanted of each class."""
         return tuple(len(members) for members in self.members)
 
     def _at_least_as_hard(self, hard: int, easy: int) -> bool:

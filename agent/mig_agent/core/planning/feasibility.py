@@ -1,4 +1,4 @@
-"""What would fit if leases ended: whether a request can ever be served, and which GPUs to reserve for one."""
+"""Feasibility if leases ended: whether a request can ever be served, and which GPUs to reserve for one."""
 
 from __future__ import annotations
 

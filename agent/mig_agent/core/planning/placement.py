@@ -1,4 +1,4 @@
-"""Where a profile fits on a GPU, and what each window costs: the tables of the placement policy.
+"""The tables of the placement policy: the windows of each profile on a GPU, and their costs.
 
 The policy is RC, remaining capacity: of all the free windows choose the one that leaves the most windows, weighted by
 their size, for what may come. Positions are memory slices, masks have bit n for slice n. The tables work for an axis of
@@ -45,7 +45,7 @@ class RankedWindow:
 
 
 class Tables:
-    """What can be computed once for all GPUs of one layout. Deterministic; filled as masks are first used."""
+    """Holds what can be computed once for all GPUs of one layout. Deterministic; filled as masks are first used."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

@@ -97,7 +97,7 @@ Outcome = Plan | Refusal
 
 
 class Reuse(StrEnum):
-    """Whose idle instances may serve a request as they are. The values are used in the settings."""
+    """Says by their last tenant which idle instances may be reused as they are. The values are in the settings."""
 
     ANY = "any"
     SAME_TENANT = "same-tenant"

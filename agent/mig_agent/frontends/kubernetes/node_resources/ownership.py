@@ -22,7 +22,7 @@ _NONE: Final = "0"
 
 
 class OwnershipConflict(StrEnum):
-    """Why the agent must not write the number of a resource; the values are for messages."""
+    """The reasons why the agent must not write the number of a resource; the values are for messages."""
 
     PLUGIN = "a device plugin serves that there"
     ENDED = "the kubelet still counts devices of a plugin that has ended, for five minutes"
@@ -42,7 +42,7 @@ class Correction:
 
     @property
     def removes(self) -> bool:
-        """Whether this only removes resources."""
+        """True if this only removes resources."""
         return bool(self.counts) and all(count is None for count in self.counts.values())
 
 

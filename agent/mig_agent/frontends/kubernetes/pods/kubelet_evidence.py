@@ -20,7 +20,7 @@ Name = tuple[str, str]
 
 
 class PodLiveness(Enum):
-    """Whether a pod is still alive, as far as the evidence tells."""
+    """The liveness of a pod, as far as the evidence tells."""
 
     LIVES = auto()
     GONE = auto()
