@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
-from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.errors import DriverError, Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import GpuState, InstanceState
 from mig_agent.simulator import Code
-from support.engine import ADMIN, CREATE, CREATE_COMPUTE, DESTROY, Node, engine
+from support.engine import ADMIN, CREATE, CREATE_COMPUTE, DESTROY, Node, engine, start
 
 FAILURES = [Code.INSUFFICIENT_RESOURCES, Code.IN_USE, Code.UNKNOWN, Code.NO_PERMISSION, Code.INVALID_ARGUMENT]
 
@@ -34,6 +35,16 @@ async def test_a_failed_creation_is_undone_and_tried_elsewhere(tmp_path: Path, c
         (told,) = node.told(EventKind.STEP_FAILED)
         assert told.message.startswith("cannot create ")
         assert told.message.count("cannot create") == 1
+
+
+async def test_a_start_that_fails_writes_nothing_more(tmp_path: Path) -> None:
+    """If its threads went on they could commit while the next start reads the ledger, which would look damaged."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        simulator = node.simulator
+    simulator.fail("nvmlDeviceGetCount", Code.UNKNOWN, times=None)
+    with pytest.raises(DriverError, match="cannot complete nvmlDeviceGetCount"):
+        await start(tmp_path)
+    assert "ledger" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_tries_are_bounded_and_the_answer_says_what_failed(tmp_path: Path) -> None:

@@ -26,8 +26,6 @@ from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published
 from mig_agent.engine.startup import Parts
 from mig_agent.engine.thread_check import LoopBound
 
-CLOSING_SECONDS = 5.0
-"""How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
 MOST_EXPLAINED_LINES = 4096
 """The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""
 
@@ -414,21 +412,12 @@ class Manager:
 
     async def close(self) -> None:
         """Stop the engine: refuse waiting requests and let the steps in progress end; leases stay active."""
-        context, parts = self._context, self._parts
+        context = self._context
         if context.closing:
             return
         context.closing = True
         context.journal.record(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
-        parts.queue.close()
-        parts.lifecycle.close()
-        parts.quarantine.close()
-        await parts.stop_background()
-        await context.tasks.end(CLOSING_SECONDS)
-        for worker in context.gpu_workers.values():
-            worker.close()
-        await context.blocking_calls.run(parts.ledger.close)
-        context.blocking_calls.close()
-        context.events.end()
+        await self._parts.close()
 
 
 class CheckedManager(LoopBound, Manager):

@@ -53,6 +53,8 @@ RESTART_REVISIONS = 1000
 """How many revisions a restart skips, so that none is used twice even if the last ones could not be committed."""
 LEDGER_WATCH_SECONDS = 2.0
 """Time between two checks whether the ledger's files are in place: three calls of stat(2)."""
+CLOSING_SECONDS = 5.0
+"""How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,6 +90,21 @@ class Parts:
                 await task
         self.background.clear()
 
+    async def close(self) -> None:
+        """Refuse waiting requests, let the steps in progress end, and close the ledger. Leases stay active."""
+        context = self.context
+        context.closing = True
+        self.queue.close()
+        self.lifecycle.close()
+        self.quarantine.close()
+        await self.stop_background()
+        await context.tasks.end(CLOSING_SECONDS)
+        for worker in context.gpu_workers.values():
+            worker.close()
+        await context.blocking_calls.run(self.ledger.close)
+        context.blocking_calls.close()
+        context.events.end()
+
 
 async def start(
     *,
@@ -109,8 +126,19 @@ async def start(
     Raises DriverError if the driver does not answer, LedgerError if the ledger cannot be written, and ConfigError if
     the settings name GPUs that do not exist or the tokens' key cannot be used.
     """
-    contents = ledger.contents
     parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
+    try:
+        await _recover(parts, paused)
+    except BaseException:
+        # Its threads would go on, and the ledger's could still commit while the next start reads it.
+        await parts.close()
+        raise
+    return parts
+
+
+async def _recover(parts: Parts, paused: Iterable[str]) -> None:
+    """Take up the ledger's leases, read the GPUs unless the agent starts paused, and start the background tasks."""
+    contents = parts.ledger.contents
     context, state, lifecycle = parts.context, parts.context.state, parts.lifecycle
     for recorded in contents.leases:
         if recorded.ended_at is None:
@@ -120,7 +148,7 @@ async def start(
         await parts.driver_startup.load_last_known()
     else:
         await parts.driver_startup.read_gpus()
-    parts.started_at = clock.now()
+    parts.started_at = context.clock.now()
     lifecycle.remember_unconfirmed(contents.unconfirmed & state.leases.keys())
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
@@ -138,9 +166,8 @@ async def start(
     loop = asyncio.get_running_loop()
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
-    if settings.listen_to_driver and not is_paused:
+    if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()
-    return parts
 
 
 def _construct(  # noqa: PLR0917 -- from `start` alone
