@@ -111,7 +111,19 @@ GPU = types.Gpu(
     instances=(LEASED, FOREIGN),
 )
 WAITING = types.Waiting(
-    request_id="r-1", holder="bob", tenant="b", priority=3, position=1, since=4.0, wants="2 x 1g.10gb"
+    request_id="r-1",
+    holder="bob",
+    tenant="b",
+    priority=3,
+    position=1,
+    since=4.0,
+    wants="2 x 1g.10gb",
+    estimate=types.StartEstimate(earliest=240.0, median=420.5, latest=None, basis="leases", leases=57),
+    blockers=(
+        Blocker(
+            gpu_index=0, what="1g.10gb on slice 4", state="leased", lease="l-1", holder="alice (train)", expires_at=9.0
+        ),
+    ),
 )
 DOUBT = types.LedgerDoubt(since=5.0, why="is damaged", kept_as="/x.damaged-1", restored=False, recoverable=2)
 NODE = types.Status(
@@ -234,6 +246,11 @@ def test_answers_that_are_put_together() -> None:
     assert_golden("failure", to_json.failure(reason="no-capacity", message="cannot", retryable=True, blockers=blockers))
     changed = to_json.failure(reason="revision-changed", message="cannot", explanation=["x"], revision=3, changed=["y"])
     assert_golden("failure by revision", changed)
+    waiting = to_json.failure(reason="no-capacity", message="cannot", estimate=WAITING.estimate)
+    assert isinstance(waiting, dict)
+    error = waiting["error"]
+    assert isinstance(error, dict)
+    assert error["estimate"] == to_json.encode(WAITING.estimate)
 
 
 def assert_golden(name: str, found: Json) -> None:

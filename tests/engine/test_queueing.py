@@ -15,7 +15,7 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
 from mig_agent.engine import queueing
-from mig_agent.engine.results import Granted
+from mig_agent.engine.results import Granted, QueuePlace
 from support.engine import ANYBODY, CREATE, Node, engine
 
 
@@ -174,15 +174,16 @@ async def test_the_position_in_the_queue_is_reported(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb") as node:
         first = await node.acquire("7g.40gb")
         ahead = await waits(node, "7g.40gb")
-        places: list[int] = []
+        places: list[QueuePlace] = []
         request = node.request("7g.40gb", wait_seconds=600.0)
         task = node.start(node.manager.acquire(request, ANYBODY, places.append))
         await node.until(lambda: places)
-        assert places == [2]
+        assert [each.position for each in places] == [2]
         ahead.cancel()
         await node.until(lambda: len(node.manager.snapshot.queue) == 1)
         node.clock.advance(1)
-        assert places == [2, 1]
+        await node.until(lambda: len(places) > 1)
+        assert [each.position for each in places] == [2, 1]
         await node.release(first)
         await task
 
@@ -204,7 +205,7 @@ async def test_a_retry_of_a_waiting_request_waits_in_the_same_place(tmp_path: Pa
         request = node.request("7g.40gb", wait_seconds=600.0)
         one = node.start(node.manager.acquire(request, ANYBODY))
         await node.until(lambda: node.manager.snapshot.queue)
-        places: list[int] = []
+        places: list[QueuePlace] = []
         two = node.start(node.manager.acquire(request, ANYBODY, places.append))
         await node.until(lambda: places)
         assert len(node.manager.snapshot.queue) == 1

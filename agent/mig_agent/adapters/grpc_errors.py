@@ -78,7 +78,7 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
     )
     space = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
     for blocker in refusal.blockers:
-        message = _blocker(blocker)
+        message = encode_blocker(blocker)
         space -= message.ByteSize() + 4  # its tag and length
         if space < 0:
             break
@@ -101,11 +101,13 @@ def shortened(text: str, most: int) -> str:
     return encoded[: most - len(_ELLIPSIS.encode())].decode("utf-8", "ignore") + _ELLIPSIS
 
 
-def _blocker(blocker: Blocker) -> pb.Blocker:
+def encode_blocker(blocker: Blocker) -> pb.Blocker:
+    """Encode a blocker, with its texts shortened."""
     return pb.Blocker(
         gpu_index=blocker.gpu_index,
         what=shortened(visible(blocker.what), LONGEST_NAME),
         state=shortened(blocker.state, LONGEST_NAME),
         lease=shortened(blocker.lease, LONGEST_NAME),
         holder=shortened(visible(blocker.holder), LONGEST_NAME),
+        expires_at=blocker.expires_at,
     )

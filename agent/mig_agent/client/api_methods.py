@@ -79,11 +79,13 @@ def recover(lease: str, token: str) -> Call[types.Recovered]:
     )
 
 
-def plan_each(args_list: Sequence[RequestArgs], *, explain: bool) -> Call[list[types.Plan | types.NoPlan]]:
+def plan_each(
+    args_list: Sequence[RequestArgs], *, explain: bool, estimate: bool = False
+) -> Call[list[types.Plan | types.NoPlan]]:
     """Return the call that plans several requests. Raises UsageError."""
     return Call(
         method="Plan",
-        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], explain=explain),
+        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], explain=explain, estimate=estimate),
         read=lambda answer: [decode.outcome(each, answer.revision) for each in answer.outcomes],
     )
 

@@ -82,7 +82,7 @@ class Client:
     ) -> Lease:
         """Lease devices for the life of this process, or until `release` or the end of the `with` block.
 
-        `on_queued` is called with the position in the queue (1 is next) while the request waits. `on_lost` is called
+        `on_queued` is called with a `QueuePosition` (1 is next) while the request waits. `on_lost` is called
         from another thread when the lease ends for another reason: a deadline, an administrator, or an agent that was
         away for too long.
         """
@@ -94,7 +94,7 @@ class Client:
     def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]) -> Lease:
         """Lease devices beyond the life of this process: until they are released, or `ttl` or `pid` ends the lease.
 
-        `on_queued` is called with the position in the queue (1 is next) while the request waits. With `confirm=False`
+        `on_queued` is called with a `QueuePosition` (1 is next) while the request waits. With `confirm=False`
         the lease ends after the grace period (60 s) unless its `confirm` is called: for a caller that has to record it
         first.
         """
@@ -122,13 +122,23 @@ class Client:
 
     # ------------------------------------------------------------ reading
 
-    def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
-        """Return how a request would be served now, or why not; with `explain` also why so. Changes nothing."""
-        return self.plan_each([args], explain=explain)[0]
+    def plan(
+        self, *, explain: bool = False, estimate: bool = False, **args: Unpack[RequestArgs]
+    ) -> types.Plan | types.NoPlan:
+        """Return how a request would be served now, or why not; with `explain` also why so. Changes nothing.
 
-    def plan_each(self, args_list: Sequence[RequestArgs], *, explain: bool = False) -> list[types.Plan | types.NoPlan]:
-        """Return how each of several requests would be served now, each as if it came alone."""
-        return self._call(api_methods.plan_each(args_list, explain=explain))
+        With `estimate` a refusal says when the request would be likely to start if it waited, which takes longer.
+        """
+        return self.plan_each([args], explain=explain, estimate=estimate)[0]
+
+    def plan_each(
+        self, args_list: Sequence[RequestArgs], *, explain: bool = False, estimate: bool = False
+    ) -> list[types.Plan | types.NoPlan]:
+        """Return how each of several requests would be served now, each as if it came alone.
+
+        With `estimate`, as in `plan`: only the first few refusals get one.
+        """
+        return self._call(api_methods.plan_each(args_list, explain=explain, estimate=estimate))
 
     def status(self) -> types.Status:
         """Return the node's state: GPUs, instances, leases and the queue."""

@@ -84,6 +84,8 @@ def status(message: pb.StatusResponse) -> types.Status:
                 position=each.position,
                 since=each.since,
                 wants=each.wants,
+                estimate=_start_estimate(each),
+                blockers=blockers(each.blockers),
             )
             for each in message.queue
         ),
@@ -181,6 +183,7 @@ def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan
             retryable=refusal.retryable,
             blockers=blockers(refusal.blockers),
             explanation=tuple(message.explanation),
+            estimate=_start_estimate(message),
             revision=refusal.revision if refusal.HasField("revision") else None,
             changed=tuple(refusal.changed),
         )
@@ -224,8 +227,33 @@ def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan
 def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
     """Decode blockers."""
     return tuple(
-        Blocker(gpu_index=each.gpu_index, what=each.what, state=each.state, lease=each.lease, holder=each.holder)
+        Blocker(
+            gpu_index=each.gpu_index,
+            what=each.what,
+            state=each.state,
+            lease=each.lease,
+            holder=each.holder,
+            expires_at=each.expires_at if each.HasField("expires_at") else None,
+        )
         for each in messages
+    )
+
+
+def queue_position(message: pb.Queued) -> types.QueuePosition:
+    """Decode what the client of a waiting request is told."""
+    return types.QueuePosition(message.position, _start_estimate(message), blockers(message.blockers))
+
+
+def _start_estimate(message: pb.Queued | pb.QueuedRequest | pb.PlanOutcome) -> types.StartEstimate | None:
+    if not message.HasField("estimate"):
+        return None
+    estimate = message.estimate
+    return types.StartEstimate(
+        earliest=estimate.earliest if estimate.HasField("earliest") else None,
+        median=estimate.median if estimate.HasField("median") else None,
+        latest=estimate.latest if estimate.HasField("latest") else None,
+        basis=_word(pb.EstimateBasis.DESCRIPTOR, estimate.basis, "ESTIMATE_BASIS_"),
+        leases=estimate.leases,
     )
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mig_agent.core.errors import Blocker, MigAgentError
+
+if TYPE_CHECKING:
+    from mig_agent.client.types import StartEstimate
 
 
 class ClientError(MigAgentError):
@@ -48,6 +53,11 @@ class ClientError(MigAgentError):
         """
         return ()
 
+    @property
+    def estimate(self) -> StartEstimate | None:
+        """When the request would be likely to start if it waited, if known: only of a dry run that asked for it."""
+        return None
+
 
 class NoAgent(ClientError):  # noqa: N818 -- reads as what happened: `except NoAgent`
     """Raised when no agent answered: none listens, the socket may not be opened, or the connection broke for good."""
@@ -77,6 +87,7 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         explanation: tuple[str, ...] = (),
         revision: int | None = None,
         changed: tuple[str, ...] = (),
+        estimate: StartEstimate | None = None,
     ) -> None:
         super().__init__(message, hint)
         self._reason = reason
@@ -85,6 +96,7 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         self._explanation = explanation
         self._revision = revision
         self._changed = changed
+        self._estimate = estimate
 
     @property
     def reason(self) -> str:
@@ -115,3 +127,8 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
     def changed(self) -> tuple[str, ...]:
         """The changes that matter to plans, with `revision-changed`: as kinds of events."""
         return self._changed
+
+    @property
+    def estimate(self) -> StartEstimate | None:
+        """When the request would be likely to start if it waited, if known: only of a dry run that asked for it."""
+        return self._estimate

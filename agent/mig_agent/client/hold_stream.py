@@ -13,12 +13,12 @@ from mig_agent.client.addresses import Address
 from mig_agent.client.connection import Connection, is_interruption
 from mig_agent.client.error_mapping import Dropped, failure_of
 from mig_agent.client.errors import ClientError
-from mig_agent.client.types import Grant
+from mig_agent.client.types import Grant, QueuePosition
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 ATTACH_AGAIN_SECONDS = 75.0
 """Time limit for reopening the stream: the agent keeps a held lease for 60 seconds after its restart."""
-OnQueued: TypeAlias = Callable[[int], None]
+OnQueued: TypeAlias = Callable[[QueuePosition], None]
 
 
 class GrantStream(Protocol):
@@ -137,7 +137,7 @@ def grant_in(response: pb.AcquireResponse | pb.HoldResponse, on_queued: OnQueued
     if response.HasField("granted"):
         return decode.grant(response.granted)
     if response.HasField("queued") and on_queued is not None:
-        on_queued(response.queued.position)
+        on_queued(decode.queue_position(response.queued))
     return None
 
 

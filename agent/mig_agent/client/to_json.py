@@ -31,7 +31,8 @@ _KEYS: Final[Mapping[type, str]] = {
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
         " reservation_after_seconds=reservation_after paused missing_gpus socket_problems ledger_doubt"
     ),
-    types.Waiting: "request_id holder tenant priority position since wants",
+    types.Waiting: "request_id holder tenant priority position since wants estimate blockers",
+    types.StartEstimate: ("earliest_seconds=earliest median_seconds=median latest_seconds=latest basis leases"),
     types.LedgerDoubt: "since why kept_as restored recoverable",
     types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances",
     types.MigMode: "current pending capable",
@@ -50,7 +51,7 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Usage: "memory_used_mib memory_total_mib utilization_percent processes",
     types.ModeChange: "gpu mig needs? message",
     types.Paused: "paused driver_released message",
-    Blocker: "gpu_index what state lease? holder?",
+    Blocker: "gpu_index what state lease? holder? expires_at",
 }
 """The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
 is left out."""
@@ -149,6 +150,7 @@ def failure(
     explanation: Sequence[str] = (),
     revision: int | None = None,
     changed: Sequence[str] = (),
+    estimate: types.StartEstimate | None = None,
 ) -> Json:
     """Encode an error, which takes the place of an answer."""
     return {
@@ -162,6 +164,8 @@ def failure(
             **({"explanation": list(explanation)} if explanation else {}),
             # Only where a revision is what it is about.
             **({} if revision is None else {"revision": revision, "changed": list(changed)}),
+            # Only of a dry run.
+            **({} if estimate is None else {"estimate": encode(estimate)}),
         }
     }
 

@@ -165,6 +165,39 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartEstimate:
+    """When a waiting request is likely to start, in seconds from when it was asked. None: not known."""
+
+    earliest: float | None
+    """It starts between `earliest` and `latest` with a probability of 80 %; by deadlines, before `latest`."""
+    median: float | None
+    """Half of such requests start before."""
+    latest: float | None
+    basis: str
+    """`leases`: how long the last leases lasted, with deadlines as upper bounds. `deadlines`: these alone."""
+    leases: int = 0
+    """How many past leases it goes by."""
+
+
+class QueuePosition(int):
+    """A waiting request's position in the queue, 1 for the next one, with what else is known of its wait."""
+
+    estimate: StartEstimate | None
+    """When it is likely to start; None: not known, or not yet."""
+    blockers: tuple[Blocker, ...]
+    """What blocks it, and who holds that."""
+
+    def __new__(
+        cls, position: int, estimate: StartEstimate | None = None, blockers: tuple[Blocker, ...] = ()
+    ) -> QueuePosition:
+        """Return the position."""
+        made = super().__new__(cls, position)
+        made.estimate = estimate
+        made.blockers = blockers
+        return made
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A request in the queue; position 1 is the next one."""
 
@@ -175,6 +208,10 @@ class Waiting:
     position: int
     since: float
     wants: str
+    estimate: StartEstimate | None = None
+    """When it is likely to start; None: not known."""
+    blockers: tuple[Blocker, ...] = ()
+    """What blocks it, and who holds that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +336,8 @@ class NoPlan:
     blockers: tuple[Blocker, ...]
     explanation: tuple[str, ...] = ()
     """If requested: what blocks each GPU, and who holds it."""
+    estimate: StartEstimate | None = None
+    """If requested: when it would be likely to start if it waited; None: not known."""
     revision: int | None = None
     """With `revision-changed`: the node's present revision; `changed` has the kinds of events that matter to plans."""
     changed: tuple[str, ...] = ()

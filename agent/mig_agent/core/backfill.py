@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 from mig_agent.core.model import Gpu, GpuUuid, NodeView, Request
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
@@ -135,46 +134,12 @@ def gpu_share(view: NodeView, request: Request) -> float:
     return share_of_gpus(view.gpus, request.wants)
 
 
-FIRST_GUESS_SECONDS = 300.0
 SHORTEST_DELAY_SECONDS = 10.0
 """The lower bound, where leases last moments: without it the queue would be strictly first-come."""
 LONGEST_DELAY_SECONDS = 24 * 3600.0
 """The upper bound, where leases last days: no request is overtaken for longer before it gets a reservation."""
-_MOST_LEASES_IN_MEAN = 1000
-"""The weight of the mean. Beyond this many leases the oldest begin to fade, so the mean follows how a node is used."""
 
 
-class MeanLeaseTime:
-    """Keeps the running mean of lease lengths: by default how long a request waits until GPUs are reserved for it.
-
-    The first guess, in seconds, counts as much as one lease.
-    """
-
-    def __init__(self, first_guess: float = FIRST_GUESS_SECONDS) -> None:
-        self._mean = first_guess
-        self._count = 1
-
-    @classmethod
-    def of(cls, lengths: Iterable[float]) -> Self:
-        """Return the mean of leases that lasted these seconds, given in the order of their ends."""
-        mean = cls()
-        for seconds in lengths:
-            mean.lease_ended(seconds)
-        return mean
-
-    def lease_ended(self, seconds: float) -> None:
-        """Add a lease of this length to the mean. A negative length, from a clock that was set back, is ignored."""
-        if seconds < 0:
-            return
-        self._count = min(self._count + 1, _MOST_LEASES_IN_MEAN)
-        self._mean += (seconds - self._mean) / self._count
-
-    @property
-    def limit_seconds(self) -> float:
-        """The mean, in seconds."""
-        return self._mean
-
-    @property
-    def bounded_limit_seconds(self) -> float:
-        """The reservation delay in seconds: the mean, from SHORTEST_DELAY_SECONDS to LONGEST_DELAY_SECONDS."""
-        return min(max(self.limit_seconds, SHORTEST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)
+def delay_for(mean_lease_seconds: float) -> float:
+    """Return the reservation delay in seconds: the mean, from SHORTEST_DELAY_SECONDS to LONGEST_DELAY_SECONDS."""
+    return min(max(mean_lease_seconds, SHORTEST_DELAY_SECONDS), LONGEST_DELAY_SECONDS)

@@ -64,6 +64,11 @@ class Queue:
             return None
         return 1 + sum(other.order < mine.order for other in self._waiting.values())
 
+    @property
+    def next_seq(self) -> int:
+        """The arrival number that the next request will get."""
+        return self._next
+
     def __len__(self) -> int:
         return len(self._waiting)
 

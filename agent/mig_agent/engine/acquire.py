@@ -22,7 +22,7 @@ from mig_agent.engine.instances import StepFailedError
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifecycle import LeaseLifecycle
 from mig_agent.engine.queueing import RequestQueue, describe
-from mig_agent.engine.results import Device, Granted
+from mig_agent.engine.results import Device, Granted, QueuePlace
 
 MOST_TRIES = 4
 """How many failures of the hardware one request may meet before it is refused."""
@@ -42,8 +42,8 @@ class _Job:
     order: LeaseRequest
     task: asyncio.Task[Lease | Refusal] | None = None
     joined: int = 0
-    listeners: list[Callable[[int], None]] = field(default_factory=list)
-    place: int = 0
+    listeners: list[Callable[[QueuePlace], None]] = field(default_factory=list)
+    place: QueuePlace | None = None
     served: bool = False
     """Whether a plan for it is being carried out: its slots are reserved in the state."""
     slots: tuple[Slot, ...] = ()
@@ -51,7 +51,7 @@ class _Job:
     notes: tuple[str, ...] = ()
     abandoned: bool = False
 
-    def told(self, place: int) -> None:
+    def told(self, place: QueuePlace) -> None:
         self.place = place
         for listener in self.listeners:
             listener(place)
@@ -69,7 +69,9 @@ class Acquirer:
         self._queue = queue
         self._jobs: dict[RequestKey, _Job] = {}
 
-    async def acquire(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None) -> Granted:
+    async def acquire(
+        self, request: Request, caller: Caller, on_queued: Callable[[QueuePlace], None] | None
+    ) -> Granted:
         """Return a lease for the request, as `Manager.acquire` describes. Raises RefusedError."""
         self._context.refuse_when_closing()
         began = time.perf_counter()
@@ -206,13 +208,13 @@ class Acquirer:
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job
 
-    async def _join(self, job: _Job, on_queued: Callable[[int], None] | None) -> Lease | Refusal:
+    async def _join(self, job: _Job, on_queued: Callable[[QueuePlace], None] | None) -> Lease | Refusal:
         if job.task is None:
             raise RuntimeError("a job without a task")
         job.joined += 1
         if on_queued is not None:
             job.listeners.append(on_queued)
-            if job.place:
+            if job.place is not None:
                 on_queued(job.place)
         try:
             return await asyncio.shield(job.task)
@@ -236,7 +238,7 @@ class Acquirer:
                     await self._context.fairness.yield_turn()
                 order.check_still_wanted()  # a request whose client is gone by now would never leave the queue
                 execution = await self._queue.admit(order, job.told, failed, exclude)
-                job.place = 0
+                job.place = None
                 job.notes = execution.plan.notes
                 job.served = True
                 job.slots = tuple(each.slot for each in execution.plan.devices)

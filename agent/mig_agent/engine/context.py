@@ -14,9 +14,10 @@ from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
-from mig_agent.core.backfill import MeanLeaseTime
+from mig_agent.core.backfill import delay_for
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.event_bus import Events
@@ -158,7 +159,8 @@ class Context:
     events: Events
     journal: Journal
     tasks: Tasks
-    mean_lease_time: MeanLeaseTime
+    lease_times: LeaseTimes
+    recent_requests: RecentRequests
     blocking_calls: CallThread
     """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
     driver_use: DriverUse = field(default_factory=DriverUse)
@@ -176,7 +178,7 @@ class Context:
     def reservation_after_seconds(self) -> float:
         """The reservation delay now, in seconds: as configured, or by the mean lease time."""
         configured = self.settings.reservation_after_seconds
-        return self.mean_lease_time.bounded_limit_seconds if configured is None else configured
+        return delay_for(self.lease_times.mean) if configured is None else configured
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
         """Return a plan or refusal; one because of the revision gets what has changed since then added."""

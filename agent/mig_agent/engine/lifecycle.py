@@ -438,7 +438,7 @@ class LeaseLifecycle:
                 state.put(replace(instance, state=left, lease=None, since=at))
         known = state.leases.get(lease)
         if known is not None:
-            self._context.mean_lease_time.lease_ended(at - known.created_at)
+            self._context.lease_times.lease_ended(at - known.created_at)
         state.drop_lease(lease)
         self._noted.discard(lease)
         self._request_log.ended(lease, at, reason)

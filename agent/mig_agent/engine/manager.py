@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
+from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, StreamOwner
@@ -22,7 +24,7 @@ from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
-from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
+from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, QueuePlace, Recovered, Snapshot
 from mig_agent.engine.startup import Parts
 from mig_agent.engine.thread_check import LoopBound
 
@@ -31,6 +33,8 @@ MOST_EXPLAINED_LINES = 4096
 
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
+_ESTIMATE_SECONDS = 0.5
+"""How long a status waits at most for estimates that are being made."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume", "Adopt"})
@@ -72,16 +76,18 @@ class Manager:
     # Leases
 
     async def acquire(
-        self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None
+        self, request: Request, caller: Caller, on_queued: Callable[[QueuePlace], None] | None = None
     ) -> Granted:
-        """Lease what is asked for. While the request waits, `on_queued` is called with its position in the queue.
+        """Lease what is asked for. While the request waits, `on_queued` is called with its place in the queue.
 
         The same request id with the same request gets the same answer. Cancelling the call removes the request from the
         queue, or undoes what was begun; a lease that was committed by then survives for its grace period.
         """
         return await self._parts.acquirer.acquire(request, caller, on_queued)
 
-    async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
+    async def hold(
+        self, request: Request, caller: Caller, on_queued: Callable[[QueuePlace], None] | None = None
+    ) -> Granted:
         """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
         try:
             held = replace(request, owner=StreamOwner(process=request.owner.process))
@@ -215,6 +221,20 @@ class Manager:
             outcome = paused or context.with_changes(plan(view, request, policy, now), request)
             yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
 
+    async def estimate(self, request: Request) -> StartEstimate | None:
+        """Return when a request that does not fit now would be likely to start if it waited; None: not known."""
+        return await self._parts.queue.estimate(request)
+
+    async def refresh_estimates(self) -> None:
+        """Bring the estimates in the next snapshot up to date, or wait a moment for that."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._parts.queue.refresh_estimates(), _ESTIMATE_SECONDS)
+
+    @property
+    def now(self) -> float:
+        """The agent's clock, in seconds since the epoch."""
+        return self._context.clock.now()
+
     @property
     def step_times(self) -> StepTimes:
         """The measured mean times of creating and destroying an instance, in seconds."""
@@ -293,6 +313,7 @@ class Manager:
         context, parts = self._context, self._parts
         return Snapshot(
             view=context.state.view,
+            at=context.clock.now(),
             queue=parts.queue.queued,
             started_at=parts.started_at,
             driver_version=self.driver_version,

@@ -5,29 +5,37 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.core import backfill, queue
-from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.errors import Blocker, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
+from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import GpuUuid, Request, RequestKey, Slot
 from mig_agent.core.planning.explain import explanation
 from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
+from mig_agent.core.planning.wait_blockers import wait_blockers
 from mig_agent.core.quantities import counted
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor, LeaseRequest
-from mig_agent.engine.results import QueueEntry
+from mig_agent.engine.results import QueueEntry, QueuePlace
+from mig_agent.engine.wait_estimates import STALE_SECONDS, WaitEstimates
 
 _PIECE_SECONDS = 0.02
 """How long one scan of the queue may hold the event loop, in seconds."""
 _MOST_RESTARTS = 3
 """How often one scan of the queue starts over because capacity was freed meanwhile."""
 REPORT_SECONDS = 1.0
-"""The pause between two reports of changed positions to clients, in seconds."""
+"""The pause between two reports of changed positions and estimates to clients, in seconds."""
+_REPORTS_IN_TURN = 50
+"""How many waiting requests are looked at for a report before other work has its turn."""
+_NEWS_SECONDS = 2.0
+_NEWS_SHARE = 0.1
+"""An estimate is reported again when it has moved by more than these seconds, and this share of the time until then."""
 _MOST_TEXTS = 3
 _EXPLAINED_LINES = 24
 """The most lines that explain a refusal: they travel in a gRPC trailer, which is small."""
@@ -39,11 +47,11 @@ class QueuedRequest:
     """Holds one request of the queue: its wait timeout, its last reported position and the execution it waits for."""
 
     order: LeaseRequest
-    on_position: Callable[[int], None]
+    on_place: Callable[[QueuePlace], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
-    position: int = 0
-    """The position that was last reported; 0 before the first report."""
+    place: QueuePlace | None = None
+    """What was last reported; None before the first report."""
 
 
 class RequestQueue:
@@ -63,6 +71,9 @@ class RequestQueue:
         self._rescan_needed = False
         """Whether capacity was freed after the current scan had used up its restarts: then another one follows it."""
         self._report_timer: Timer | None = None
+        self._report_at = math.inf
+        self._reporting: asyncio.Task[None] | None = None
+        self._estimates = WaitEstimates(context, lambda: self._queue.waiting)
         context.state.capacity_freed.subscribe(self._rescan)
 
     def __len__(self) -> int:
@@ -74,7 +85,8 @@ class RequestQueue:
 
     @property
     def queued(self) -> tuple[QueueEntry, ...]:
-        """The requests that wait, in queue order."""
+        """The requests that wait, in queue order, with the estimates that `refresh_estimates` has made."""
+        blockers = self._blockers()
         return tuple(
             QueueEntry(
                 request=each.request.key,
@@ -83,12 +95,18 @@ class RequestQueue:
                 position=position,
                 since=each.since,
                 wants=each.request.wants,
+                estimate=self._estimates.of(each),
+                blockers=blockers(each),
             )
             for position, each in enumerate(self._queue.waiting, 1)
         )
 
     async def admit(
-        self, order: LeaseRequest, on_position: Callable[[int], None], failed: Refusal | None, exclude: frozenset[Slot]
+        self,
+        order: LeaseRequest,
+        on_place: Callable[[QueuePlace], None],
+        failed: Refusal | None,
+        exclude: frozenset[Slot],
     ) -> Execution:
         """Return an execution with its slots reserved: at once if the request fits, else when it is admitted.
 
@@ -97,10 +115,12 @@ class RequestQueue:
         """
         request = order.request
         driver_use = self._context.driver_use
+        if failed is None and not exclude:
+            self._context.recent_requests.came(request, self._context.clock.now())
         if driver_use.paused:
             if not request.wait_seconds:
                 raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
-            return await self._enqueue(order, on_position)
+            return await self._enqueue(order, on_place)
         outcome = self._plan(request, exclude=exclude)
         if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
@@ -111,7 +131,7 @@ class RequestQueue:
                 raise RefusedError(self._explained(request, outcome, exclude=exclude))
             if outcome.reason not in _WORTH_WAITING:
                 raise RefusedError(outcome)
-        return await self._enqueue(order, on_position)
+        return await self._enqueue(order, on_place)
 
     def _rescan(self) -> None:
         """Scan the queue, since something may fit now."""
@@ -142,9 +162,9 @@ class RequestQueue:
             queued.deadline.cancel()
         if not queued.started.done():
             queued.started.set_exception(RefusedError(refusal))
-        if queued.position:
+        if queued.place is not None:
             self._emit(EventKind.REQUEST_DEQUEUED, queued.order.request, f"left the queue: {refusal.message}")
-            # Others may fit without it. One with no position never waited, and blocked no other.
+            # Others may fit without it. One that was never reported never waited, and blocked no other.
             self._schedule_report()
             self._context.state.capacity_freed.emit()
 
@@ -165,19 +185,34 @@ class RequestQueue:
     @property
     def reserved(self) -> frozenset[GpuUuid]:
         """The GPUs that new requests may not use, since a request has waited past the reservation delay."""
+        reservation = self._reservation()
+        return NOTHING_RESERVED if reservation is None else reservation.gpus
+
+    async def refresh_estimates(self) -> None:
+        """Wait until the estimates of all waiting requests are up to date, as far as they may take the CPU."""
+        await self._estimates.refresh()
+
+    async def estimate(self, request: Request) -> StartEstimate | None:
+        """Return when a request would be likely to start if it were queued now; None: not known."""
+        if self._context.driver_use.paused:
+            return None
+        waiting = backfill.WaitingRequest(request=request, seq=self._queue.next_seq, since=self._context.clock.now())
+        return await self._estimates.of_request(waiting)
+
+    # Inside
+
+    def _reservation(self, among: Sequence[backfill.WaitingRequest] | None = None) -> backfill.Reservation | None:
+        """Return the reservation, of all waiting requests or `among` these; None if there is none."""
         context = self._context
         if not len(self._queue) or context.settings.strict_fifo:
-            return NOTHING_RESERVED
-        reservation = backfill.reservation(
+            return None
+        return backfill.reservation(
             context.state.working_view,
-            self._queue.waiting,
+            self._queue.waiting if among is None else among,
             context.clock.now(),
             context.reservation_after_seconds,
             self._reservation_cache,
         )
-        return NOTHING_RESERVED if reservation is None else reservation.gpus
-
-    # Inside
 
     def _plan(
         self,
@@ -199,7 +234,7 @@ class RequestQueue:
         context.telemetry.planned(time.perf_counter() - began)
         return context.with_changes(outcome, request)
 
-    async def _enqueue(self, order: LeaseRequest, on_position: Callable[[int], None]) -> Execution:
+    async def _enqueue(self, order: LeaseRequest, on_place: Callable[[QueuePlace], None]) -> Execution:
         request = order.request
         context = self._context
         may_wait = bool(request.wait_seconds)
@@ -209,7 +244,7 @@ class RequestQueue:
                 f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
                 "try again later",
             )
-        queued = QueuedRequest(order, on_position)
+        queued = QueuedRequest(order, on_place)
         waiting = self._queue.add(request, context.clock.now())
         context.state.status_changed.emit()
         self._requests[request.key] = queued
@@ -224,9 +259,15 @@ class RequestQueue:
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
             queued.deadline = context.clock.call_later(request.wait_seconds, lambda: self._wait_timed_out(queued))
-        queued.position = self._queue.position(request.key) or 1
-        self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.position}")
-        on_position(queued.position)
+        queued.place = QueuePlace(
+            position=self._queue.position(request.key) or 1,
+            at=context.clock.now(),
+            estimate=self._estimates.of(waiting),
+            blockers=self._blockers()(waiting),
+        )
+        self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.place.position}")
+        on_place(queued.place)
+        self._schedule_report()
         return await queued.started
 
     def _scan(self, newcomer: backfill.WaitingRequest | None = None) -> None:
@@ -279,17 +320,8 @@ class RequestQueue:
 
     def _refusal_without_wait(self, waiting: backfill.WaitingRequest) -> Refusal:
         """Return why a request that does not wait is not served now."""
-        context, settings = self._context, self._context.settings
         before = [each for each in self._queue.waiting if each.order < waiting.order]
-        reservation = None
-        if not settings.strict_fifo:
-            reservation = backfill.reservation(
-                context.state.working_view,
-                before,
-                context.clock.now(),
-                context.reservation_after_seconds,
-                self._reservation_cache,
-            )
+        reservation = self._reservation(before)
         reserved = reservation.gpus if reservation is not None else NOTHING_RESERVED
         outcome = self._plan(waiting.request, reserved=reserved)
         if isinstance(outcome, Refusal):
@@ -340,17 +372,58 @@ class RequestQueue:
             ),
         )
 
-    def _schedule_report(self) -> None:
-        if self._requests and self._report_timer is None:
-            self._report_timer = self._context.clock.call_later(REPORT_SECONDS, self._report_positions)
+    def _schedule_report(self, seconds: float = REPORT_SECONDS) -> None:
+        at = self._context.clock.now() + seconds
+        if self._report_timer is not None:
+            if self._report_at <= at:
+                return
+            self._report_timer.cancel()
+        self._report_at, self._report_timer = at, self._context.clock.call_later(seconds, self._begin_report)
 
-    def _report_positions(self) -> None:
+    def _begin_report(self) -> None:
         self._report_timer = None
+        if self._requests and not self._context.closing and (self._reporting is None or self._reporting.done()):
+            self._reporting = self._context.tasks.spawn("queue-report", self._report())
+
+    async def _report(self) -> None:
+        """Report positions that have changed at once, and estimates when they are made; then again after a while."""
+        await self._report_places()
+        await self._estimates.refresh()
+        await self._report_places()
+        if self._requests:
+            self._schedule_report(STALE_SECONDS)
+
+    async def _report_places(self) -> None:
+        blockers = self._blockers()
         for position, waiting in enumerate(self._queue.waiting, 1):
-            queued = self._requests[waiting.request.key]
-            if queued.position and queued.position != position:
-                queued.position = position
-                queued.on_position(position)
+            if position % _REPORTS_IN_TURN == 0:
+                await self._context.fairness.yield_turn()
+            queued = self._requests.get(waiting.request.key)
+            if queued is None or queued.place is None:
+                continue
+            now, estimate = self._context.clock.now(), self._estimates.of(waiting)
+            if position != queued.place.position or _is_news(queued.place.estimate, estimate, now):
+                place = QueuePlace(position=position, at=now, estimate=estimate, blockers=blockers(waiting))
+                queued.place = place
+                queued.on_place(place)
+
+    def _blockers(self) -> Callable[[backfill.WaitingRequest], tuple[Blocker, ...]]:
+        """Return a function that finds what blocks a waiting request now; alike requests are looked at once."""
+        context = self._context
+        if context.driver_use.paused:
+            return lambda _waiting: ()
+        view, reserved = context.state.working_view, self._reservation()
+        known: dict[tuple[object, ...], tuple[Blocker, ...]] = {}
+
+        def blockers(waiting: backfill.WaitingRequest) -> tuple[Blocker, ...]:
+            request = waiting.request
+            against = NOTHING_RESERVED if reserved is None else reserved.against(waiting)
+            key = (request.wants, request.gpus, against)
+            if key not in known:
+                known[key] = wait_blockers(view, request, against)
+            return known[key]
+
+        return blockers
 
     def _emit(self, kind: EventKind, request: Request, words: str) -> None:
         journal = self._context.journal
@@ -365,6 +438,20 @@ def describe(request: Request) -> str:
     """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
     texts = [want.text or want.profile or "a device" for want in request.wants]
     return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+
+
+def _is_news(before: StartEstimate | None, after: StartEstimate | None, now: float) -> bool:
+    """Return True if an estimate differs enough from the one that was reported before to be reported."""
+    if before is None or after is None or before.basis is not after.basis:
+        return before is not after
+    moments = ((before.earliest, after.earliest), (before.median, after.median), (before.latest, after.latest))
+    for old, new in moments:
+        if old is None or new is None:
+            if old is not new:
+                return True
+        elif abs(new - old) > max(_NEWS_SECONDS, _NEWS_SHARE * abs(old - now)):
+            return True
+    return False
 
 
 def _may_wait_after(request: Request, refusal: Refusal) -> bool:

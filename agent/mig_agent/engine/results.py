@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mig_agent.adapters.ledger.reader import Doubt
+from mig_agent.core.errors import Blocker
+from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import (
     Generation,
     GpuUuid,
@@ -69,6 +71,20 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlace:
+    """What is reported to a waiting request's client."""
+
+    position: int
+    """The position in the queue, 1 for the first."""
+    at: float
+    """When it was reported, in seconds since the epoch."""
+    estimate: StartEstimate | None = None
+    """When it is likely to start; None: not known, or not yet."""
+    blockers: tuple[Blocker, ...] = ()
+    """What blocks it, and who holds that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueEntry:
     """A request in the queue, as status shows it."""
 
@@ -80,6 +96,10 @@ class QueueEntry:
     since: float
     """When the request began to wait, in seconds since the epoch."""
     wants: tuple[Want, ...]
+    estimate: StartEstimate | None = None
+    """When it is likely to start; None: not known, or not yet."""
+    blockers: tuple[Blocker, ...] = ()
+    """What blocks it, and who holds that."""
 
     @property
     def request_id(self) -> RequestId:
@@ -92,6 +112,8 @@ class Snapshot:
     """The node as last published, with the queue and all else that a status shows."""
 
     view: NodeView
+    at: float
+    """When it was taken, in seconds since the epoch."""
     queue: tuple[QueueEntry, ...]
     started_at: float
     driver_version: str

@@ -21,10 +21,10 @@ from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver, Observation
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
-from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import ConfigError, DriverError, LedgerError
 from mig_agent.core.events import Event, EventKind
+from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
@@ -204,9 +204,10 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         events=events,
         journal=Journal(ledger, state, events, clock),
         tasks=Tasks(),
-        mean_lease_time=MeanLeaseTime.of(
+        lease_times=LeaseTimes.of(
             each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
         ),
+        recent_requests=RecentRequests(clock.now()),
         blocking_calls=CallThread("aside"),
     )
     request_log = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)

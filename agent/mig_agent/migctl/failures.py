@@ -15,6 +15,7 @@ from mig_agent.core.texts import visible
 
 if TYPE_CHECKING:
     from mig_agent.client.errors import ClientError
+    from mig_agent.client.types import StartEstimate
 
 DONE = 0
 USAGE = 2
@@ -58,6 +59,7 @@ def report(error: Exception, *, json: bool, code: int | None = None) -> int:
             explanation=error.explanation if is_client_error(error) else (),
             revision=error.revision if is_client_error(error) else None,
             changed=error.changed if is_client_error(error) else (),
+            estimate=error.estimate if is_client_error(error) else None,
         )
     return usual if code is None else code
 
@@ -157,6 +159,7 @@ def _print_failure(
     explanation: tuple[str, ...],
     revision: int | None,
     changed: tuple[str, ...],
+    estimate: StartEstimate | None,
 ) -> None:
     from mig_agent.client import to_json  # noqa: PLC0415 -- only where it is needed
 
@@ -169,5 +172,6 @@ def _print_failure(
         explanation=explanation,
         revision=revision,
         changed=changed,
+        estimate=estimate,
     )
     print(json.dumps(to_json.shown(failure)), flush=True)

@@ -1,10 +1,16 @@
-"""Shows the position in the queue while a request waits."""
+"""Shows while a request waits its position in the queue, when it is likely to start, and what blocks it."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+from typing import TYPE_CHECKING
 
 from mig_agent.migctl.failures import LeftQueueError
+from mig_agent.migctl.wait_words import wait_line
+
+if TYPE_CHECKING:
+    from mig_agent.client.types import QueuePosition
 
 
 class Progress:
@@ -14,15 +20,18 @@ class Progress:
         self._live = sys.stderr.isatty()
         self._shown = False
         self._waited = False
+        self._printed = (0, False)
 
-    def __call__(self, position: int) -> None:
-        """Show that the request waits at this position, 1 being the next."""
-        place = "next in the queue" if position == 1 else f"place {position} in the queue"
-        words = f"migctl: waiting, {place}"
+    def __call__(self, position: QueuePosition) -> None:
+        """Show that the request waits at this position, when it is likely to start, and what blocks it."""
         if self._live:
-            print(f"\r\x1b[K{words} (Ctrl-C leaves it)", end="", file=sys.stderr, flush=True)
-        else:
-            print(words, file=sys.stderr, flush=True)
+            columns = shutil.get_terminal_size((80, 24)).columns
+            words = wait_line("migctl: waiting, ", position, " (Ctrl-C leaves it)", columns)
+            print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
+        elif self._printed != (printed := (int(position), position.estimate is not None)):
+            # Not each time that an estimate has moved: nobody wants a log full of them.
+            print(wait_line("migctl: waiting, ", position, ""), file=sys.stderr, flush=True)
+            self._printed = printed
         self._shown = self._waited = True
 
     def interrupted(self) -> BaseException:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mig_agent.core.backfill import MeanLeaseTime, WaitingRequest
-from mig_agent.core.model import NodeView, RequestId
+from mig_agent.core.backfill import WaitingRequest
+from mig_agent.core.load_history import LeaseTimes
+from mig_agent.core.model import LeaseId, NodeView, RequestId
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
 from mig_agent.core.planning.search import find
 from mig_agent.core.queue import PausedSearch, Queue, search
@@ -27,16 +28,38 @@ class Discipline:
     """The reservation delay; None: the agent's default, the running mean of leases."""
 
 
-def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
-    """Return how long each request waits, in order of arrival. All are served in the end."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The node and its queue at one moment of a replay."""
+
+    now: float
+    view: NodeView
+    waiting: Sequence[WaitingRequest]
+    started: Mapping[LeaseId, tuple[float, int]]
+    """When each active lease started, and the number of its request."""
+    lease_times: LeaseTimes
+    reservation_delay: float
+
+
+def waits(
+    discipline: Discipline, arrivals: Arrivals, gpus: int, watch: Callable[[int, Moment], None] | None = None
+) -> list[float]:
+    """Return how long each request waits, in order of arrival. All are served in the end.
+
+    `watch` is called after each arrival, with its number.
+    """
     cluster = AgentCluster(gpus, DEFAULT_POLICY)
     queue = Queue()
     ending: list[tuple[float, int, Handle]] = []
     found = [0.0] * len(arrivals)
-    mean_lease = MeanLeaseTime(1.0)
+    lease_times = LeaseTimes(1.0)
+    active: dict[LeaseId, tuple[float, int]] = {}
+
+    def delay() -> float:
+        return lease_times.mean if discipline.limit is None else discipline.limit
 
     def start_what_fits(now: float) -> None:
-        limit = mean_lease.limit_seconds if discipline.limit is None else discipline.limit
+        limit = delay()
         while len(queue):
             started = (
                 _plain_backfill(cluster.view, queue.waiting)
@@ -56,19 +79,33 @@ def waits(discipline: Discipline, arrivals: Arrivals, gpus: int) -> list[float]:
             queue.remove(waiting.request.key)
             number = int(waiting.request.request_id)
             found[number] = now - waiting.since
-            heapq.heappush(ending, (now + arrivals.lasts[number], number, cluster.carry_out(plan, now)))
+            handle = cluster.carry_out(plan, now)
+            active.update((each.lease, (now, number)) for each in handle if each.lease is not None)
+            heapq.heappush(ending, (now + arrivals.lasts[number], number, handle))
 
     def end_until(moment: float) -> None:
         while ending and ending[0][0] <= moment:
             now, number, handle = heapq.heappop(ending)
             cluster.end(handle, now)
-            mean_lease.lease_ended(arrivals.lasts[number])
+            for each in handle:
+                active.pop(each.lease or LeaseId(""))
+            lease_times.lease_ended(arrivals.lasts[number])
             start_what_fits(now)
 
     for number, (now, kind) in enumerate(zip(arrivals.at, arrivals.kind, strict=True)):
         end_until(now)
         queue.add(replace(request_for(kind), request_id=RequestId(str(number))), now)
         start_what_fits(now)
+        if watch is not None:
+            moment = Moment(
+                now=now,
+                view=cluster.view,
+                waiting=queue.waiting,
+                started=active,
+                lease_times=lease_times,
+                reservation_delay=delay(),
+            )
+            watch(number, moment)
     end_until(float("inf"))
     return found
 

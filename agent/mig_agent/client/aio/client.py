@@ -117,15 +117,17 @@ class AsyncClient:
 
     # ------------------------------------------------------------ reading
 
-    async def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
+    async def plan(
+        self, *, explain: bool = False, estimate: bool = False, **args: Unpack[RequestArgs]
+    ) -> types.Plan | types.NoPlan:
         """Plan a request, as `Client.plan`."""
-        return (await self.plan_each([args], explain=explain))[0]
+        return (await self.plan_each([args], explain=explain, estimate=estimate))[0]
 
     async def plan_each(
-        self, args_list: Sequence[RequestArgs], *, explain: bool = False
+        self, args_list: Sequence[RequestArgs], *, explain: bool = False, estimate: bool = False
     ) -> list[types.Plan | types.NoPlan]:
         """Plan several requests, as `Client.plan_each`."""
-        return await self._call(api_methods.plan_each(args_list, explain=explain))
+        return await self._call(api_methods.plan_each(args_list, explain=explain, estimate=estimate))
 
     async def status(self) -> types.Status:
         """Return the node's state, as `Client.status`."""

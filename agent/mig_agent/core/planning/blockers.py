@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from mig_agent.core.errors import Blocker
 from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Placement, Profile, Request, Want
 from mig_agent.core.planning.occupancy import Occupancy
+from mig_agent.core.planning.profiles import served_by
 from mig_agent.core.quantities import format_duration, format_memory, shown
 
 
@@ -97,6 +98,13 @@ def obstacle(gpu: Gpu, profile: Profile, at: Placement | None = None) -> Obstacl
     return found
 
 
+def obstacles(gpus: Iterable[Gpu], want: Want) -> list[Obstacle]:
+    """Return the obstacle on each GPU that could serve the want, the nearest first."""
+    at = None if want.slot is None else want.slot.placement
+    found = [obstacle(gpu, profile, at) for gpu in gpus if (profile := served_by(want, gpu)) is not None]
+    return sorted(found, key=lambda each: each.weight)
+
+
 def _obstacle_at(occupancy: Occupancy, profile: Profile, mask: int) -> Obstacle:
     held = [each for each in occupancy.gpu.instances if each.state is not InstanceState.IDLE]
     found = [each for each in held if each.slot.placement.mask & mask]
@@ -123,6 +131,7 @@ def blockers_of(view: NodeView, gpu: Gpu, instances: Iterable[Instance]) -> tupl
             state=each.state.value,
             lease=each.lease or "",
             holder=holder_of(view, each),
+            expires_at=deadline_of(view, each),
         )
         for each in instances
     )
@@ -141,6 +150,12 @@ def holder_of(view: NodeView, instance: Instance) -> str:
     """Return who holds an instance, for messages; empty if there is no lease or it is unknown."""
     lease = view.leases.get(instance.lease) if instance.lease is not None else None
     return "" if lease is None else str(lease.holder)
+
+
+def deadline_of(view: NodeView, instance: Instance) -> float | None:
+    """Return when the lease of an instance ends unless it is renewed; None if there is none, or it has no deadline."""
+    lease = view.leases.get(instance.lease) if instance.lease is not None else None
+    return None if lease is None else lease.expires_at
 
 
 def describe_obstacle(view: NodeView, found: Obstacle) -> str:
@@ -178,10 +193,10 @@ def free_again(view: NodeView, found: Obstacle, now: float) -> str:
     """Return a hint when the obstacle ends by itself; empty if some of it has no deadline."""
     latest = 0.0
     for each in found.everything:
-        lease = view.leases.get(each.lease) if each.lease is not None else None
-        if lease is None or lease.expires_at is None:
+        expires_at = deadline_of(view, each)
+        if expires_at is None:
             return ""
-        latest = max(latest, lease.expires_at)
+        latest = max(latest, expires_at)
     if not found.everything or latest <= now:
         return ""
     return f"GPU {found.gpu.index} has room in {format_duration(latest - now)} at the latest, when what is leased ends"

@@ -15,7 +15,6 @@ from mig_agent.core.errors import Blocker, Reason, Refusal, UsageError
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, InstanceState, NodeView, Profile, Request, Slot, Want
 from mig_agent.core.planning.blockers import (
     MOST_BLOCKERS,
-    Obstacle,
     blockers_of,
     describe_gpus,
     describe_obstacle,
@@ -23,7 +22,7 @@ from mig_agent.core.planning.blockers import (
     describe_want,
     describe_wants,
     free_again,
-    obstacle,
+    obstacles,
     unavailable,
 )
 from mig_agent.core.planning.exact_packing import pack
@@ -137,32 +136,25 @@ def _just_failed(view: NodeView, request: Request, exclude: frozenset[Slot]) -> 
 def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved: frozenset[GpuUuid]) -> Refusal:
     want = request.wants[0]
     # Where all is reserved and full besides, what fills it is the reason to give.
-    obstacles = _obstacles(usable_gpus(view, request, reserved), want) or _obstacles(usable_gpus(view, request), want)
+    found = obstacles(usable_gpus(view, request, reserved), want) or obstacles(usable_gpus(view, request), want)
     words = describe_want(want)
-    profiles = {each.profile.name for each in obstacles}
+    profiles = {each.profile.name for each in found}
     if len(profiles) == 1 and want.profile is None and want.slot is None and not want.whole_gpu:
         words = f"{words} ({next(iter(profiles))})"
-    nearest = obstacles[0]
-    if len(obstacles) == 1:
+    nearest = found[0]
+    if len(found) == 1:
         where, why = f"on GPU {nearest.gpu.index}", describe_obstacle(view, nearest)
     else:
-        where = f"on any of {len(obstacles)} GPUs"
+        where = f"on any of {len(found)} GPUs"
         why = f"nearest is GPU {nearest.gpu.index}, where {describe_obstacle(view, nearest)}"
     hints = (_what_fits_now(view, request, want, reserved), free_again(view, nearest, now))
-    listed = chain.from_iterable(blockers_of(view, each.gpu, each.everything) for each in obstacles)
+    listed = chain.from_iterable(blockers_of(view, each.gpu, each.everything) for each in found)
     return Refusal(
         reason=Reason.NO_CAPACITY,
         message=f"cannot place {words} {where}: {why}",
         hint="; ".join(hint for hint in hints if hint) or "--wait 10m waits until there is room",
         blockers=tuple(islice(chain(listed, _out_of_reach(view, request, reserved)), MOST_BLOCKERS)),
     )
-
-
-def _obstacles(gpus: Sequence[Gpu], want: Want) -> list[Obstacle]:
-    """Return the obstacle on each GPU that could serve the want, the nearest first."""
-    at = None if want.slot is None else want.slot.placement
-    found = [obstacle(gpu, profile, at) for gpu in gpus if (profile := served_by(want, gpu)) is not None]
-    return sorted(found, key=lambda each: each.weight)
 
 
 def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: frozenset[GpuUuid]) -> str:

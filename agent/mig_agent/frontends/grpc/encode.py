@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpc_errors import detail_of, shortened
+from mig_agent.adapters.grpc_errors import detail_of, encode_blocker, shortened
 from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
+from mig_agent.core.forecast import Basis, StartEstimate
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -38,7 +39,7 @@ from mig_agent.core.planning.plan import (
 )
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, Snapshot
+from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, QueuePlace, Snapshot
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
@@ -46,6 +47,7 @@ _LONGEST_WANTS = 256
 FRAME_BYTES = 8
 """The most bytes that tag and length of a nested message need."""
 _INSTANCE_STATES = {state: pb.InstanceState.Value(f"INSTANCE_STATE_{state.name}") for state in InstanceState}
+_BASES = {basis: pb.EstimateBasis.Value(f"ESTIMATE_BASIS_{basis.name}") for basis in Basis}
 _MODE_NEEDS = {"": pb.MODE_NEEDS_NOTHING, "reset": pb.MODE_NEEDS_RESET, "reboot": pb.MODE_NEEDS_REBOOT}
 _GPU_STATES = {state: pb.GpuState.Value(f"GPU_STATE_{state.name}") for state in GpuState}
 
@@ -180,7 +182,33 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
     )
 
 
-def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
+def queued(each: QueuePlace) -> pb.Queued:
+    """Encode what a waiting request's client is told."""
+    return pb.Queued(
+        position=each.position,
+        estimate=start_estimate(each.estimate, each.at),
+        blockers=map(encode_blocker, each.blockers),
+    )
+
+
+def start_estimate(each: StartEstimate | None, now: float) -> pb.StartEstimate | None:
+    """Encode when a request is likely to start, in seconds from `now`; None if it is not known."""
+    if each is None:
+        return None
+
+    def from_now(moment: float | None) -> float | None:
+        return None if moment is None else max(moment - now, 0.0)
+
+    return pb.StartEstimate(
+        earliest=from_now(each.earliest),
+        median=from_now(each.median),
+        latest=from_now(each.latest),
+        basis=_BASES[each.basis],
+        leases=each.leases,
+    )
+
+
+def queued_request(each: QueueEntry, now: float, *, in_full: bool = True) -> pb.QueuedRequest:
     """Encode a waiting request; with its id only if `in_full`, which is for its holder."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
     wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
@@ -191,6 +219,8 @@ def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
         position=each.position,
         since=each.since,
         wants=wants if len(each.wants) == 1 else f"{len(each.wants)} devices: {wants}",
+        estimate=start_estimate(each.estimate, now),
+        blockers=map(encode_blocker, each.blockers),
     )
 
 
@@ -244,7 +274,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
             )
             for each in view.leases.values()
         ],
-        queue=[queued(each, in_full=reader.may_see(each.who)) for each in snapshot.queue],
+        queue=[queued_request(each, snapshot.at, in_full=reader.may_see(each.who)) for each in snapshot.queue],
         started_at=snapshot.started_at,
         ledger_error=visible(snapshot.ledger_error),
         version=version,

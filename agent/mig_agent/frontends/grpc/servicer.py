@@ -35,6 +35,9 @@ MOST_ANSWER_BYTES = 3 << 20
 MOST_PLANS = 256
 """The largest number of requests in one call of Plan."""
 
+MOST_PLAN_ESTIMATES = 4
+"""The largest number of estimates in one call of Plan: each takes some tenths of a second of processor time."""
+
 _CONNECTION_END_SECONDS = 0.25
 """How long to wait for the end of the connection: gRPC may report the end of a stream a moment earlier."""
 
@@ -176,12 +179,17 @@ class PartitionManagerServicer:
             )
         caller = self._caller(context)
         requests = [request_from(each, caller) for each in message.requests]
-        view, pace = self._manager.view, self._manager.step_times
+        view, pace, now = self._manager.view, self._manager.step_times, self._manager.now
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
+        estimates_left = MOST_PLAN_ESTIMATES if message.estimate else 0
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
             answer.outcomes.append(encode.outcome(outcome, view, pace))
             explained.append(lines)
+            if estimates_left and isinstance(outcome, Refusal) and outcome.reason is Reason.NO_CAPACITY:
+                estimates_left -= 1
+                estimate = await self._manager.estimate(requests[len(explained) - 1])
+                answer.outcomes[-1].MergeFrom(pb.PlanOutcome(estimate=encode.start_estimate(estimate, now)))
         bytes_left = MOST_ANSWER_BYTES - answer.ByteSize()
         if bytes_left < 0:
             raise UsageError(
@@ -192,7 +200,8 @@ class PartitionManagerServicer:
         return answer
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
-        """Return the node as last published, as far as the caller may see it; wait for nothing."""
+        """Return the node as last published, as far as the caller may see it; wait only for estimates, and not long."""
+        await self._manager.refresh_estimates()
         return encode.status(self._manager.snapshot, __version__, self._caller(context))
 
     async def watch(self, message: pb.WatchRequest, context: Context) -> None:

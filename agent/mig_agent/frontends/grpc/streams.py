@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import grpc
 
 from mig_agent.core.errors import MigAgentError, UsageError
+from mig_agent.engine.results import QueuePlace
+from mig_agent.frontends.grpc import encode
 from mig_agent.frontends.grpc.handlers import Context, next_message
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
@@ -20,18 +22,18 @@ _METHOD = "Acquire"
 
 
 class QueueReports:
-    """Sends a waiting request's position in the queue to its client. Not thread-safe; use from the event loop."""
+    """Sends a waiting request's place in the queue to its client. Not thread-safe; use from the event loop."""
 
     def __init__(self, context: Context, wrap: Callable[[pb.Queued], pb.AcquireResponse | pb.HoldResponse]) -> None:
-        """Write each position in the queue to `context`, as the response message that `wrap` makes of it."""
+        """Write each place in the queue to `context`, as the response message that `wrap` makes of it."""
         self._context = context
         self._wrap = wrap
-        self._latest = 0
+        self._latest: QueuePlace | None = None
         self._writing: asyncio.Task[None] | None = None
 
-    def report(self, position: int) -> None:
-        """Send a new position; skip earlier ones that are not written yet."""
-        self._latest = position
+    def report(self, place: QueuePlace) -> None:
+        """Send a new place in the queue; skip earlier ones that are not written yet."""
+        self._latest = place
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
@@ -44,11 +46,11 @@ class QueueReports:
             await asyncio.shield(self._writing)
 
     async def _write(self) -> None:
-        written = 0
+        written: QueuePlace | None = None
         try:
-            while written != self._latest:
+            while self._latest is not None and written is not self._latest:
                 written = self._latest
-                await self._context.write(self._wrap(pb.Queued(position=written)))
+                await self._context.write(self._wrap(encode.queued(written)))
         except (grpc.aio.BaseError, asyncio.CancelledError):
             return  # the client has disconnected, which ends the call
 

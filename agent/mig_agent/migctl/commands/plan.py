@@ -8,10 +8,12 @@ from mig_agent.core.errors import UsageError
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.printing import memory, place, print_json
+from mig_agent.migctl.wait_words import basis, likely_start
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
     from mig_agent.client.request_args import RequestArgs
+    from mig_agent.client.types import NoPlan
 
 
 @verb()
@@ -38,23 +40,23 @@ def check_explain(*, dry_run: bool, explain: bool) -> None:
 
 def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: bool) -> int:
     """Print a dry run of the request and return the exit code. Raises Refused if it would be refused."""
-    from mig_agent.client import Refused, to_json  # noqa: PLC0415 -- only where it is needed
-    from mig_agent.client.types import NoPlan  # noqa: PLC0415 -- the same
+    from mig_agent.client import Refused, to_json, types  # noqa: PLC0415 -- only where it is needed
 
-    outcome = client.plan(explain=explain, **asking)
+    outcome = client.plan(explain=explain, estimate=True, **asking)
     explanation = list(map(failures.one_line, outcome.explanation))
-    if isinstance(outcome, NoPlan):
+    if isinstance(outcome, types.NoPlan):
         if explanation and output != "json":
             print("\n".join(explanation), flush=True)
         raise Refused(
             reason=outcome.reason,
             message=outcome.message,
-            hint=outcome.hint,
+            hint=_hint(outcome),
             retryable=outcome.retryable,
             blockers=outcome.blockers,
             explanation=outcome.explanation,
             revision=outcome.revision,
             changed=outcome.changed,
+            estimate=outcome.estimate,
         )
     if output == "json":
         print_json(to_json.encode(outcome))
@@ -70,3 +72,12 @@ def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: boo
         lines += ["", *explanation]
     print("\n".join(lines))
     return failures.DONE
+
+
+def _hint(outcome: NoPlan) -> str:
+    """Return the hint of a refusal, with when the request would start if it waited."""
+    start = "" if outcome.estimate is None else likely_start(outcome.estimate)
+    if outcome.estimate is None or not start:
+        return outcome.hint
+    words = f"if it waited it would be {start} ({basis(outcome.estimate)})"
+    return f"{outcome.hint}; {words}" if outcome.hint else words

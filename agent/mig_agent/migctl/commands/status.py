@@ -11,6 +11,7 @@ from mig_agent.core.quantities import counted, format_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import ago, can_unicode, place, print_json, table, until, wants_color
+from mig_agent.migctl.wait_words import blocked_by, start_interval
 
 if TYPE_CHECKING:
     from mig_agent.client.types import Gpu, LeaseInfo, LedgerDoubt, Status
@@ -68,13 +69,21 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
     if node.queue:
         parts.append(
             table(
-                ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS"),
+                ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY"),
                 [
-                    (str(each.position), each.holder or "-", each.wants, str(each.priority), ago(each.since))
+                    (
+                        str(each.position),
+                        each.holder or "-",
+                        each.wants,
+                        str(each.priority),
+                        ago(each.since),
+                        start_interval(each.estimate) or "-",
+                        blocked_by(each.blockers) or "-",
+                    )
                     for each in node.queue
                 ],
                 width=width if cut else None,
-                bends=(1, 2),
+                bends=(1, 2, 6),
             )
         )
         if node.reservation_after is not None and not node.strict_fifo:

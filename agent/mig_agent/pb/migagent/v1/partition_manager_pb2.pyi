@@ -40,6 +40,28 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _EstimateBasis:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EstimateBasisEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EstimateBasis.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ESTIMATE_BASIS_UNSPECIFIED: _EstimateBasis.ValueType  # 0
+    ESTIMATE_BASIS_DEADLINES: _EstimateBasis.ValueType  # 1
+    """The deadlines of leases: an upper bound, since few leases have ended so far."""
+    ESTIMATE_BASIS_LEASES: _EstimateBasis.ValueType  # 2
+    """How long the last leases lasted, with deadlines as upper bounds."""
+
+class EstimateBasis(_EstimateBasis, metaclass=_EstimateBasisEnumTypeWrapper):
+    """What an estimate of a start goes by."""
+
+ESTIMATE_BASIS_UNSPECIFIED: EstimateBasis.ValueType  # 0
+ESTIMATE_BASIS_DEADLINES: EstimateBasis.ValueType  # 1
+"""The deadlines of leases: an upper bound, since few leases have ended so far."""
+ESTIMATE_BASIS_LEASES: EstimateBasis.ValueType  # 2
+"""How long the last leases lasted, with deadlines as upper bounds."""
+global___EstimateBasis = EstimateBasis
+
 class _StepKind:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -384,22 +406,74 @@ global___HoldRequest = HoldRequest
 class Queued(google.protobuf.message.Message):
     """---------------------------------------------------------------- what is answered
 
-    The request waits.
+    The request waits. Sent when it is queued, and again when its position or its estimate has changed.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     POSITION_FIELD_NUMBER: builtins.int
+    ESTIMATE_FIELD_NUMBER: builtins.int
+    BLOCKERS_FIELD_NUMBER: builtins.int
     position: builtins.int
     """1 is the next one."""
+    @property
+    def estimate(self) -> global___StartEstimate:
+        """Absent: not known, or not yet."""
+
+    @property
+    def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
+        """What blocks it on the GPU that is likely to serve it; a few."""
+
     def __init__(
         self,
         *,
         position: builtins.int = ...,
+        estimate: global___StartEstimate | None = ...,
+        blockers: collections.abc.Iterable[global___Blocker] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["position", b"position"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["estimate", b"estimate"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "position", b"position"]) -> None: ...
 
 global___Queued = Queued
+
+@typing.final
+class StartEstimate(google.protobuf.message.Message):
+    """When a waiting request is likely to start, in seconds from now. What is absent is not known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    EARLIEST_FIELD_NUMBER: builtins.int
+    MEDIAN_FIELD_NUMBER: builtins.int
+    LATEST_FIELD_NUMBER: builtins.int
+    BASIS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    earliest: builtins.float
+    """It starts between `earliest` and `latest` with a probability of 80 %; by deadlines, before `latest`."""
+    median: builtins.float
+    """Half of such requests start before."""
+    latest: builtins.float
+    basis: global___EstimateBasis.ValueType
+    leases: builtins.int
+    """How many past leases it goes by."""
+    def __init__(
+        self,
+        *,
+        earliest: builtins.float | None = ...,
+        median: builtins.float | None = ...,
+        latest: builtins.float | None = ...,
+        basis: global___EstimateBasis.ValueType = ...,
+        leases: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_earliest", b"_earliest", "_latest", b"_latest", "_median", b"_median", "earliest", b"earliest", "latest", b"latest", "median", b"median"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_earliest", b"_earliest", "_latest", b"_latest", "_median", b"_median", "basis", b"basis", "earliest", b"earliest", "latest", b"latest", "leases", b"leases", "median", b"median"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_earliest", b"_earliest"]) -> typing.Literal["earliest"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_latest", b"_latest"]) -> typing.Literal["latest"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_median", b"_median"]) -> typing.Literal["median"] | None: ...
+
+global___StartEstimate = StartEstimate
 
 @typing.final
 class Placement(google.protobuf.message.Message):
@@ -826,8 +900,11 @@ class PlanRequest(google.protobuf.message.Message):
 
     REQUESTS_FIELD_NUMBER: builtins.int
     EXPLAIN_FIELD_NUMBER: builtins.int
+    ESTIMATE_FIELD_NUMBER: builtins.int
     explain: builtins.bool
     """Tell also how each answer came about."""
+    estimate: builtins.bool
+    """Tell also when a request that is refused now would start if it waited. Takes time: some tenths of a second."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Request]:
         """Their request ids and waits are not looked at."""
@@ -837,8 +914,9 @@ class PlanRequest(google.protobuf.message.Message):
         *,
         requests: collections.abc.Iterable[global___Request] | None = ...,
         explain: builtins.bool = ...,
+        estimate: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explain", b"explain", "requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimate", b"estimate", "explain", b"explain", "requests", b"requests"]) -> None: ...
 
 global___PlanRequest = PlanRequest
 
@@ -991,6 +1069,7 @@ class PlanOutcome(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     REFUSAL_FIELD_NUMBER: builtins.int
     EXPLANATION_FIELD_NUMBER: builtins.int
+    ESTIMATE_FIELD_NUMBER: builtins.int
     @property
     def plan(self) -> global___PlannedRequest: ...
     @property
@@ -1002,15 +1081,22 @@ class PlanOutcome(google.protobuf.message.Message):
         belongs to the line above is indented by two spaces. Cut where a node has many GPUs, and it says so.
         """
 
+    @property
+    def estimate(self) -> global___StartEstimate:
+        """Of a refusal that waiting would help, when it was asked for: when the request would start if it waited. Absent: not
+        known. With many requests in one call only the first few get one.
+        """
+
     def __init__(
         self,
         *,
         plan: global___PlannedRequest | None = ...,
         refusal: global___RefusalDetail | None = ...,
         explanation: collections.abc.Iterable[builtins.str] | None = ...,
+        estimate: global___StartEstimate | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["explanation", b"explanation", "outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["estimate", b"estimate", "outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["estimate", b"estimate", "explanation", b"explanation", "outcome", b"outcome", "plan", b"plan", "refusal", b"refusal"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["outcome", b"outcome"]) -> typing.Literal["plan", "refusal"] | None: ...
 
 global___PlanOutcome = PlanOutcome
@@ -1197,6 +1283,8 @@ class QueuedRequest(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     WANTS_FIELD_NUMBER: builtins.int
+    ESTIMATE_FIELD_NUMBER: builtins.int
+    BLOCKERS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Empty where the reader is not who asked."""
     priority: builtins.int
@@ -1208,6 +1296,12 @@ class QueuedRequest(google.protobuf.message.Message):
     """What it wants, for people: "4G", "2 devices: 1g.10gb, 4G"."""
     @property
     def holder(self) -> global___Holder: ...
+    @property
+    def estimate(self) -> global___StartEstimate:
+        """As in Queued, like the blockers."""
+
+    @property
+    def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]: ...
     def __init__(
         self,
         *,
@@ -1217,9 +1311,11 @@ class QueuedRequest(google.protobuf.message.Message):
         position: builtins.int = ...,
         since: builtins.float = ...,
         wants: builtins.str = ...,
+        estimate: global___StartEstimate | None = ...,
+        blockers: collections.abc.Iterable[global___Blocker] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["holder", b"holder", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["estimate", b"estimate", "holder", b"holder"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "holder", b"holder", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
 
 global___QueuedRequest = QueuedRequest
 
@@ -2028,6 +2124,7 @@ class Blocker(google.protobuf.message.Message):
     STATE_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
     HOLDER_FIELD_NUMBER: builtins.int
+    EXPIRES_AT_FIELD_NUMBER: builtins.int
     gpu_index: builtins.int
     what: builtins.str
     """"3g.40gb on slices 0-3"."""
@@ -2035,6 +2132,8 @@ class Blocker(google.protobuf.message.Message):
     """The state of the instance or of the GPU, as a word: "leased", "cordoned"."""
     lease: builtins.str
     holder: builtins.str
+    expires_at: builtins.float
+    """When the lease ends unless it is renewed. Absent: it has no deadline, or there is no lease."""
     def __init__(
         self,
         *,
@@ -2043,8 +2142,11 @@ class Blocker(google.protobuf.message.Message):
         state: builtins.str = ...,
         lease: builtins.str = ...,
         holder: builtins.str = ...,
+        expires_at: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gpu_index", b"gpu_index", "holder", b"holder", "lease", b"lease", "state", b"state", "what", b"what"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "expires_at", b"expires_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "expires_at", b"expires_at", "gpu_index", b"gpu_index", "holder", b"holder", "lease", b"lease", "state", b"state", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
 
 global___Blocker = Blocker
 

@@ -1,0 +1,114 @@
+"""Keeps estimates of when waiting requests start: forecasts of the queue, in turns and within a share of the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from mig_agent.core.backfill import WaitingRequest
+from mig_agent.core.forecast import Forecast, Situation, StartEstimate
+from mig_agent.core.model import NodeView
+from mig_agent.engine.context import Context
+
+FEWEST_RUNS = 9
+"""With fewer runs there is no interval of 80 %."""
+STALE_SECONDS = 10.0
+"""After this time a forecast is repeated although neither the node nor the queue has changed."""
+_TURN_SECONDS = 0.005
+"""How long a forecast may hold the event loop, in seconds."""
+_MOST_SECONDS = 2.0
+"""The processor time after which a forecast of the whole queue ends with the runs that it has made."""
+_MOST_PLAN_SECONDS = 0.5
+"""The same for the forecast of one request that does not wait."""
+_CPU_SHARE = 0.05
+"""The largest share of a core that forecasts of the queue take."""
+
+_NOTHING: Mapping[int, StartEstimate] = {}
+
+
+class WaitEstimates:
+    """Keeps the last forecast of the queue. Not thread-safe; use from the event loop."""
+
+    def __init__(self, context: Context, waiting: Callable[[], Sequence[WaitingRequest]]) -> None:
+        """Forecast the queue that `waiting` returns, in queue order."""
+        self._context = context
+        self._waiting = waiting
+        self._known = _NOTHING
+        self._made_for: tuple[NodeView, tuple[int, ...]] | None = None
+        """The view and the queue of the last forecast."""
+        self._made_at = 0.0
+        self._not_before = 0.0
+        self._running: asyncio.Task[None] | None = None
+
+    def of(self, waiting: WaitingRequest) -> StartEstimate | None:
+        """Return the last estimate for a waiting request; None if none is known, or none yet."""
+        return None if self._context.driver_use.paused else self._known.get(waiting.seq)
+
+    async def refresh(self) -> None:
+        """Wait until the estimates are up to date, as far as the share of the CPU permits.
+
+        Cancelling the call does not end the forecast.
+        """
+        if self._running is None or self._running.done():
+            if not self._is_stale():
+                return
+            self._running = self._context.tasks.spawn("wait-estimates", self._forecast_queue())
+        await asyncio.shield(self._running)
+
+    async def of_request(self, request: WaitingRequest) -> StartEstimate | None:
+        """Return when a request would start if it were in the queue now."""
+        found, _ = await self._run(self._situation((*self._waiting(), request)), _MOST_PLAN_SECONDS)
+        return found.get(request.seq)
+
+    def _is_stale(self) -> bool:
+        context, waiting = self._context, self._waiting()
+        if not waiting:
+            self._known, self._made_for = _NOTHING, None
+            return False
+        if context.closing or context.driver_use.paused or time.monotonic() < self._not_before:
+            return False
+        if self._made_for is None or context.clock.now() - self._made_at >= STALE_SECONDS:
+            return True
+        view, queue = self._made_for
+        return view is not context.state.working_view or queue != tuple(each.seq for each in waiting)
+
+    async def _forecast_queue(self) -> None:
+        waiting, situation = self._waiting(), self._situation(self._waiting())
+        self._known, seconds = await self._run(situation, _MOST_SECONDS)
+        self._made_for, self._made_at = (situation.view, tuple(each.seq for each in waiting)), situation.now
+        self._not_before = time.monotonic() + seconds / _CPU_SHARE
+
+    def _situation(self, waiting: Sequence[WaitingRequest]) -> Situation:
+        context, now = self._context, self._context.clock.now()
+        return Situation(
+            view=context.state.working_view,
+            waiting=waiting,
+            now=now,
+            lease_times=context.lease_times.ordered,
+            reservation_delay=context.reservation_after_seconds,
+            demand=context.recent_requests.demand(now),
+            policy=context.policy,
+            strict_fifo=context.settings.strict_fifo,
+        )
+
+    async def _run(self, situation: Situation, most_seconds: float) -> tuple[Mapping[int, StartEstimate], float]:
+        """Make a forecast in turns with other work; return it with the seconds that it took.
+
+        After `most_seconds` it ends with the runs that were made.
+        """
+        # The same draws each time: an estimate changes because the node has, not by chance.
+        forecast = Forecast(situation, random.Random(0).random)  # noqa: S311 -- no secret
+        seconds, finished = 0.0, False
+        while not finished and seconds < most_seconds:
+            await self._context.fairness.yield_turn()
+            began = time.perf_counter()
+            finished = forecast.advance(_after(began + _TURN_SECONDS))
+            seconds += time.perf_counter() - began
+        known = finished or forecast.done >= FEWEST_RUNS
+        return (forecast.estimates() if known else _NOTHING), seconds
+
+
+def _after(moment: float) -> Callable[[], bool]:
+    return lambda: time.perf_counter() > moment
