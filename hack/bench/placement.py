@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from placement_bench import page, parva, queueing, regret, replay, reuse, sweep, trace
+from placement_bench import page, parva, queueing, regret, replay, reuse, sweep, trace, wait_estimates
 from placement_bench.options import Options
 from placement_bench.results import Report, checks_table
 
@@ -22,6 +22,7 @@ PARTS: Mapping[str, Callable[[Options], Report]] = {
     "sweep": sweep.run,
     "reuse": reuse.run,
     "queue": queueing.run,
+    "waits": wait_estimates.run,
     "parva": parva.run,
     "trace": trace.run,
     "rounds": replay.run,

@@ -22,6 +22,7 @@ SMALL: Mapping[str, Sequence[str]] = {
     "sweep": ("--gpus", "2", "--loads", "0.85", "--requests", "60", "--repeats", "2"),
     "reuse": ("--gpus", "2", "--loads", "0.5", "--requests", "60", "--repeats", "2"),
     "queue": ("--gpus", "2", "--loads", "0.7", "--requests", "60", "--repeats", "2"),
+    "waits": ("--gpus", "2", "--loads", "0.8", "--requests", "150", "--repeats", "1"),
     "parva": (),
     "trace": ("--gpus", "3", "--requests", "200"),
     "rounds": ("--gpu-models", "a30-24gb", "a100-40gb", "--requests", "16", "--repeats", "2"),

@@ -11,6 +11,7 @@ from mig_agent.core.load_history import (
     FIRST_GUESS_SECONDS,
     MOST_LEASE_TIMES,
     MOST_REQUESTS,
+    EndedLease,
     LeaseTimes,
     RecentRequests,
     RemainingTimes,
@@ -21,28 +22,34 @@ from mig_agent.core.model import Request, Want
 def test_the_mean_starts_from_a_guess_and_ends_with_the_leases() -> None:
     times = LeaseTimes()
     assert times.mean == FIRST_GUESS_SECONDS
-    times.lease_ended(100)
+    times.lease_ended(EndedLease(100))
     assert times.mean == pytest.approx((FIRST_GUESS_SECONDS + 100) / 2)
     for seconds in (50, 150) * 400:
-        times.lease_ended(seconds)
+        times.lease_ended(EndedLease(seconds))
     assert times.mean == pytest.approx(100, rel=0.01)
 
 
 def test_it_follows_a_change() -> None:
     times = LeaseTimes(10)
     for _ in range(5000):
-        times.lease_ended(10)
+        times.lease_ended(EndedLease(10))
     for _ in range(5000):
-        times.lease_ended(1000)
+        times.lease_ended(EndedLease(1000))
     assert times.mean == 1000
-    assert times.ordered == (1000,) * MOST_LEASE_TIMES
+    assert times.past.times == (1000,) * MOST_LEASE_TIMES
 
 
 def test_a_clock_that_was_set_back_counts_for_nothing() -> None:
     times = LeaseTimes(10)
-    times.lease_ended(-5)
+    times.lease_ended(EndedLease(-5))
     assert times.mean == 10
     assert not len(times)
+
+
+def test_of_leases_with_a_deadline_the_share_that_they_used_is_kept() -> None:
+    times = LeaseTimes.of((EndedLease(50.0, 100.0), EndedLease(7.0), EndedLease(30.0, 25.0), EndedLease(5.0, 50.0)))
+    assert times.past.shares == (0.1, 0.5, 1.0)
+    assert times.past.times == (5.0, 7.0, 30.0, 50.0)
 
 
 def test_the_rest_of_a_lease_depends_on_its_age() -> None:

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import Blocker
+
+if TYPE_CHECKING:
+    from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +191,7 @@ class QueuePosition(int):
     blockers: tuple[Blocker, ...]
     """What blocks it, and who holds that."""
 
-    def __new__(
-        cls, position: int, estimate: StartEstimate | None = None, blockers: tuple[Blocker, ...] = ()
-    ) -> QueuePosition:
+    def __new__(cls, position: int, estimate: StartEstimate | None = None, blockers: tuple[Blocker, ...] = ()) -> Self:
         """Return the position."""
         made = super().__new__(cls, position)
         made.estimate = estimate

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from mig_agent.core.backfill import Reservation, WaitingRequest, gpu_share, in_order
-from mig_agent.core.load_history import NO_DEMAND, Demand, RemainingTimes
+from mig_agent.core.load_history import NO_DEMAND, Demand, PastLeases, RemainingTimes
 from mig_agent.core.model import (
     Generation,
     Gpu,
@@ -81,8 +81,7 @@ class Situation:
     view: NodeView
     waiting: Sequence[WaitingRequest]
     now: float
-    lease_times: Sequence[float]
-    """How long past leases lasted, in seconds, the shortest first."""
+    past: PastLeases
     reservation_delay: float
     demand: Demand = NO_DEMAND
     policy: Policy = DEFAULT_POLICY
@@ -91,7 +90,7 @@ class Situation:
     @property
     def basis(self) -> Basis:
         """What the forecast goes by."""
-        return Basis.LEASES if len(self.lease_times) >= FEWEST_LEASE_TIMES else Basis.DEADLINES
+        return Basis.LEASES if len(self.past.times) >= FEWEST_LEASE_TIMES else Basis.DEADLINES
 
 
 _Place = tuple[int, int, int]
@@ -109,8 +108,7 @@ class Forecast:
         self._runs = runs if situation.basis is Basis.LEASES else 1
         self._node = _Node(situation.view)
         self._classes = _Classes(situation.view)
-        ages = [situation.now - lease.created_at for lease in situation.view.leases.values()]
-        self._remaining = RemainingTimes(situation.lease_times, ages)
+        self._lifetimes = _Lifetimes(situation)
         self._active = _active_leases(situation)
         self._strata = [_shuffled(self._runs, uniform) for _ in self._active]
         self._starts: dict[int, list[float]] = {each.seq: [] for each in situation.waiting}
@@ -146,7 +144,7 @@ class Forecast:
         if earliest is None:
             return None
         return StartEstimate(
-            earliest=earliest, median=median, latest=latest, basis=Basis.LEASES, leases=len(situation.lease_times)
+            earliest=earliest, median=median, latest=latest, basis=Basis.LEASES, leases=len(situation.past.times)
         )
 
     def _one_run(self) -> Iterator[None]:
@@ -156,12 +154,12 @@ class Forecast:
         by_times = situation.basis is Basis.LEASES
         for lease, strata in zip(self._active, self._strata, strict=True):
             share = (strata[self.done] + uniform()) / self._runs
-            rest = self._remaining.after(lease.age, share) if by_times and lease.ends_some_time else math.inf
-            run.end_later(situation.now + min(rest, lease.at_most), lease.places)
+            run.end_later(situation.now + self._lifetimes.rest(lease.age, lease.at_most, share), lease.places)
 
         def lasts(request: Request) -> float:
-            drawn = self._remaining.after(0.0, uniform()) if by_times else math.inf
-            return drawn if request.ttl_seconds is None else min(drawn, request.ttl_seconds)
+            return self._lifetimes.rest(
+                0.0, math.inf if request.ttl_seconds is None else request.ttl_seconds, uniform()
+            )
 
         demand = situation.demand if by_times else NO_DEMAND
         next_request = math.inf
@@ -185,6 +183,36 @@ class Forecast:
             starts.append(run.starts.get(seq, math.inf))
 
 
+class _Lifetimes:
+    """Draws how long leases go on.
+
+    A lease with a deadline goes by how much of the time until theirs the others have used, as users of a node state
+    deadlines more or less well; while few have ended, and without a deadline, it goes by how long all have lasted.
+    """
+
+    def __init__(self, situation: Situation) -> None:
+        self._by_times = situation.basis is Basis.LEASES
+        leases = situation.view.leases.values()
+        self._times = RemainingTimes(situation.past.times, [situation.now - each.created_at for each in leases])
+        self._shares: RemainingTimes | None = None
+        if len(situation.past.shares) >= FEWEST_LEASE_TIMES:
+            used = [
+                (situation.now - each.created_at) / (each.expires_at - each.created_at)
+                for each in leases
+                if each.expires_at is not None and each.expires_at > each.created_at
+            ]
+            self._shares = RemainingTimes(situation.past.shares, used)
+
+    def rest(self, age: float, at_most: float, share: float) -> float:
+        """Return within how many more seconds this share of the leases of such an age and deadline end."""
+        if not self._by_times:
+            return at_most
+        allowed = age + at_most
+        if self._shares is None or not 0 < allowed < math.inf:
+            return min(self._times.after(age, share), at_most)
+        return min(self._shares.after(age / allowed, share) * allowed, at_most)
+
+
 @dataclass(frozen=True, slots=True)
 class _ActiveLease:
     """An active lease, or another thing that holds slices; `at_most` is how many more seconds it may last."""
@@ -192,7 +220,6 @@ class _ActiveLease:
     places: tuple[_Place, ...]
     age: float
     at_most: float
-    ends_some_time: bool = True
 
 
 def _active_leases(situation: Situation) -> list[_ActiveLease]:
@@ -206,7 +233,7 @@ def _active_leases(situation: Situation) -> list[_ActiveLease]:
                 case InstanceState.LEASED | InstanceState.CREATING:
                     by_lease.setdefault(each.lease or f"generation {each.generation}", []).append(place)
                 case InstanceState.DESTROYING:
-                    others.append(_ActiveLease((place,), 0.0, _CLEANING_SECONDS, ends_some_time=False))
+                    others.append(_ActiveLease((place,), 0.0, _CLEANING_SECONDS))
                 case _:
                     pass  # idle ones are in nobody's way; foreign and blocked ones are taken to stay
     leases = {str(lease.id): lease for lease in view.leases.values()}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from mig_agent.core.model import Request
+from mig_agent.core.model import Lease, Request
 
 FIRST_GUESS_SECONDS = 300.0
 MOST_LEASE_TIMES = 1000
@@ -21,6 +21,31 @@ MOST_REQUESTS = 200
 """How many requests are kept."""
 FEWEST_REQUESTS = 10
 """With fewer requests nothing is said about how often they come."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedLease:
+    """How long a lease lasted, and how long it could have lasted by its deadline, in seconds."""
+
+    lasted: float
+    allowed: float | None = None
+    """None: it had no deadline."""
+
+
+def ended_lease(lease: Lease, at: float) -> EndedLease:
+    """Return what is kept of a lease that ended at a moment."""
+    allowed = None if lease.expires_at is None else lease.expires_at - lease.created_at
+    return EndedLease(at - lease.created_at, allowed)
+
+
+@dataclass(frozen=True, slots=True)
+class PastLeases:
+    """How long past leases lasted, in order of size."""
+
+    times: Sequence[float] = ()
+    """In seconds."""
+    shares: Sequence[float] = ()
+    """Of those with a deadline: as a share of the time until then, at most 1."""
 
 
 class LeaseTimes:
@@ -32,21 +57,25 @@ class LeaseTimes:
     def __init__(self, first_guess: float = FIRST_GUESS_SECONDS) -> None:
         self._by_end: deque[float] = deque()
         self._ordered: list[float] = []
+        self._shares: deque[float] = deque(maxlen=MOST_LEASE_TIMES)
         self._first_guess: float | None = first_guess
         self._sum = first_guess
 
     @classmethod
-    def of(cls, lengths: Iterable[float]) -> Self:
-        """Return the times of leases that lasted these seconds, given in the order of their ends."""
+    def of(cls, leases: Iterable[EndedLease]) -> Self:
+        """Return the times of these leases, given in the order of their ends."""
         times = cls()
-        for seconds in lengths:
-            times.lease_ended(seconds)
+        for each in leases:
+            times.lease_ended(each)
         return times
 
-    def lease_ended(self, seconds: float) -> None:
-        """Add a lease of this length. A negative length, from a clock that was set back, is ignored."""
+    def lease_ended(self, lease: EndedLease) -> None:
+        """Add a lease. A negative length, from a clock that was set back, is ignored."""
+        seconds = lease.lasted
         if seconds < 0:
             return
+        if lease.allowed is not None and lease.allowed > 0:
+            self._shares.append(min(seconds / lease.allowed, 1.0))
         self._by_end.append(seconds)
         insort(self._ordered, seconds)
         self._sum += seconds
@@ -63,9 +92,9 @@ class LeaseTimes:
         return self._sum / (len(self._by_end) + (self._first_guess is not None))
 
     @property
-    def ordered(self) -> tuple[float, ...]:
-        """The lease times, the shortest first; without the first guess."""
-        return tuple(self._ordered)
+    def past(self) -> PastLeases:
+        """The leases that the times are of; without the first guess."""
+        return PastLeases(tuple(self._ordered), tuple(sorted(self._shares)))
 
     def __len__(self) -> int:
         return len(self._ordered)

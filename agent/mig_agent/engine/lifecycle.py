@@ -26,6 +26,7 @@ from mig_agent.adapters.ledger.records import (
 from mig_agent.adapters.processes import ProcessWatch
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
+from mig_agent.core.load_history import ended_lease
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -438,7 +439,7 @@ class LeaseLifecycle:
                 state.put(replace(instance, state=left, lease=None, since=at))
         known = state.leases.get(lease)
         if known is not None:
-            self._context.lease_times.lease_ended(at - known.created_at)
+            self._context.lease_times.lease_ended(ended_lease(known, at))
         state.drop_lease(lease)
         self._noted.discard(lease)
         self._request_log.ended(lease, at, reason)

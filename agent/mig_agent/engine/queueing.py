@@ -388,7 +388,7 @@ class RequestQueue:
     async def _report(self) -> None:
         """Report positions that have changed at once, and estimates when they are made; then again after a while."""
         await self._report_places()
-        await self._estimates.refresh()
+        await self._estimates.refresh_later()
         await self._report_places()
         if self._requests:
             self._schedule_report(STALE_SECONDS)

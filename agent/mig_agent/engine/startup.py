@@ -24,7 +24,7 @@ from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import ConfigError, DriverError, LedgerError
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.load_history import LeaseTimes, RecentRequests
+from mig_agent.core.load_history import LeaseTimes, RecentRequests, ended_lease
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
@@ -205,7 +205,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         journal=Journal(ledger, state, events, clock),
         tasks=Tasks(),
         lease_times=LeaseTimes.of(
-            each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
+            ended_lease(each.lease, each.ended_at) for each in contents.leases if each.ended_at is not None
         ),
         recent_requests=RecentRequests(clock.now()),
         blocking_calls=CallThread("aside"),

@@ -39,15 +39,21 @@ class WaitEstimates:
         self._made_for: tuple[NodeView, tuple[int, ...]] | None = None
         """The view and the queue of the last forecast."""
         self._made_at = 0.0
-        self._not_before = 0.0
+        self._pause_from = self._pause_seconds = 0.0
+        """The moment since which the CPU is left to others, and for how long."""
         self._running: asyncio.Task[None] | None = None
 
     def of(self, waiting: WaitingRequest) -> StartEstimate | None:
         """Return the last estimate for a waiting request; None if none is known, or none yet."""
         return None if self._context.driver_use.paused else self._known.get(waiting.seq)
 
+    async def refresh_later(self) -> None:
+        """Bring the estimates up to date once the share of the CPU permits it."""
+        await self._context.clock.sleep(self._pause_left())
+        await self.refresh()
+
     async def refresh(self) -> None:
-        """Wait until the estimates are up to date, as far as the share of the CPU permits.
+        """Wait until the estimates are up to date; return at once while the share of the CPU is used up.
 
         Cancelling the call does not end the forecast.
         """
@@ -67,7 +73,7 @@ class WaitEstimates:
         if not waiting:
             self._known, self._made_for = _NOTHING, None
             return False
-        if context.closing or context.driver_use.paused or time.monotonic() < self._not_before:
+        if context.closing or context.driver_use.paused or self._pause_left():
             return False
         if self._made_for is None or context.clock.now() - self._made_at >= STALE_SECONDS:
             return True
@@ -78,7 +84,12 @@ class WaitEstimates:
         waiting, situation = self._waiting(), self._situation(self._waiting())
         self._known, seconds = await self._run(situation, _MOST_SECONDS)
         self._made_for, self._made_at = (situation.view, tuple(each.seq for each in waiting)), situation.now
-        self._not_before = time.monotonic() + seconds / _CPU_SHARE
+        self._pause_from, self._pause_seconds = self._context.clock.now(), seconds / _CPU_SHARE
+
+    def _pause_left(self) -> float:
+        """Return for how many seconds the CPU is left to others still."""
+        passed = self._context.clock.now() - self._pause_from
+        return self._pause_seconds - passed if 0 <= passed < self._pause_seconds else 0.0
 
     def _situation(self, waiting: Sequence[WaitingRequest]) -> Situation:
         context, now = self._context, self._context.clock.now()
@@ -86,7 +97,7 @@ class WaitEstimates:
             view=context.state.working_view,
             waiting=waiting,
             now=now,
-            lease_times=context.lease_times.ordered,
+            past=context.lease_times.past,
             reservation_delay=context.reservation_after_seconds,
             demand=context.recent_requests.demand(now),
             policy=context.policy,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mig_agent.core.backfill import WaitingRequest
-from mig_agent.core.load_history import LeaseTimes
+from mig_agent.core.load_history import EndedLease, LeaseTimes
 from mig_agent.core.model import LeaseId, NodeView, RequestId
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
 from mig_agent.core.planning.search import find
@@ -42,11 +42,16 @@ class Moment:
 
 
 def waits(
-    discipline: Discipline, arrivals: Arrivals, gpus: int, watch: Callable[[int, Moment], None] | None = None
+    discipline: Discipline,
+    arrivals: Arrivals,
+    gpus: int,
+    watch: Callable[[int, Moment], None] | None = None,
+    allowed: Callable[[int], float | None] = lambda _number: None,
 ) -> list[float]:
     """Return how long each request waits, in order of arrival. All are served in the end.
 
-    `watch` is called after each arrival, with its number.
+    `watch` is called after each arrival, with its number. `allowed` returns how far off the deadline of a request's
+    lease is; None if it has none.
     """
     cluster = AgentCluster(gpus, DEFAULT_POLICY)
     queue = Queue()
@@ -89,7 +94,7 @@ def waits(
             cluster.end(handle, now)
             for each in handle:
                 active.pop(each.lease or LeaseId(""))
-            lease_times.lease_ended(arrivals.lasts[number])
+            lease_times.lease_ended(EndedLease(arrivals.lasts[number], allowed(number)))
             start_what_fits(now)
 
     for number, (now, kind) in enumerate(zip(arrivals.at, arrivals.kind, strict=True)):

@@ -1,0 +1,161 @@
+"""What a waiting request's client, a status and a dry run say of its start and of what blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mig_agent.core.forecast import FEWEST_LEASE_TIMES, Basis
+from mig_agent.engine.results import QueueEntry, QueuePlace
+from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
+
+LASTS = 100.0
+
+
+async def leases_before(node: Node, count: int = FEWEST_LEASE_TIMES) -> None:
+    """So many leases, one after the other, each of LASTS seconds."""
+    for _ in range(count):
+        granted = await node.acquire("7g.40gb")
+        node.clock.advance(LASTS)
+        await node.release(granted)
+
+
+async def waits(node: Node, *, name: str = "bob", places: list[QueuePlace] | None = None) -> asyncio.Task[object]:
+    before = len(node.manager.snapshot.queue)
+    request = node.request("7g.40gb", wait_seconds=6000.0, name=name)
+    task: asyncio.Task[object] = node.start(
+        node.manager.acquire(request, ANYBODY, None if places is None else places.append)
+    )
+    await node.until(lambda: len(node.manager.snapshot.queue) > before)
+    return task
+
+
+async def queue_of(node: Node) -> tuple[QueueEntry, ...]:
+    await node.manager.refresh_estimates()
+    return node.manager.snapshot.queue
+
+
+async def end(*tasks: asyncio.Task[object]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+async def test_the_client_and_the_status_say_when_it_starts_and_what_blocks_it(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await leases_before(node)
+        held = await node.acquire("7g.40gb", name="alice", ttl_seconds=500.0)
+        node.clock.advance(40)
+        places: list[QueuePlace] = []
+        task = await waits(node, places=places)
+        assert places[0].position == 1, "at once, while nothing is computed"
+        node.clock.advance(1)
+        await node.until(lambda: places[-1].estimate)
+        estimate = places[-1].estimate
+        assert estimate is not None
+        assert estimate.basis is Basis.LEASES
+        assert estimate.leases == FEWEST_LEASE_TIMES
+        assert estimate.median == pytest.approx(node.clock.now() + 59)
+        for blockers in (places[0].blockers, places[-1].blockers):
+            (blocker,) = blockers
+            assert (blocker.holder, blocker.lease) == ("alice", held.lease.id)
+            assert blocker.expires_at == held.lease.expires_at
+        (entry,) = await queue_of(node)
+        assert (entry.estimate, entry.blockers) == (estimate, places[-1].blockers)
+        await end(task)
+
+
+async def test_a_new_estimate_is_reported_when_it_has_changed(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await leases_before(node)
+        held = await node.acquire("7g.40gb")
+        places: list[QueuePlace] = []
+        task = await waits(node, places=places)
+        node.clock.advance(1)
+        await node.until(lambda: places[-1].estimate)
+        reported = len(places)
+        await node.manager.renew(held.lease.id, held.token, 20.0, ANYBODY)
+        node.clock.advance(11)
+        await node.until(lambda: len(places) > reported)
+        estimate = places[-1].estimate
+        assert estimate is not None
+        assert estimate.latest == pytest.approx(node.clock.now() + 9)
+        await end(task)
+
+
+async def test_few_leases_and_no_deadline_say_nothing(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("7g.40gb")
+        task = await waits(node)
+        (entry,) = await queue_of(node)
+        assert entry.estimate is None
+        assert entry.blockers
+        await end(task)
+
+
+async def test_deadlines_alone_are_an_upper_bound(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        held = await node.acquire("7g.40gb", ttl_seconds=77.0)
+        task = await waits(node)
+        (entry,) = await queue_of(node)
+        assert entry.estimate is not None
+        assert entry.estimate.basis is Basis.DEADLINES
+        assert (entry.estimate.median, entry.estimate.latest) == (None, held.lease.expires_at)
+        await end(task)
+
+
+async def test_a_dry_run_is_estimated_behind_the_queue(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await leases_before(node)
+        await node.acquire("7g.40gb")
+        task = await waits(node)
+        estimate = await node.manager.estimate(node.request("7g.40gb"))
+        assert estimate is not None
+        assert estimate.median == pytest.approx(node.clock.now() + 2 * LASTS)
+        (entry,) = await queue_of(node)
+        assert entry.estimate is not None
+        assert entry.estimate.median == pytest.approx(node.clock.now() + LASTS)
+        await end(task)
+
+
+async def test_nothing_is_said_while_the_agent_is_paused(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await leases_before(node)
+        await node.acquire("7g.40gb")
+        task = await waits(node)
+        assert (await queue_of(node))[0].estimate is not None
+        await node.manager.pause("a new driver", ADMIN)
+        (entry,) = await queue_of(node)
+        assert (entry.estimate, entry.blockers) == (None, ())
+        assert await node.manager.estimate(node.request("7g.40gb")) is None
+        await end(task)
+
+
+async def test_lease_times_are_known_after_a_restart(tmp_path: Path) -> None:
+    node = await start(tmp_path, "a100-40gb")
+    await leases_before(node)
+    await node.acquire("7g.40gb")
+    clock = node.clock
+    await node.quiet()
+    await killed(node)
+    async with engine(tmp_path, clock=clock) as again:
+        task = await waits(again)
+        (entry,) = await queue_of(again)
+        assert entry.estimate is not None
+        assert entry.estimate.leases == FEWEST_LEASE_TIMES
+        await end(task)
+
+
+async def test_gpus_that_are_kept_for_another_block_it(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", reservation_after_seconds=10.0) as node:
+        await node.acquire("3g.20gb")
+        large = await waits(node)
+        node.clock.advance(20)
+        request = node.request("1g.5gb", wait_seconds=600.0, name="carol")
+        small: asyncio.Task[object] = node.start(node.manager.acquire(request, ANYBODY))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 2)
+        _, entry = await queue_of(node)
+        assert [(each.what, each.state) for each in entry.blockers] == [("the GPU", "reserved")]
+        await end(small, large)
