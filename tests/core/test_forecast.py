@@ -126,11 +126,12 @@ def situations(draw: st.DrawFn) -> Situation:
         name: replace(each, expires_at=NOW + ends[name], created_at=NOW - 1) for name, each in view.leases.items()
     }
     asked = []
-    for number in range(draw(st.integers(1, 6))):
+    waited = draw(st.lists(st.integers(0, 100), min_size=1, max_size=6))
+    for number, seconds in enumerate(sorted(waited, reverse=True)):
         wants = draw(st.lists(wants_for(layouts), min_size=1, max_size=2))
         made = request(*wants, priority=draw(st.sampled_from((0, 0, 0, 1))))
         ttl = draw(st.sampled_from((None, 50.0 + number / 7, 120.0 + number / 7)))
-        asked.append(waiting(number, replace(made, ttl_seconds=ttl), since=NOW - draw(st.integers(0, 100))))
+        asked.append(waiting(number, replace(made, ttl_seconds=ttl), since=NOW - seconds))
     return replace(
         situation(replace(view, leases=leases), *asked, delay=draw(st.sampled_from((0.0, 60.0, 150.0, 1e9)))),
         strict_fifo=draw(st.sampled_from((False, False, True))),

@@ -79,5 +79,5 @@ def _hint(outcome: NoPlan) -> str:
     start = "" if outcome.estimate is None else likely_start(outcome.estimate)
     if outcome.estimate is None or not start:
         return outcome.hint
-    words = f"if it waited it would be {start} ({basis(outcome.estimate)})"
+    words = f"with --wait: {start} ({basis(outcome.estimate)})"
     return f"{outcome.hint}; {words}" if outcome.hint else words
