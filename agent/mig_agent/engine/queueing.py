@@ -388,10 +388,12 @@ class RequestQueue:
     async def _report(self) -> None:
         """Report positions that have changed at once, and estimates when they are made; then again after a while."""
         await self._report_places()
-        await self._estimates.refresh_later()
-        await self._report_places()
-        if self._requests:
-            self._schedule_report(STALE_SECONDS)
+        pause = self._estimates.pause_left
+        if not pause:
+            await self._estimates.refresh()
+            await self._report_places()
+        if self._requests and not self._context.closing:
+            self._schedule_report(max(pause, REPORT_SECONDS) if pause else STALE_SECONDS)
 
     async def _report_places(self) -> None:
         blockers = self._blockers()

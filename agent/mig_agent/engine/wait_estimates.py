@@ -47,11 +47,6 @@ class WaitEstimates:
         """Return the last estimate for a waiting request; None if none is known, or none yet."""
         return None if self._context.driver_use.paused else self._known.get(waiting.seq)
 
-    async def refresh_later(self) -> None:
-        """Bring the estimates up to date once the share of the CPU permits it."""
-        await self._context.clock.sleep(self._pause_left())
-        await self.refresh()
-
     async def refresh(self) -> None:
         """Wait until the estimates are up to date; return at once while the share of the CPU is used up.
 
@@ -73,7 +68,7 @@ class WaitEstimates:
         if not waiting:
             self._known, self._made_for = _NOTHING, None
             return False
-        if context.closing or context.driver_use.paused or self._pause_left():
+        if context.closing or context.driver_use.paused or self.pause_left:
             return False
         if self._made_for is None or context.clock.now() - self._made_at >= STALE_SECONDS:
             return True
@@ -86,8 +81,9 @@ class WaitEstimates:
         self._made_for, self._made_at = (situation.view, tuple(each.seq for each in waiting)), situation.now
         self._pause_from, self._pause_seconds = self._context.clock.now(), seconds / _CPU_SHARE
 
-    def _pause_left(self) -> float:
-        """Return for how many seconds the CPU is left to others still."""
+    @property
+    def pause_left(self) -> float:
+        """For how many more seconds no forecast of the queue begins, since the share of the CPU is used up."""
         passed = self._context.clock.now() - self._pause_from
         return self._pause_seconds - passed if 0 <= passed < self._pause_seconds else 0.0
 
@@ -112,7 +108,7 @@ class WaitEstimates:
         # The same draws each time: an estimate changes because the node has, not by chance.
         forecast = Forecast(situation, random.Random(0).random)  # noqa: S311 -- no secret
         seconds, finished = 0.0, False
-        while not finished and seconds < most_seconds:
+        while not finished and seconds < most_seconds and not self._context.closing:
             await self._context.fairness.yield_turn()
             began = time.perf_counter()
             finished = forecast.advance(_after(began + _TURN_SECONDS))
