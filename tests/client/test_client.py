@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.client import Client, ClientError, Lease, NoAgent, Pod, Refused, UsageError, to_json
-from mig_agent.client.types import NoPlan, Plan
+from mig_agent.client.types import NoPlan, Plan, QueuePosition
 from support.agent import GENEROUS_SECONDS, Agent, eventually
 
 
@@ -371,3 +371,33 @@ def test_the_threads_in_which_requests_are_sent_end_with_their_calls(client: Cli
         with pytest.raises(Refused):
             client.acquire(gpu_memory="900G")
     eventually(lambda: threading.active_count() <= before, "nothing runs any more")
+
+
+def test_a_wait_says_when_it_is_likely_to_start_and_what_blocks_it(client: Client, agent: Agent) -> None:
+    with (
+        client.lease(mig_profile="7g.40gb", ttl="10m", name="train") as held,
+        Client(agent.address) as other,
+    ):
+        refused = other.plan(mig_profile="7g.40gb", estimate=True)
+        assert isinstance(refused, NoPlan)
+        assert refused.estimate is not None, "no lease has ended, but this one has a deadline"
+        assert (refused.estimate.basis, refused.estimate.median) == ("deadlines", None)
+        assert 590 < (refused.estimate.latest or 0) <= 600
+        quick = other.plan(mig_profile="7g.40gb")
+        assert isinstance(quick, NoPlan)
+        assert quick.estimate is None, "it was not asked for"
+        positions: queue.SimpleQueue[QueuePosition] = queue.SimpleQueue()
+        waiting = threading.Thread(
+            target=lambda: other.lease(mig_profile="7g.40gb", wait="5m", on_queued=positions.put).release()
+        )
+        waiting.start()
+        first = positions.get(timeout=GENEROUS_SECONDS)
+        assert (first, first.blockers[0].lease, first.blockers[0].expires_at) == (1, held.id, held.grant.expires_at)
+        second = positions.get(timeout=GENEROUS_SECONDS)
+        assert second.estimate is not None
+        (entry,) = client.status().queue
+        assert entry.estimate is not None
+        assert entry.estimate.basis == second.estimate.basis == "deadlines"
+        held.release()
+        waiting.join(GENEROUS_SECONDS)
+        assert not waiting.is_alive()
