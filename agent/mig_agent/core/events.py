@@ -49,6 +49,8 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_QUARANTINED = "ledger-quarantined"
+    LEDGER_RESTORED = "ledger-restored"
+    """An administrator restored a backup of the ledger, which does not account for what came after it."""
     SOCKET_LOST = "socket-lost"
     """A socket of the agent was removed or replaced, and could not be bound again yet."""
     SOCKET_RESTORED = "socket-restored"
@@ -72,6 +74,7 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
         EventKind.LEDGER_QUARANTINED,
+        EventKind.LEDGER_RESTORED,
         EventKind.SOCKET_LOST,
         EventKind.SOCKET_RESTORED,
         EventKind.CERTIFICATES_RENEWED,

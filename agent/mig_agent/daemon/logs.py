@@ -37,6 +37,7 @@ _ERRORS = frozenset(
         EventKind.GPU_LOST,
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_QUARANTINED,
+        EventKind.LEDGER_RESTORED,
         EventKind.CERTIFICATE_RELOAD_FAILED,
         EventKind.SOCKET_LOST,
     }

@@ -52,7 +52,7 @@ class LeaseRecovery:
                 Reason.WRONG_TOKEN,
                 f"cannot recover lease {shown(lease)}: the token is not its token",
                 "give the token that came with the lease: --token. Where the agent's token.key was lost with its "
-                "ledger, the tokens of before are void: ask an administrator",
+                "ledger, earlier tokens are void: ask an administrator",
             )
         await self._lifecycle.wait_for_pending_commit(lease)
         there = self._there(lease, caller)

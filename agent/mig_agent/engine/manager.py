@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
-from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
+from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
-from mig_agent.core.owner import Owner, StreamOwner
+from mig_agent.core.owner import Owner, PodOwner, StreamOwner
 from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
@@ -82,7 +82,15 @@ class Manager:
         return await self._parts.acquirer.acquire(request, caller, on_queued)
 
     async def hold(self, request: Request, caller: Caller, on_queued: Callable[[int], None] | None = None) -> Granted:
-        """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
+        """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`.
+
+        Raises UsageError for a pod's request, whose lease ends with the pod.
+        """
+        if isinstance(request.owner, PodOwner):
+            raise UsageError(
+                f"cannot hold a lease for {request.owner.label} by a stream: it is to outlive its scheduler",
+                "call Acquire with ttl_seconds, and Renew once the pod is to come",
+            )
         try:
             held = replace(request, owner=StreamOwner(process=request.owner.process))
             return await self._parts.acquirer.acquire(held, caller, on_queued)

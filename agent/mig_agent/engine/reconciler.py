@@ -292,7 +292,7 @@ class Reconciler:
             return
         going_on = leases_with_devices_elsewhere(self._context, gpu)
         if not record.lost:
-            record.lost = f"the driver has lost it: {error.detail or error.kind}"
+            record.lost = f"the driver reports {error.detail or error.kind}"
             self._tell(EventKind.GPU_LOST, record, f"GPU {record.index} is lost: {record.lost}")
             self._tell_who_goes_on([each for each in record.instances.values() if each.lease in going_on])
         held = (each.lease for each in record.instances.values() if each.lease is not None)

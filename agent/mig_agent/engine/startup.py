@@ -293,12 +293,14 @@ def _doubt_events(context: Context) -> tuple[Event, ...]:
     )
     words = (
         f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
-        "`migctl recover` brings a lease of before back to who has its token, and `migctl adopt` takes over what "
-        "nobody counts on any more"
+        "`migctl recover` brings an earlier lease back to the holder of its token, and `migctl adopt` takes over "
+        "instances that are no longer needed"
     )
     return (
         context.journal.event(
-            EventKind.LEDGER_QUARANTINED, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+            EventKind.LEDGER_RESTORED if doubt.restored else EventKind.LEDGER_QUARANTINED,
+            words,
+            kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
         ),
     )
 

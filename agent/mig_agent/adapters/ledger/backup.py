@@ -30,6 +30,8 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
     if not _exists(ledger, f"cannot back up {ledger}"):
         raise LedgerError(f"cannot back up {ledger}: there is no ledger")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot write {target}: there is no folder {target.parent}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         try:

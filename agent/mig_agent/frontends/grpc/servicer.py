@@ -22,7 +22,7 @@ from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifecycle import StreamEnd
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.grpc import encode
-from mig_agent.frontends.grpc.decode import held_request_from, request_from
+from mig_agent.frontends.grpc.decode import request_from
 from mig_agent.frontends.grpc.handlers import Context, abort
 from mig_agent.frontends.grpc.identity import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.grpc.streams import Confirmation, QueueReports, request_in
@@ -114,7 +114,7 @@ class PartitionManagerServicer:
         """Acquire devices, and keep them until the stream ends."""
         caller = self._caller(context)
         connection_end = self._connection_ends.of(context.peer())
-        request = held_request_from(message.request, caller)
+        request = request_from(message.request, caller)
         reports = QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         try:
             granted = await self._manager.hold(request, caller, reports.report)
