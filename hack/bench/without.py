@@ -27,7 +27,7 @@ from mig_agent.program import run
 _Patches = Mapping[tuple[object, str], Any]
 
 
-async def _acquire_unconfirmed(self: Any, message: pb.AcquireRequest, context: Any) -> None:  # noqa: ANN401
+async def _acquire_unconfirmed(self: Any, message: pb.AcquireRequest, context: Any) -> None:  # noqa: ANN401 -- of any class of that shape
     caller = self._caller(context)
     granted = await self._manager.acquire(request_from(request_in(message), caller), caller)
     await context.write(pb.AcquireResponse(granted=encode.granted(granted)))
@@ -42,14 +42,14 @@ def _nothing(*_arguments: object) -> None:
     return
 
 
-def _connect_unsynchronised(path: Any, mode: str) -> Any:  # noqa: ANN401
+def _connect_unsynchronised(path: Any, mode: str) -> Any:  # noqa: ANN401 -- of any class of that shape
     connection = connect(path, mode)
     if mode != "ro":
         connection.execute("PRAGMA synchronous = OFF")
     return connection
 
 
-def _unlimited(client: Any, server: Any, buffer: Any, on_close: Any, _limits: object = None) -> ProxyConnection:  # noqa: ANN401
+def _unlimited(client: Any, server: Any, buffer: Any, on_close: Any, _limits: object = None) -> ProxyConnection:  # noqa: ANN401 -- of any class of that shape
     return ProxyConnection(client, server, buffer, on_close)
 
 

@@ -300,7 +300,9 @@ def _doubt_events(context: Context) -> tuple[Event, ...]:
         context.journal.event(
             EventKind.LEDGER_RESTORED if doubt.restored else EventKind.LEDGER_QUARANTINED,
             words,
-            kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+            kept_as=doubt.kept_as,
+            since=doubt.at,
+            restored=doubt.restored,
         ),
     )
 
