@@ -8,6 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mig_agent.core.errors import DriverErrorKind
+from mig_agent.core.model import Holder
 from mig_agent.frontends.metrics import Metrics
 from support.engine import ADMIN, engine
 
@@ -69,6 +70,30 @@ async def test_the_gauges_show_the_node(tmp_path: Path) -> None:
         await node.manager.pause("", ADMIN, lasting=True)
         assert value(metrics, "mig_agent_paused") == 1
         assert value(metrics, "mig_agent_gpus", state="ready") == 2
+
+
+async def test_a_tenants_leases_are_weighed_and_the_longest_wait_is_dated(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        metrics.watch(lambda: node.manager.published)
+        assert value(metrics, "mig_agent_queue_oldest_timestamp_seconds") is None
+        await node.acquire("3g.20gb", holder=Holder(name="alice", tenant="team-a"))
+        await node.acquire("2g.10gb", holder=Holder(name="bob", tenant="team-b"))
+        memory = node.gpu().layout.by_name["3g.20gb"].memory_mib << 20
+        assert value(metrics, "mig_agent_leased_memory_bytes", tenant="team-a") == memory
+        assert value(metrics, "mig_agent_leased_memory_slices", tenant="team-a") == 4
+        assert value(metrics, "mig_agent_leased_memory_slices", tenant="team-b") == 2
+        began = node.clock.now()
+        waiting = node.start(node.acquire("7g.40gb", wait_seconds=1e6))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 1)
+        node.clock.advance(10)
+        urgent = node.start(node.acquire("7g.40gb", wait_seconds=1e6, priority=5))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 2)
+        assert value(metrics, "mig_agent_queue_oldest_timestamp_seconds") == began
+        for each in (waiting, urgent):
+            each.cancel()
+        await node.until(lambda: not node.manager.snapshot.queue)
+        assert value(metrics, "mig_agent_queue_oldest_timestamp_seconds") is None
 
 
 async def test_events_are_counted(tmp_path: Path) -> None:

@@ -396,6 +396,7 @@ class Manager:
             view=context.state.view,
             started_at=parts.started_at,
             queue_length=len(parts.queue),
+            oldest_waiting_since=parts.queue.oldest_since,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
             unused=parts.reconciler.unused_at_last_look,

@@ -68,6 +68,11 @@ class RequestQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def oldest_since(self) -> float | None:
+        """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
+        return self._queue.oldest_since
+
     def position(self, request: RequestKey) -> int | None:
         """Return a request's place in the queue, 1 for the first; None when it does not wait."""
         return self._queue.position(request)

@@ -125,6 +125,8 @@ class Published:
     view: NodeView
     started_at: float
     queue_length: int = 0
+    oldest_waiting_since: float | None = None
+    """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
     reservation_after_seconds: float = 0.0
     """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""

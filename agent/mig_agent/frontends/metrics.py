@@ -151,6 +151,12 @@ class _NodeGauges(Collector):
         yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", view.revision)
         yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", node.started_at)
         yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", node.queue_length)
+        if node.oldest_waiting_since is not None:
+            yield GaugeMetricFamily(
+                "mig_agent_queue_oldest_timestamp_seconds",
+                "When the request that waits longest arrived, since the epoch; no sample while none waits.",
+                node.oldest_waiting_since,
+            )
         yield GaugeMetricFamily(
             "mig_agent_reservation_after_seconds",
             "How long a request waits before GPUs are kept for it.",
@@ -181,6 +187,7 @@ class _NodeGauges(Collector):
         yield _instances(view)
         yield _slices(view)
         yield _lease_instances(view)
+        yield from _leased_by_tenant(view)
 
 
 def _gpus(view: NodeView) -> Metric:
@@ -257,3 +264,20 @@ def _lease_instances(view: NodeView) -> Metric:
                 )
                 family.add_metric(labels, 1)
     return family
+
+
+def _leased_by_tenant(view: NodeView) -> Iterator[Metric]:
+    memory = GaugeMetricFamily("mig_agent_leased_memory_bytes", "Memory of leased devices.", labels=("tenant",))
+    slices = GaugeMetricFamily("mig_agent_leased_memory_slices", "Memory slices of leased devices.", labels=("tenant",))
+    mebibytes, numbers = Tally[str](), Tally[str]()
+    for each in (instance for gpu in view.gpus for instance in gpu.instances):
+        lease = None if each.lease is None else view.leases.get(each.lease)
+        if lease is not None:
+            tenant = visible(lease.holder.tenant)
+            mebibytes[tenant] += each.slot.profile.memory_mib
+            numbers[tenant] += each.slot.placement.size
+    for tenant in sorted(mebibytes):
+        memory.add_metric((tenant,), mebibytes[tenant] << 20)
+        slices.add_metric((tenant,), numbers[tenant])
+    yield memory
+    yield slices
