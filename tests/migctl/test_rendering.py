@@ -19,10 +19,9 @@ from mig_agent.client.types import (
     Placement,
     Pod,
     Status,
-    Usage,
     Waiting,
 )
-from mig_agent.migctl.commands import status, top
+from mig_agent.migctl.commands import status
 from mig_agent.migctl.printing import memory, place, slices, table, until
 
 LEASED = Instance(
@@ -225,22 +224,6 @@ def test_what_holders_are_called_cannot_break_the_page() -> None:
     page = status.render(replace(NODE, leases=(wild,)), width=80, color=False, unicode=True)
     assert "\x1b" not in page
     assert len(page.splitlines()) == len(status.render(NODE, width=80, color=False, unicode=True).splitlines())
-
-
-def test_top_shows_the_unknown_as_unknown_and_never_as_0() -> None:
-    nothing = Usage(generation=1, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None)
-    known = Usage(
-        generation=2, memory_used_mib=0, memory_total_mib=40320, utilization_percent=None, processes=(4711, 4712)
-    )
-    lines = top.render(NODE, {1: nothing, 2: known}).splitlines()
-    (unknown,) = [line for line in lines if "alice" in line]
-    assert unknown.split()[-1] == "?"
-    assert "0 MiB" not in unknown
-    assert "unused" in unknown
-    (line,) = [line for line in lines if "3g.40gb" in line]
-    assert "0 MiB" in line
-    assert "4711 4712" in line
-    assert "?" in top.render(NODE, {}), "no reading at all"
 
 
 def test_top_in_json_has_null_for_the_unknown() -> None:

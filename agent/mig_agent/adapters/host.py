@@ -42,6 +42,8 @@ class ProcessInfo:
     """The command line, words separated by blanks; the program's name in brackets if it has none."""
     container: str
     """Id of its container, 64 hexadecimal digits; empty outside a container."""
+    uid: int
+    """Its user."""
     started: int
     """Clock ticks from boot to its start; together with the pid it identifies a process for good."""
 
@@ -103,6 +105,7 @@ class Host:
             state, started = fields[0], int(fields[19])
             if state in {"Z", "X"}:
                 return None
+            uid = folder.stat().st_uid
             words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             # Its owner chose these characters, and other users read them.
             command = visible(b" ".join(words).decode(errors="replace").strip())
@@ -110,7 +113,7 @@ class Host:
                 command = f"[{visible((folder / 'comm').read_text(encoding='utf-8', errors='replace').strip())}]"
         except (OSError, IndexError, ValueError):
             return None
-        return ProcessInfo(pid=pid, command=command, container=self._container(folder), started=started)
+        return ProcessInfo(pid=pid, command=command, container=self._container(folder), uid=uid, started=started)
 
     def describe_process(self, pid: int) -> str:
         """Return a text for messages, `pid 4711` for a process that has ended or cannot be seen."""

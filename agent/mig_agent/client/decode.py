@@ -253,6 +253,15 @@ def usage(message: pb.InstanceUsage) -> types.Usage:
         memory_total_mib=message.memory_total_mib if message.HasField("memory_total_mib") else None,
         utilization_percent=message.utilization_percent if message.HasField("utilization_percent") else None,
         processes=tuple(message.processes.pids) if message.HasField("processes") else None,
+        process_details=tuple(
+            types.ProcessUsage(
+                pid=each.pid,
+                uid=each.uid if each.HasField("uid") else None,
+                command=each.command,
+                memory_used_mib=each.memory_used_mib if each.HasField("memory_used_mib") else None,
+            )
+            for each in message.processes.details
+        ),
     )
 
 

@@ -329,6 +329,19 @@ class Usage:
     memory_total_mib: int | None
     utilization_percent: int | None
     processes: tuple[int, ...] | None
+    """The pids."""
+    process_details: tuple[ProcessUsage, ...] = ()
+    """The same processes with what is known of each; empty for callers over TCP without the admin role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """A process on an instance; None is what is not known."""
+
+    pid: int
+    uid: int | None
+    command: str
+    memory_used_mib: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
+from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.records import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
@@ -24,7 +25,7 @@ from mig_agent.core.model import (
     LeaseId,
     whole_gpu_layout,
 )
-from mig_agent.core.observation import InstanceUsage, ObservedGpu
+from mig_agent.core.observation import InstanceUsage, ObservedGpu, ProcessUsage
 from mig_agent.core.recovery import (
     NEVER_MADE,
     EndLostLease,
@@ -58,16 +59,32 @@ async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
 
 
 async def _of(context: Context, instance: Instance) -> InstanceUsage:
-    backend = context.backends[instance.kind]
+    backend, host = context.backends[instance.kind], context.host
+
+    def read() -> InstanceUsage:
+        usage = backend.usage(instance)
+        if usage.processes is None:
+            return usage
+        return replace(usage, processes=tuple(_described(each, host) for each in usage.processes))
+
     try:
-        return await context.gpu_workers[instance.slot.gpu].read("read the usage", lambda: backend.usage(instance))
+        return await context.gpu_workers[instance.slot.gpu].read("read the usage", read)
     except DriverError:
         return _UNKNOWN
+
+
+def _described(process: ProcessUsage, host: Host) -> ProcessUsage:
+    found = host.process(process.pid)
+    if found is None:
+        return process
+    return replace(process, uid=found.uid, command=found.command[:_LONGEST_COMMAND])
 
 
 MOST_FAILED_READINGS = 3
 """After this many failed readings in a row nothing is placed on the GPU until it can be read again."""
 _HOUR = 3600.0
+_LONGEST_COMMAND = 200
+"""The most characters of a process's command line that are passed on."""
 _GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)
 
 

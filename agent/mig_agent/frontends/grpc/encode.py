@@ -24,7 +24,7 @@ from mig_agent.core.model import (
     Slot,
     live_devices,
 )
-from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.observation import InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.planning.plan import (
     CreateInstance,
@@ -290,7 +290,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
     ]
 
 
-def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage]:
+def usage(readings: Mapping[Generation, InstanceUsage], caller: Caller) -> list[pb.InstanceUsage]:
     """Encode the usage of each instance, by generation; values that the driver does not report are absent."""
     return [
         pb.InstanceUsage(
@@ -298,10 +298,31 @@ def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage
             memory_used_mib=each.memory_used_mib,
             memory_total_mib=each.memory_total_mib,
             utilization_percent=each.utilization_percent,
-            processes=pb.ProcessList(pids=each.processes) if each.processes is not None else None,
+            processes=None if each.processes is None else _process_list(each.processes, caller),
         )
         for generation, each in sorted(readings.items())
     ]
+
+
+def _process_list(processes: Sequence[ProcessUsage], caller: Caller) -> pb.ProcessList:
+    # Users of this machine may see who runs what, callers from elsewhere may not.
+    shown = processes if caller.admin or caller.uid is not None else ()
+    return pb.ProcessList(
+        pids=[each.pid for each in processes],
+        details=[
+            pb.ProcessUsage(
+                pid=each.pid, uid=each.uid, command=_command_for(each, caller), memory_used_mib=each.used_mib
+            )
+            for each in shown
+        ],
+    )
+
+
+def _command_for(process: ProcessUsage, caller: Caller) -> str:
+    """Return the command line, or for another user the program alone: arguments can hold secrets (proc(5), hidepid)."""
+    if caller.admin or (process.uid is not None and process.uid == caller.uid):
+        return visible(process.command)
+    return visible(process.command.partition(" ")[0])
 
 
 def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused: bool) -> pb.Device:

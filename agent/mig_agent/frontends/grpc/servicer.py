@@ -226,9 +226,9 @@ class PartitionManagerServicer:
 
     async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
         """Return the current usage of each instance."""
-        self._caller(context)
+        caller = self._caller(context)
         readings = await self._manager.usage()
-        return pb.UsageResponse(instances=encode.usage(readings), at=time.time())
+        return pb.UsageResponse(instances=encode.usage(readings, caller), at=time.time())
 
     async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:
         """Destroy the idle instances, on all GPUs or on those named."""

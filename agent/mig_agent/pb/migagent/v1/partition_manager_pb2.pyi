@@ -1693,18 +1693,58 @@ class UsageRequest(google.protobuf.message.Message):
 global___UsageRequest = UsageRequest
 
 @typing.final
+class ProcessUsage(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PID_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    MEMORY_USED_MIB_FIELD_NUMBER: builtins.int
+    pid: builtins.int
+    uid: builtins.int
+    """Its user on the agent's machine. Absent: not known."""
+    command: builtins.str
+    """Its command line, at most 200 characters; for others than its user and administrators the program alone. Empty: not
+    known.
+    """
+    memory_used_mib: builtins.int
+    """Absent: not known."""
+    def __init__(
+        self,
+        *,
+        pid: builtins.int = ...,
+        uid: builtins.int | None = ...,
+        command: builtins.str = ...,
+        memory_used_mib: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_used_mib", b"_memory_used_mib", "_uid", b"_uid", "memory_used_mib", b"memory_used_mib", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_used_mib", b"_memory_used_mib", "_uid", b"_uid", "command", b"command", "memory_used_mib", b"memory_used_mib", "pid", b"pid", "uid", b"uid"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_used_mib", b"_memory_used_mib"]) -> typing.Literal["memory_used_mib"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
+
+global___ProcessUsage = ProcessUsage
+
+@typing.final
 class ProcessList(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PIDS_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
     @property
     def pids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessUsage]:
+        """The same processes, with what is known of each. Not for callers over TCP without the admin role."""
+
     def __init__(
         self,
         *,
         pids: collections.abc.Iterable[builtins.int] | None = ...,
+        details: collections.abc.Iterable[global___ProcessUsage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["details", b"details", "pids", b"pids"]) -> None: ...
 
 global___ProcessList = ProcessList
 
