@@ -244,6 +244,15 @@ def validate_ttl(seconds: float | None) -> None:
         )
 
 
+def validate_drain_deadline(seconds: float | None) -> None:
+    """Raise UsageError unless this is a valid deadline from now; None is a drain without a deadline."""
+    if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
+        raise UsageError(
+            f"cannot drain within {seconds:g} seconds: more than none, and at most ten years",
+            "write how long leases may last, such as --deadline 2h, or leave it out",
+        )
+
+
 def _validate_numbers(request: Request) -> None:
     if abs(request.priority) > MOST_PRIORITY:
         raise UsageError(f"cannot take {request.priority} as a priority: from {-MOST_PRIORITY} to {MOST_PRIORITY}")
