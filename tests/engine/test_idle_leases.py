@@ -22,6 +22,7 @@ async def test_an_idle_lease_is_warned_about_once_and_ended(tmp_path: Path) -> N
         for _ in range(2):
             node.clock.advance(HOUR / 2 + 1)
             await node.look()
+        await node.quiet()
         (warning,) = node.told(EventKind.LEASE_WARNED)
         assert warning.lease == idle.lease.id
         assert "is idle: no process for 1h; the lease ends in 59m unless a process uses it" in warning.message
