@@ -11,10 +11,10 @@ from mig_agent.core.limits import (
     NO_LIMITS,
     Account,
     Amount,
-    Bound,
     Held,
     Limit,
-    Limits,
+    LimitValue,
+    UsageLimits,
     amount_of,
     exceeded_now,
     held,
@@ -31,9 +31,10 @@ ALICE = Account(caller_id=CallerId("uid 1000"), names=("alice", "uid 1000"), rol
 NODE = node(Machine(H100), Machine(A30))
 
 
-def bounds(**values: float) -> Mapping[Limit, Bound]:
+def bounds(**values: float) -> Mapping[Limit, LimitValue]:
     return {
-        Limit(name): Bound(value=value, text=f"{value}", setting=f"limits.{name}") for name, value in values.items()
+        Limit(name): LimitValue(value=value, text=f"{value}", setting=f"limits.{name}")
+        for name, value in values.items()
     }
 
 
@@ -65,7 +66,7 @@ def test_without_limits_all_is_allowed() -> None:
     ],
 )
 def test_a_refusal_says_which_limit_and_which_setting(limit: str, value: float, words: str) -> None:
-    limits = Limits(users={"alice": bounds(**{limit: value})})
+    limits = UsageLimits(users={"alice": bounds(**{limit: value})})
     refusal = exceeded_now(limits, ALICE, ONE, now(ONE + ONE, ONE + ONE))
     assert refusal is not None
     assert refusal.reason is Reason.LIMIT_EXCEEDED
@@ -75,16 +76,16 @@ def test_a_refusal_says_which_limit_and_which_setting(limit: str, value: float, 
 
 
 def test_the_own_limit_of_a_user_wins_over_the_one_of_the_role() -> None:
-    limits = Limits(roles={"user": bounds(leases=1, memory=15 * GIB)}, users={"alice": bounds(leases=5)})
+    limits = UsageLimits(roles={"user": bounds(leases=1, memory=15 * GIB)}, users={"alice": bounds(leases=5)})
     assert exceeded_now(limits, ALICE, Amount(leases=1), now(Amount(leases=3))) is None
     by_role = exceeded_now(limits, ALICE, ONE, now(ONE))
     assert by_role is not None
     assert "limits.memory" in by_role.message
-    assert exceeded_now(Limits(users={"uid 1000": bounds(leases=0)}), ALICE, ONE, now()) is not None
+    assert exceeded_now(UsageLimits(users={"uid 1000": bounds(leases=0)}), ALICE, ONE, now()) is not None
 
 
 def test_a_tenant_counts_all_of_its_leases_and_everybody_else_those_of_their_own() -> None:
-    limits = Limits(tenants={"*": bounds(leases=2), "vision": bounds(leases=4)})
+    limits = UsageLimits(tenants={"*": bounds(leases=2), "vision": bounds(leases=4)})
     assert exceeded_now(limits, ALICE, ONE, now(ONE, Amount(leases=3))) is None
     refusal = exceeded_now(limits, ALICE, ONE, now(ONE, Amount(leases=4)))
     assert refusal is not None
@@ -92,7 +93,7 @@ def test_a_tenant_counts_all_of_its_leases_and_everybody_else_those_of_their_own
 
 
 def test_what_is_never_within_the_limits_is_permanent() -> None:
-    limits = Limits(users={"alice": bounds(memory=5 * GIB)})
+    limits = UsageLimits(users={"alice": bounds(memory=5 * GIB)})
     refusal = never_within(limits, ALICE, asked(), ONE, 100 * GIB)
     assert refusal is not None
     assert refusal.reason is Reason.OUTSIDE_LIMITS
@@ -102,7 +103,7 @@ def test_what_is_never_within_the_limits_is_permanent() -> None:
 
 @pytest.mark.parametrize(("priority", "allowed"), [(-3, False), (-2, True), (5, True), (6, False)])
 def test_the_range_of_priorities(priority: int, *, allowed: bool) -> None:
-    limits = Limits(roles={"user": bounds(lowest_priority=-2, highest_priority=5)})
+    limits = UsageLimits(roles={"user": bounds(lowest_priority=-2, highest_priority=5)})
     refusal = never_within(limits, ALICE, asked(priority=priority), ONE, GIB)
     assert (refusal is None) is allowed
     if refusal is not None:
@@ -110,13 +111,15 @@ def test_the_range_of_priorities(priority: int, *, allowed: bool) -> None:
 
 
 def test_the_ttl_is_given_or_bounded() -> None:
-    limits = Limits(roles={"user": bounds(default_ttl=600, longest_ttl=3600)}, tenants={"*": bounds(longest_ttl=1800)})
+    limits = UsageLimits(
+        roles={"user": bounds(default_ttl=600, longest_ttl=3600)}, tenants={"*": bounds(longest_ttl=1800)}
+    )
     assert ttl_within(limits, ALICE, None) == 600
     assert ttl_within(limits, ALICE, 1800) == 1800
     refused = ttl_within(limits, ALICE, 1801)
     assert isinstance(refused, Refusal)
     assert "a ttl of 30m1s is longer than 1800" in refused.message
-    assert ttl_within(Limits(users={"alice": bounds(longest_ttl=60)}), ALICE, None) == 60
+    assert ttl_within(UsageLimits(users={"alice": bounds(longest_ttl=60)}), ALICE, None) == 60
     assert renewal_within(limits, ALICE, 60) is None
     forever = renewal_within(limits, ALICE, None)
     assert forever is not None
@@ -124,7 +127,7 @@ def test_the_ttl_is_given_or_bounded() -> None:
 
 
 def test_waiting_requests_are_counted_for_user_and_tenant() -> None:
-    limits = Limits(roles={"user": bounds(waiting=2)}, tenants={"*": bounds(waiting=3)})
+    limits = UsageLimits(roles={"user": bounds(waiting=2)}, tenants={"*": bounds(waiting=3)})
     assert too_many_waiting(limits, ALICE, 1, 2) is None
     own, tenants = too_many_waiting(limits, ALICE, 2, 2), too_many_waiting(limits, ALICE, 0, 3)
     assert own is not None

@@ -11,7 +11,7 @@ import pytest
 
 from mig_agent.core.errors import Reason, Refusal, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.limits import Bound, Limit, Limits
+from mig_agent.core.limits import Limit, LimitValue, UsageLimits
 from mig_agent.core.model import Holder
 from mig_agent.core.owner import Pod
 from mig_agent.engine.callers import Caller
@@ -23,11 +23,12 @@ BOB = Caller(name="bob", uid=1001)
 PLUGIN = Caller(name="device plugin", admin=True, inside=True)
 
 
-def limits(group: str = "roles", name: str = "user", **values: float) -> Limits:
+def limits(group: str = "roles", name: str = "user", **values: float) -> UsageLimits:
     bounds = {
-        Limit(each): Bound(value=value, text=f"{value}", setting=f"{name}.{each}") for each, value in values.items()
+        Limit(each): LimitValue(value=value, text=f"{value}", setting=f"{name}.{each}")
+        for each, value in values.items()
     }
-    return Limits(**{group: {name: bounds}})
+    return UsageLimits(**{group: {name: bounds}})
 
 
 async def acquire(node: Node, caller: Caller, *wants: str, **fields: Any) -> Granted:

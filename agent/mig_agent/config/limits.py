@@ -10,7 +10,7 @@ from typing import Final
 
 from mig_agent.config.sections import Section, shown_path
 from mig_agent.core.errors import ConfigError, UsageError
-from mig_agent.core.limits import EVERY, Bound, Bounds, Limit, Limits
+from mig_agent.core.limits import EVERY, Limit, LimitValue, LimitValues, UsageLimits
 from mig_agent.core.quantities import parse_duration, parse_fraction, parse_memory, shown
 
 SECTION: Final = "limits"
@@ -47,9 +47,9 @@ _PARSERS: Final[Mapping[Limit, Callable[[str], float]]] = MappingProxyType(
 )
 
 
-def limits_of(section: Section) -> Limits:
+def limits_of(section: Section) -> UsageLimits:
     """Return the limits that a section sets. Raises ConfigError, which names the line of a mistake."""
-    groups: dict[str, Mapping[str, Bounds]] = {}
+    groups: dict[str, Mapping[str, LimitValues]] = {}
     for group in section.entries:
         if group not in {"roles", "users", "tenants"}:
             raise ConfigError(f"cannot use {section.place_of(group)}: {_nearest(group, ('roles', 'users', 'tenants'))}")
@@ -63,12 +63,12 @@ def limits_of(section: Section) -> Limits:
                     "limits.roles.user has the limits of each user without own ones",
                 )
         groups[group] = MappingProxyType({name: _bounds(within.section(name)) for name in within.entries})
-    return Limits(**groups)
+    return UsageLimits(**groups)
 
 
-def _bounds(section: Section) -> Bounds:
+def _bounds(section: Section) -> LimitValues:
     known = tuple(each.value for each in Limit)
-    bounds: dict[Limit, Bound] = {}
+    bounds: dict[Limit, LimitValue] = {}
     for name in section.entries:
         if name not in known:
             raise ConfigError(f"cannot use {section.place_of(name)}: {_nearest(name, known)}")
@@ -77,7 +77,7 @@ def _bounds(section: Section) -> Bounds:
             value = _PARSERS[limit](text)
         except UsageError as error:
             raise ConfigError(f"cannot use {section.place_of(name)}: {error.message}", error.hint) from error
-        bounds[limit] = Bound(value=value, text=text, setting=section.place_of(name))
+        bounds[limit] = LimitValue(value=value, text=text, setting=section.place_of(name))
     for low, high in ((Limit.LOWEST_PRIORITY, Limit.HIGHEST_PRIORITY), (Limit.DEFAULT_TTL, Limit.LONGEST_TTL)):
         if low in bounds and high in bounds and bounds[low].value > bounds[high].value:
             raise ConfigError(
@@ -96,7 +96,7 @@ def _nearest(name: str, known: tuple[str, ...]) -> str:
 
 def show_limits(value: object) -> str:
     """Return limits as YAML on one line, as the environment and flags take them."""
-    if not isinstance(value, Limits):
+    if not isinstance(value, UsageLimits):
         return str(value)
     groups = {"roles": value.roles, "users": value.users, "tenants": value.tenants}
     parts = [
@@ -107,5 +107,5 @@ def show_limits(value: object) -> str:
     return f"{{{', '.join(parts)}}}"
 
 
-def _shown_bounds(bounds: Bounds) -> str:
+def _shown_bounds(bounds: LimitValues) -> str:
     return f"{{{', '.join(f'{name.value}: {each.text}' for name, each in bounds.items())}}}"

@@ -16,7 +16,7 @@ from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
 from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.core.errors import ConfigError
-from mig_agent.core.limits import NO_LIMITS, Limits
+from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.quantities import format_duration
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
@@ -228,7 +228,7 @@ class Settings(KubernetesSettings):
     max_waiting: int = setting(
         1000, "How many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
     )
-    limits: Limits = setting(
+    limits: UsageLimits = setting(
         NO_LIMITS,
         "The most that may be held, waited for and asked for: below `roles` by each user of a role, below `users` by "
         'one user, below `tenants` by all leases of one tenant together, or of each (`"*"`). A refusal names the '

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final
 
 from mig_agent.core.backfill import WaitingRequest, in_order
@@ -62,8 +61,10 @@ def ranked(
     `limit_seconds` is the reservation delay.
     """
     return in_order(
-        replace(
-            each,
+        WaitingRequest(
+            request=each.request,
+            seq=each.seq,
+            since=each.since,
             rank=OVERDUE if now - each.since >= limit_seconds else used.get(each.request.holder.tenant, 0.0),
         )
         for each in waiting

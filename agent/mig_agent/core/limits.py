@@ -40,7 +40,7 @@ class Limit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class LimitValue:
     """The value of one limit, and the setting that it comes from."""
 
     value: float
@@ -51,20 +51,20 @@ class Bound:
     """`limits.users.alice.memory in /etc/mig-agent/config.yaml, line 12`."""
 
 
-Bounds: TypeAlias = "Mapping[Limit, Bound]"
-_NO_BOUNDS: Final[Bounds] = MappingProxyType({})
-_NOTHING: Final[Mapping[str, Bounds]] = MappingProxyType({})
+LimitValues: TypeAlias = "Mapping[Limit, LimitValue]"
+_NO_BOUNDS: Final[LimitValues] = MappingProxyType({})
+_NOTHING: Final[Mapping[str, LimitValues]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class UsageLimits:
     """All limits of a node: one immutable value, replaced as a whole when the configuration is read again."""
 
-    roles: Mapping[str, Bounds] = field(default_factory=lambda: _NOTHING)
+    roles: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
     """By role: the limits of each single user with that role, where `users` has none."""
-    users: Mapping[str, Bounds] = field(default_factory=lambda: _NOTHING)
+    users: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
     """By the name of a user or certificate, or `uid 1000`."""
-    tenants: Mapping[str, Bounds] = field(default_factory=lambda: _NOTHING)
+    tenants: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
     """By tenant, for all of its leases together; EVERY for each tenant without an own value."""
 
     def __bool__(self) -> bool:
@@ -72,7 +72,7 @@ class Limits:
         return bool(self.roles or self.users or self.tenants)
 
 
-NO_LIMITS: Final = Limits()
+NO_LIMITS: Final = UsageLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Account:
 
     caller_id: CallerId
     names: tuple[str, ...]
-    """The names by which `Limits.users` may name the caller; the first is shown in messages."""
+    """The names by which `UsageLimits.users` may name the caller; the first is shown in messages."""
     role: str
     tenant: str
 
@@ -122,7 +122,7 @@ class _Scope:
 
     who: str
     """For messages: `alice`, `tenant vision`."""
-    bounds: Bounds
+    bounds: LimitValues
     is_tenant: bool
 
 
@@ -172,7 +172,9 @@ def held(view: NodeView, leases: Iterable[Lease], in_progress: Iterable[tuple[Ca
     return Held(by_caller, by_tenant, memory)
 
 
-def never_within(limits: Limits, account: Account, request: Request, amount: Amount, memory: int) -> Refusal | None:
+def never_within(
+    limits: UsageLimits, account: Account, request: Request, amount: Amount, memory: int
+) -> Refusal | None:
     """Return why a request is outside its limits whatever else is held; None if it is not.
 
     `amount` is what it takes, and `memory` the memory of the node's GPUs in bytes.
@@ -191,7 +193,7 @@ def never_within(limits: Limits, account: Account, request: Request, amount: Amo
     return None
 
 
-def exceeded_now(limits: Limits, account: Account, amount: Amount, now: Held) -> Refusal | None:
+def exceeded_now(limits: UsageLimits, account: Account, amount: Amount, now: Held) -> Refusal | None:
     """Return why a request cannot be granted beside what its caller and its tenant hold now; None if it can."""
     for scope in _scopes(limits, account):
         if scope.is_tenant:
@@ -204,7 +206,7 @@ def exceeded_now(limits: Limits, account: Account, amount: Amount, now: Held) ->
     return None
 
 
-def too_many_waiting(limits: Limits, account: Account, of_caller: int, of_tenant: int) -> Refusal | None:
+def too_many_waiting(limits: UsageLimits, account: Account, of_caller: int, of_tenant: int) -> Refusal | None:
     """Return why a request cannot wait beside the waiting requests of its caller and its tenant; None if it can."""
     for scope in _scopes(limits, account):
         bound, waiting = scope.bounds.get(Limit.WAITING), of_tenant if scope.is_tenant else of_caller
@@ -215,7 +217,7 @@ def too_many_waiting(limits: Limits, account: Account, of_caller: int, of_tenant
     return None
 
 
-def ttl_within(limits: Limits, account: Account, ttl_seconds: float | None) -> float | Refusal | None:
+def ttl_within(limits: UsageLimits, account: Account, ttl_seconds: float | None) -> float | Refusal | None:
     """Return the `ttl` of a new lease: the one asked for, else the default, else the longest; or why it is too long."""
     longest = _shortest(limits, account, Limit.LONGEST_TTL)
     if ttl_seconds is not None:
@@ -224,7 +226,7 @@ def ttl_within(limits: Limits, account: Account, ttl_seconds: float | None) -> f
     return min(given, default=None)
 
 
-def renewal_within(limits: Limits, account: Account, ttl_seconds: float | None) -> Refusal | None:
+def renewal_within(limits: UsageLimits, account: Account, ttl_seconds: float | None) -> Refusal | None:
     """Return why a lease cannot be renewed for this time, with None for ever; None if it can."""
     longest = _shortest(limits, account, Limit.LONGEST_TTL)
     if longest is None or (ttl_seconds is not None and ttl_seconds <= longest.value):
@@ -234,12 +236,12 @@ def renewal_within(limits: Limits, account: Account, ttl_seconds: float | None) 
     return _outside(words, longest, f"give --ttl {longest.text} or less, and renew the lease in time")
 
 
-def _shortest(limits: Limits, account: Account, which: Limit) -> Bound | None:
+def _shortest(limits: UsageLimits, account: Account, which: Limit) -> LimitValue | None:
     given = [scope.bounds[which] for scope in _scopes(limits, account) if which in scope.bounds]
     return min(given, key=lambda each: each.value, default=None)
 
 
-def _scopes(limits: Limits, account: Account) -> Iterator[_Scope]:
+def _scopes(limits: UsageLimits, account: Account) -> Iterator[_Scope]:
     """Yield the limits of the caller and of the tenant; a value under the own name wins over the general one."""
     own = next((limits.users[name] for name in account.names if name in limits.users), _NO_BOUNDS)
     by_role = limits.roles.get(account.role, _NO_BOUNDS)
@@ -250,7 +252,7 @@ def _scopes(limits: Limits, account: Account) -> Iterator[_Scope]:
         yield _Scope(f"tenant {account.tenant or 'without a name'}", of_tenant, is_tenant=True)
 
 
-def _exceeded(scope: _Scope, own: Amount, more: Amount, node_memory: int) -> Iterator[tuple[Bound, str]]:
+def _exceeded(scope: _Scope, own: Amount, more: Amount, node_memory: int) -> Iterator[tuple[LimitValue, str]]:
     """Yield each limit that is exceeded with `more` beside what is held, in words."""
     bounds, total = scope.bounds, own + more
     bound = bounds.get(Limit.LEASES)
@@ -282,9 +284,9 @@ def _gib(amount: int) -> str:
     return format_memory(amount) if amount < hundredth else f"{amount / (1 << 30):.2f}".rstrip("0").rstrip(".") + "Gi"
 
 
-def _outside(words: str, bound: Bound, hint: str) -> Refusal:
+def _outside(words: str, bound: LimitValue, hint: str) -> Refusal:
     return _refusal(Reason.OUTSIDE_LIMITS, words, bound, hint)
 
 
-def _refusal(reason: Reason, words: str, bound: Bound, hint: str) -> Refusal:
+def _refusal(reason: Reason, words: str, bound: LimitValue, hint: str) -> Refusal:
     return Refusal(reason=reason, message=f"cannot exceed a limit: {words} (set by {bound.setting})", hint=hint)

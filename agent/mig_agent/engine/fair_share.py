@@ -8,6 +8,7 @@ from mig_agent.core import fairness
 from mig_agent.core.backfill import WaitingRequest
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Lease
+from mig_agent.core.queue import Queue
 from mig_agent.engine.context import Context
 
 GPUS, STARTED, TENANT = "gpus", "started", "tenant"
@@ -34,6 +35,8 @@ class FairShare:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._past = fairness.PastUse()
+        self._order: tuple[tuple[object, ...], tuple[WaitingRequest, ...]] | None = None
+        """The order that was computed last, with what it is for."""
         context.events.observers.append(self.observe)
 
     @property
@@ -66,9 +69,16 @@ class FairShare:
             used[tenant] = used.get(tenant, 0.0) + mine
         return used
 
-    def ordered(self, waiting: tuple[WaitingRequest, ...]) -> tuple[WaitingRequest, ...]:
-        """Return the requests, which are in queue order, in the order in which they are served."""
-        if self._half_life is None or not waiting:
-            return waiting
-        context = self._context
-        return fairness.ranked(waiting, self.used(), context.clock.now(), context.reservation_after_seconds)
+    def ordered(self, queue: Queue) -> tuple[WaitingRequest, ...]:
+        """Return the waiting requests in the order in which they are served.
+
+        Computed again each second at most, unless requests come or go, or the node changes.
+        """
+        if self._half_life is None or not len(queue):
+            return queue.waiting
+        context, now = self._context, self._context.clock.now()
+        key = (int(now), context.state.revision, queue.version)
+        if self._order is None or self._order[0] != key:
+            order = fairness.ranked(queue.waiting, self.used(), now, context.reservation_after_seconds)
+            self._order = (key, order)
+        return self._order[1]

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mig_agent.core import limits
 from mig_agent.core.errors import Refusal, RefusedError
-from mig_agent.core.limits import Account, Amount, Held, Limits
+from mig_agent.core.limits import Account, Amount, Held, UsageLimits
 from mig_agent.core.model import CallerId, Lease, Request
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Executor, LeaseRequest
 
+_MOST_GROUPS = 10_000
+"""The most groups of requests that are remembered; later ones get new numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldNow:
+    """What is held at one moment, and the answers that were computed for it."""
+
+    held: Held
+    known: dict[int, Refusal | None] = field(default_factory=dict)
+    """By `LimitCheck.group_of`."""
+
 
 class LimitCheck:
-    """Applies the limits to requests and renewals. Keeps nothing: the limits are read from the settings each time.
+    """Applies the limits to requests and renewals. What is held and the limits themselves are read at each use.
 
     Pods that the kubelet admitted are never refused, since the kubelet has their devices allocated by then; they count
     for the tenant of their namespace. Not thread-safe; use from the event loop.
@@ -24,9 +36,11 @@ class LimitCheck:
     def __init__(self, context: Context, executor: Executor) -> None:
         self._context = context
         self._executor = executor
+        self._groups: dict[tuple[object, ...], int] = {}
+        self._next_group = 0
 
     @property
-    def _limits(self) -> Limits:
+    def _limits(self) -> UsageLimits:
         return self._context.settings.limits
 
     def prepared(self, request: Request, caller: Caller) -> Request:
@@ -64,19 +78,36 @@ class LimitCheck:
         if refusal is not None:
             raise RefusedError(refusal)
 
-    def held(self) -> Held | None:
+    def held(self) -> HeldNow | None:
         """Return what is held now, for several calls of `exceeded` at the same moment; None if there are no limits."""
         if not self._limits:
             return None
         state = self._context.state
-        return limits.held(state.working_view, state.leases.values(), self._in_progress())
+        return HeldNow(limits.held(state.working_view, state.leases.values(), self._in_progress()))
 
-    def exceeded(self, request: Request, caller: Caller, now: Held | None) -> Refusal | None:
-        """Return why a request cannot be granted beside what is held now; None if it can."""
+    def group_of(self, request: Request, caller: Caller) -> int:
+        """Return a number that only requests of the same caller and tenant for the same devices share."""
+        key = (caller.caller_id, caller.role, request.holder.tenant, request.wants, request.gpus)
+        group = self._groups.get(key)
+        if group is None:
+            self._next_group += 1
+            if len(self._groups) > _MOST_GROUPS:
+                self._groups.clear()
+            group = self._groups[key] = self._next_group
+        return group
+
+    def exceeded(self, request: Request, caller: Caller, now: HeldNow | None, group: int = 0) -> Refusal | None:
+        """Return why a request cannot be granted beside what is held now; None if it can.
+
+        `group` is what `group_of` returned, if that is known: many requests of one user wait for the same.
+        """
         if now is None or caller.inside:
             return None
-        amount = limits.amount_of(self._context.state.working_view, request)
-        return limits.exceeded_now(self._limits, _account(request, caller), amount, now)
+        group = group or self.group_of(request, caller)
+        if group not in now.known:
+            amount = limits.amount_of(self._context.state.working_view, request)
+            now.known[group] = limits.exceeded_now(self._limits, _account(request, caller), amount, now.held)
+        return now.known[group]
 
     def too_many_waiting(self, order: LeaseRequest, waiting: Iterator[Request]) -> Refusal | None:
         """Return why a request cannot wait beside those that wait; None if it can."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.limits import Limits
+from mig_agent.core.limits import UsageLimits
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, StreamOwner
@@ -399,7 +399,7 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: UsageLimits) -> None:
         """Replace the limits of users and tenants; what is held stays, and waiting requests are considered again."""
         self._context.settings = replace(self._context.settings, limits=limits)
         self._context.state.capacity_freed.emit()

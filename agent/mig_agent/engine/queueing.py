@@ -12,7 +12,6 @@ from mig_agent.adapters.clock import Timer
 from mig_agent.core import backfill, queue
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
-from mig_agent.core.limits import Held
 from mig_agent.core.model import GpuUuid, Request, RequestKey, Slot, Want
 from mig_agent.core.planning.explain import explanation
 from mig_agent.core.planning.plan import Outcome, Plan
@@ -22,7 +21,7 @@ from mig_agent.core.quantities import counted
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor, LeaseRequest
 from mig_agent.engine.fair_share import FairShare
-from mig_agent.engine.limits import LimitCheck
+from mig_agent.engine.limits import HeldNow, LimitCheck
 from mig_agent.engine.results import QueueEntry
 
 _PIECE_SECONDS = 0.02
@@ -45,6 +44,8 @@ class QueuedRequest:
     on_position: Callable[[int], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
+    group: int = 0
+    """The same for all requests that the limits treat alike (`LimitCheck.group_of`)."""
     position: int = 0
     """The position that was last reported; 0 before the first report."""
 
@@ -192,7 +193,7 @@ class RequestQueue:
 
     def _ordered(self) -> tuple[backfill.WaitingRequest, ...]:
         """Return the waiting requests in the order in which they are served."""
-        return self._fair_share.ordered(self._queue.waiting)
+        return self._fair_share.ordered(self._queue)
 
     def _may_start(self) -> tuple[backfill.WaitingRequest, ...]:
         """Return those that their limits let start now, in order: the others block no request, and reserve no GPU."""
@@ -201,9 +202,9 @@ class RequestQueue:
             return ordered
         return tuple(each for each in ordered if self._exceeded(each.request, held) is None)
 
-    def _exceeded(self, request: Request, held: Held | None) -> Refusal | None:
+    def _exceeded(self, request: Request, held: HeldNow | None) -> Refusal | None:
         queued = self._requests.get(request.key)
-        return None if queued is None else self._limits.exceeded(request, queued.order.caller, held)
+        return None if queued is None else self._limits.exceeded(request, queued.order.caller, held, queued.group)
 
     def _plan(
         self,
@@ -238,7 +239,7 @@ class RequestQueue:
         many = self._limits.too_many_waiting(order, (each.request for each in self._queue.waiting))
         if may_wait and many is not None:
             raise RefusedError(many)
-        queued = QueuedRequest(order, on_position)
+        queued = QueuedRequest(order, on_position, group=self._limits.group_of(request, order.caller))
         waiting = self._queue.add(request, context.clock.now())
         context.state.status_changed.emit()
         self._requests[request.key] = queued
