@@ -43,8 +43,7 @@ def test_a_limit_is_told_with_the_line_that_sets_it(folder: Path) -> None:
         error = agent.ask("request", "--gpu-memory", "4G", code=3)["error"]
         assert (error["reason"], error["retryable"]) == ("limit-exceeded", True)
         assert error["message"] == (
-            "cannot exceed a limit: root holds 2 of at most 2 leases "
-            f"(set by limits.users.root.leases in {config}, line 4)"
+            f"cannot serve 4G: root holds 2 of at most 2 leases (set by limits.users.root.leases in {config}, line 4)"
         )
         assert agent.ask("plan", "--gpu-memory", "4G", code=3)["error"]["reason"] == "limit-exceeded"
         assert agent.ask("request", "--gpu-memory", "4G", "--ttl", "3h", code=3)["error"]["reason"] == "outside-limits"

@@ -8,7 +8,7 @@ is held is counted from the leases each time, never kept beside them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -19,6 +19,8 @@ from mig_agent.core.planning.profiles import served_by
 from mig_agent.core.planning.search import named_gpus
 from mig_agent.core.quantities import counted, format_duration, format_memory
 
+UNNAMED: Final = "cannot exceed a limit: "
+"""The beginning of the messages here, until `named` says what was refused."""
 EVERY: Final = "*"
 """The key of the limits of each tenant that has none of its own."""
 WHOLE_GPU_SLICES: Final = 8
@@ -289,4 +291,9 @@ def _outside(words: str, bound: LimitValue, hint: str) -> Refusal:
 
 
 def _refusal(reason: Reason, words: str, bound: LimitValue, hint: str) -> Refusal:
-    return Refusal(reason=reason, message=f"cannot exceed a limit: {words} (set by {bound.setting})", hint=hint)
+    return Refusal(reason=reason, message=f"{UNNAMED}{words} (set by {bound.setting})", hint=hint)
+
+
+def named(refusal: Refusal, action: str) -> Refusal:
+    """Return the refusal with its message about this action: "cannot ACTION: ..."."""
+    return replace(refusal, message=f"cannot {action}: {refusal.message.removeprefix(UNNAMED)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Request, Want
@@ -34,6 +35,8 @@ LONGEST_POD_NAME = 253
 """Characters, as in Kubernetes; a namespace has fewer."""
 LONGEST_NAMESPACE = 63
 
+_MOST_TEXTS = 3
+"""Wants that are named one by one in a phrase."""
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
 _PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
 _ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
@@ -233,6 +236,17 @@ def parse_reason(text: str) -> str:
         raise UsageError(f"cannot take a reason of {_bytes(reason)} bytes: at most {LONGEST_TEXT}")
     check_text(reason, "the reason")
     return reason
+
+
+def describe(request: Request) -> str:
+    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    return phrase_of(request.wants)
+
+
+def phrase_of(wants: Sequence[Want]) -> str:
+    """Return the devices that are asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    texts = [want.text or want.profile or "a device" for want in wants]
+    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
 
 
 def validate_ttl(seconds: float | None) -> None:

@@ -14,6 +14,7 @@ from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, re
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Lease, Request, RequestId, RequestKey, Slot
 from mig_agent.core.owner import Owner, with_start
+from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import LeaseRequest
@@ -22,7 +23,7 @@ from mig_agent.engine.instances import StepFailedError
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifecycle import LeaseLifecycle
 from mig_agent.engine.limits import LimitCheck
-from mig_agent.engine.queueing import RequestQueue, describe
+from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.results import Device, Granted
 
 MOST_TRIES = 4

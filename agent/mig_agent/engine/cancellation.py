@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mig_agent.core.errors import Reason, Refusal, refuse
 from mig_agent.core.quantities import shown
+from mig_agent.core.requests import phrase_of
 from mig_agent.engine.callers import Caller
-from mig_agent.engine.queueing import RequestQueue, describe_wants
+from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.results import QueueEntry
 
 
@@ -33,7 +34,7 @@ class Cancellation:
         for each in chosen:
             refusal = Refusal(
                 reason=Reason.CANCEL_REQUESTED,
-                message=f"cannot wait on for {describe_wants(each.wants)}: the request was cancelled by {by}{why}",
+                message=f"cannot wait on for {phrase_of(each.wants)}: the request was cancelled by {by}{why}",
                 hint="ask again if you still need it",
             )
             self._queue.dequeue(each.request, refusal)

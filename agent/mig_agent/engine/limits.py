@@ -9,6 +9,7 @@ from mig_agent.core import limits
 from mig_agent.core.errors import Refusal, RefusedError
 from mig_agent.core.limits import Account, Amount, Held, UsageLimits
 from mig_agent.core.model import CallerId, Lease, Request
+from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Executor, LeaseRequest
@@ -57,7 +58,7 @@ class LimitCheck:
             return request
         ttl = limits.ttl_within(self._limits, _account(request, caller), request.ttl_seconds)
         if isinstance(ttl, Refusal):
-            raise RefusedError(ttl)
+            raise RefusedError(limits.named(ttl, f"serve {describe(request)}"))
         return replace(request, ttl_seconds=ttl)
 
     def never(self, request: Request, caller: Caller) -> Refusal | None:
@@ -67,7 +68,7 @@ class LimitCheck:
         view = self._context.state.working_view
         memory = sum(gpu.layout.memory_mib for gpu in view.gpus) << 20
         amount = limits.amount_of(view, request)
-        return limits.never_within(self._limits, _account(request, caller), request, amount, memory)
+        return _of(request, limits.never_within(self._limits, _account(request, caller), request, amount, memory))
 
     def refuse_renewal(self, lease: Lease, ttl_seconds: float | None, caller: Caller) -> None:
         """Raise RefusedError if a lease cannot be renewed for this time. Administrators may renew any lease."""
@@ -76,7 +77,7 @@ class LimitCheck:
         account = _account_of(caller, lease.caller_id, lease.holder.tenant)
         refusal = limits.renewal_within(self._limits, account, ttl_seconds)
         if refusal is not None:
-            raise RefusedError(refusal)
+            raise RefusedError(limits.named(refusal, f"renew lease {lease.id}"))
 
     def held(self) -> HeldNow | None:
         """Return what is held now, for several calls of `exceeded` at the same moment; None if there are no limits."""
@@ -106,7 +107,8 @@ class LimitCheck:
         group = group or self.group_of(request, caller)
         if group not in now.known:
             amount = limits.amount_of(self._context.state.working_view, request)
-            now.known[group] = limits.exceeded_now(self._limits, _account(request, caller), amount, now.held)
+            refusal = limits.exceeded_now(self._limits, _account(request, caller), amount, now.held)
+            now.known[group] = _of(request, refusal)
         return now.known[group]
 
     def too_many_waiting(self, order: LeaseRequest, waiting: Iterator[Request]) -> Refusal | None:
@@ -118,12 +120,16 @@ class LimitCheck:
         for each in waiting:
             of_caller += each.caller_id == account.caller_id
             of_tenant += each.holder.tenant == account.tenant
-        return limits.too_many_waiting(self._limits, account, of_caller, of_tenant)
+        return _of(order.request, limits.too_many_waiting(self._limits, account, of_caller, of_tenant))
 
     def _in_progress(self) -> Iterator[tuple[CallerId, str, Amount]]:
         for each in self._executor.in_progress:
             request = each.request
             yield request.caller_id, request.holder.tenant, limits.of_profiles(s.profile for s in each.slots)
+
+
+def _of(request: Request, refusal: Refusal | None) -> Refusal | None:
+    return None if refusal is None else limits.named(refusal, f"serve {describe(request)}")
 
 
 def _account(request: Request, caller: Caller) -> Account:

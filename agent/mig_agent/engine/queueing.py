@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.clock import Timer
 from mig_agent.core import backfill, queue
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import GpuUuid, Request, RequestKey, Slot, Want
+from mig_agent.core.model import GpuUuid, Request, RequestKey, Slot
 from mig_agent.core.planning.explain import explanation
 from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.quantities import counted
+from mig_agent.core.requests import describe
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor, LeaseRequest
 from mig_agent.engine.fair_share import FairShare
@@ -30,7 +31,6 @@ _MOST_RESTARTS = 3
 """How often one scan of the queue starts over because capacity was freed meanwhile."""
 REPORT_SECONDS = 1.0
 """The pause between two reports of changed positions to clients, in seconds."""
-_MOST_TEXTS = 3
 _EXPLAINED_LINES = 24
 """The most lines that explain a refusal: they travel in a gRPC trailer, which is small."""
 _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
@@ -394,17 +394,6 @@ class RequestQueue:
             kind, f"request of {holder} for {describe(request)} {words}", holder=str(holder), tenant=holder.tenant
         )
         journal.emit(event)
-
-
-def describe(request: Request) -> str:
-    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
-    return describe_wants(request.wants)
-
-
-def describe_wants(wants: Sequence[Want]) -> str:
-    """Return the devices that are asked for as a phrase: `2g.10gb`, `4G and 4G`."""
-    texts = [want.text or want.profile or "a device" for want in wants]
-    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
 
 
 def _is_final(outcome: Outcome) -> bool:
