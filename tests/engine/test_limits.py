@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from mig_agent.core.model import Holder
 from mig_agent.core.owner import Pod
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Granted
-from support.engine import Node, engine, killed, start
+from support.engine import CREATE, Node, engine, killed, start
 
 ALICE = Caller(name="alice", uid=1000)
 BOB = Caller(name="bob", uid=1001)
@@ -201,3 +202,58 @@ async def test_a_beginning_that_fits_two_requests_cancels_none(tmp_path: Path) -
             node.manager.cancel("abc", "", ALICE)
         assert len(node.manager.cancel("", "", ALICE, mine=True)) == 2
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def within(node: Node) -> bool:
+    """Whether all users hold what `leases=3` and `memory_slices=4` allow."""
+    view = node.manager.snapshot.view
+    for caller in (ALICE, BOB):
+        held = [each for each in view.leases.values() if each.holder.name == caller.name]
+        slices = sum(view.instances[each].slot.profile.memory_slices for lease in held for each in lease.instances)
+        if len(held) > 3 or slices > 4:
+            return False
+    return True
+
+
+def outcomes(tasks: list[asyncio.Task[Granted]]) -> list[Granted]:
+    """Take what has ended from the tasks, and return the leases; all else was refused in words."""
+    done = [each for each in tasks if each.done()]
+    tasks[:] = [each for each in tasks if not each.done()]
+    assert all(isinstance(each.exception(), RefusedError | None) for each in done)
+    return [each.result() for each in done if each.exception() is None]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_no_user_ever_holds_more_than_its_limits(tmp_path: Path, seed: int) -> None:
+    """Requests at the same time, waits, releases, cancellations, failing drivers and kills of the agent."""
+    chance = random.Random(seed)  # noqa: S311 -- no secret
+    most = limits(leases=3, memory_slices=4)
+    node = await start(tmp_path, "a100-40gb:2", limits=most)
+    tasks: list[asyncio.Task[Granted]] = []
+    granted: list[Granted] = []
+    for _ in range(30):
+        caller = chance.choice((ALICE, BOB))
+        step = chance.choices(("ask", "release", "cancel", "fail", "kill"), (5, 2, 1, 1, 1))[0]
+        if step == "ask":
+            wants = chance.choices(("1g.5gb", "2g.10gb"), k=chance.choice((1, 1, 2)))
+            wait = chance.choice((None, 600.0))
+            tasks += [node.start(acquire(node, caller, *wants, wait_seconds=wait)) for _ in range(2)]
+        elif step == "release" and granted:
+            one = granted.pop(chance.randrange(len(granted)))
+            await node.manager.release(one.lease.id, one.token, ALICE)
+        elif step == "cancel":
+            node.manager.cancel("", "", caller, mine=True)
+        elif step == "fail":
+            node.simulator.fail(CREATE, 999)
+        elif step == "kill":
+            await killed(node)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            tasks.clear()
+            node = await start(tmp_path, limits=most)
+        for _ in range(chance.randrange(20)):
+            await asyncio.sleep(0.001)
+            assert within(node)
+        granted += outcomes(tasks)
+    await node.manager.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert granted
