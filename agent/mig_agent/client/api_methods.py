@@ -55,6 +55,22 @@ def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
     )
 
 
+def cancel(request_id: str, *, mine: bool, reason: str) -> Call[tuple[types.Waiting, ...]]:
+    """Return the call that takes waiting requests out of the queue. Raises UsageError."""
+    arg_checks.TEXT.check("request_id", request_id)
+    arg_checks.TEXT.check("reason", reason)
+    if mine == bool(request_id):
+        raise UsageError("cannot tell which request to cancel", "give the id of a waiting request, or say mine")
+    return Call(
+        method="Cancel",
+        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason),
+        read=lambda answer: tuple(decode.waiting(each) for each in answer.cancelled),
+        # An administrator may cancel any request, but has own ones only on the socket on which they were made.
+        for_admin=not mine,
+        repeated=mine,
+    )
+
+
 def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
     """Return the call that sets a lease's deadline, or none. Raises UsageError."""
     _check_lease(lease, token)
@@ -155,6 +171,28 @@ def cordon(gpu: str | int, reason: str) -> Call[types.Gpu]:
 def uncordon(gpu: str | int) -> Call[types.Gpu]:
     """Return the call that allows new leases on a GPU again. Raises UsageError."""
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), uncordon=True))
+
+
+def drain(gpus: Sequence[str | int], deadline: str | float | None, reason: str) -> Call[types.Drained]:
+    """Return the call that cordons GPUs so that they become empty. Raises UsageError."""
+    arg_checks.TEXT.check("reason", reason)
+    names = [_gpu_name(each) for each in gpus]
+    return Call(
+        method="Drain",
+        request=pb.DrainRequest(gpus=names, deadline_seconds=_seconds(deadline), reason=reason),
+        read=decode.drained,
+        for_admin=True,
+    )
+
+
+def undrain(gpus: Sequence[str | int]) -> Call[tuple[types.Gpu, ...]]:
+    """Return the call that ends the draining of GPUs. Raises UsageError."""
+    return Call(
+        method="Drain",
+        request=pb.DrainRequest(gpus=[_gpu_name(each) for each in gpus], undrain=True),
+        read=lambda answer: tuple(decode.gpu(each) for each in answer.gpus),
+        for_admin=True,
+    )
 
 
 def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[types.ModeChange]:

@@ -109,6 +109,13 @@ class Client:
         """
         self._call(api_methods.release(lease, token, force=force))
 
+    def cancel(self, request_id: str = "", *, mine: bool = False, reason: str = "") -> tuple[types.Waiting, ...]:
+        """Take a waiting request out of the queue by its id or a unique beginning of it, or with `mine` all of yours.
+
+        The client that waits is refused and told who cancelled it. Administrators may cancel any request.
+        """
+        return self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
+
     def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Set a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`."""
         return self._call(api_methods.renew(lease, token, ttl))
@@ -179,6 +186,17 @@ class Client:
     def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allow new leases on a GPU again. For administrators."""
         return self._call(api_methods.uncordon(gpu))
+
+    def drain(self, *gpus: str | int, deadline: str | float | None = None, reason: str = "") -> types.Drained:
+        """Cordon GPUs, or all, so that they become empty; what is leased ends by itself, or after `deadline` (`2h`).
+
+        For administrators. The leases of pods on this node never end by this: evict the pods.
+        """
+        return self._call(api_methods.drain(gpus, deadline, reason))
+
+    def undrain(self, *gpus: str | int) -> tuple[types.Gpu, ...]:
+        """End the draining of GPUs, or of all, and allow new leases there again. For administrators."""
+        return self._call(api_methods.undrain(gpus))
 
     def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switch a GPU's MIG mode; refused while anything runs on it or is leased. For administrators."""

@@ -65,6 +65,8 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
         kubelet_devices=tuple(
             types.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
         ),
+        warning=message.warning,
+        idle_since=message.idle_since if message.HasField("idle_since") else None,
     )
 
 
@@ -75,18 +77,7 @@ def status(message: pb.StatusResponse) -> types.Status:
         revision=message.revision,
         gpus=tuple(gpu(each) for each in message.gpus),
         leases=tuple(lease(each) for each in message.leases),
-        queue=tuple(
-            types.Waiting(
-                request_id=each.request_id,
-                holder=each.holder.name,
-                tenant=each.holder.tenant,
-                priority=each.priority,
-                position=each.position,
-                since=each.since,
-                wants=each.wants,
-            )
-            for each in message.queue
-        ),
+        queue=tuple(waiting(each) for each in message.queue),
         started_at=message.started_at,
         ledger_error=message.ledger_error,
         version=message.version,
@@ -115,6 +106,20 @@ def recovered(message: pb.RecoverResponse) -> types.Recovered:
     return types.Recovered(lease=lease(message.lease), anew=message.recovered, notes=tuple(message.notes))
 
 
+def waiting(message: pb.QueuedRequest) -> types.Waiting:
+    """Decode a request in the queue."""
+    return types.Waiting(
+        request_id=message.request_id,
+        holder=message.holder.name,
+        tenant=message.holder.tenant,
+        priority=message.priority,
+        position=message.position,
+        since=message.since,
+        wants=message.wants,
+        limit=message.limit,
+    )
+
+
 def gpu(message: pb.Gpu) -> types.Gpu:
     """Decode a GPU with its instances."""
     return types.Gpu(
@@ -127,6 +132,15 @@ def gpu(message: pb.Gpu) -> types.Gpu:
         memory_slices=message.memory_slices,
         memory_mib=message.memory_mib,
         instances=tuple(instance(each) for each in message.instances),
+        draining=message.draining,
+        drain_deadline=message.drain_deadline if message.HasField("drain_deadline") else None,
+    )
+
+
+def drained(message: pb.DrainResponse) -> types.Drained:
+    """Decode the GPUs that are being drained, with the leases that are still there."""
+    return types.Drained(
+        gpus=tuple(gpu(each) for each in message.gpus), leases=tuple(lease(each) for each in message.leases)
     )
 
 

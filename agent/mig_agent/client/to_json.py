@@ -22,7 +22,7 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Grant: "lease=id token devices env expires_at request_id notes revision",
     types.LeaseInfo: (
         "lease=id holder tenant holder_uid holder_pid devices created_at expires_at pid hold unused"
-        " pod- arrived kubelet_devices-"
+        " pod- arrived kubelet_devices- warning- idle_since-"
     ),
     types.Pod: "namespace name uid?",
     types.KubeletDevice: "resource id",
@@ -31,9 +31,10 @@ _KEYS: Final[Mapping[type, str]] = {
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
         " reservation_after_seconds=reservation_after paused missing_gpus socket_problems ledger_doubt"
     ),
-    types.Waiting: "request_id holder tenant priority position since wants",
+    types.Waiting: "request_id holder tenant priority position since wants limit-",
     types.LedgerDoubt: "since why kept_as restored recoverable",
-    types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances",
+    types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances draining- drain_deadline-",
+    types.Drained: "gpus leases",
     types.MigMode: "current pending capable",
     types.Instance: (
         "uuid profile memory_mib placement gpu_instance_id compute_instance_id state lease? holder? tenant? since"
@@ -54,7 +55,7 @@ _KEYS: Final[Mapping[type, str]] = {
 }
 """The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
 is left out."""
-_TIMES: Final = frozenset({"at", "created_at", "expires_at", "since", "started_at"})
+_TIMES: Final = frozenset({"at", "created_at", "drain_deadline", "expires_at", "idle_since", "since", "started_at"})
 _UNKNOWN: Final = types.Usage(
     generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
 )
@@ -107,6 +108,11 @@ def shown(value: Json) -> Json:
 def adopted(instances: Iterable[types.Instance]) -> Json:
     """Encode the instances that were adopted."""
     return {"adopted": [encode(each) for each in instances]}
+
+
+def cancelled(requests: Iterable[types.Waiting]) -> Json:
+    """Encode the requests that were cancelled, as they waited."""
+    return {"cancelled": [encode(each) for each in requests]}
 
 
 def reclaimed(instances: Iterable[types.Instance]) -> Json:

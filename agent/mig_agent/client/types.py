@@ -101,6 +101,10 @@ class LeaseInfo:
     """True once the pod is on the node. Until then the lease is reserved for it, and ends at its deadline."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each device of a pod's lease the kubelet's id of it; empty if no kubelet allocated it."""
+    warning: str = ""
+    """Why the lease will or may end without its holder's doing (idle, a drained GPU); empty if it will not."""
+    idle_since: float | None = None
+    """When a process was last seen on its devices, in seconds since the epoch; None if the lease is not idle."""
 
     @property
     def promised(self) -> bool:
@@ -162,6 +166,18 @@ class Gpu:
     memory_slices: int
     memory_mib: int
     instances: tuple[Instance, ...]
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_deadline: float | None = None
+    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """GPUs that are being drained, and the leases that are still there."""
+
+    gpus: tuple[Gpu, ...]
+    leases: tuple[LeaseInfo, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +191,8 @@ class Waiting:
     position: int
     since: float
     wants: str
+    limit: str = ""
+    """Which limit of its caller or tenant keeps it waiting, for people; empty if none does, or to other readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ def example_file() -> str:
 
 
 def _yaml(row: Row, text: str) -> str:
+    if row.kind.section is not None:
+        return text  # a YAML mapping on one line
     if row.kind.many:
         return f"[{', '.join(_scalar(part.strip()) for part in text.split(','))}]"
     return _scalar(text)

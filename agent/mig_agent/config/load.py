@@ -33,5 +33,7 @@ def load(file: Path | None = None, flags: Mapping[str, str | tuple[str, ...] | N
 def _read(name: str, given: Given) -> object:
     try:
         return ROWS[name].kind.read(given.value)
+    except ConfigError:
+        raise  # of an entry in a section, which names its own line
     except UsageError as error:
         raise ConfigError(f"cannot use {given.where}: {error.message}", error.hint) from error

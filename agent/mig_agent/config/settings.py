@@ -16,6 +16,8 @@ from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
 from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.core.errors import ConfigError
+from mig_agent.core.limits import NO_LIMITS, UsageLimits
+from mig_agent.core.quantities import format_duration
 
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
 """Where clients connect by default."""
@@ -24,6 +26,7 @@ _PLACE = "Where it lives and listens"
 _TLS = "TCP, with certificates on both sides"
 _GPUS = "GPUs"
 _CHOOSING = "Choosing and waiting"
+_SHARING = "Limits and fairness"
 _LIMITS = "Time limits"
 _TELLING = "Logs and metrics"
 _SIMULATED = "Simulated GPUs"
@@ -225,6 +228,46 @@ class Settings(KubernetesSettings):
     max_waiting: int = setting(
         1000, "How many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
     )
+    limits: UsageLimits = setting(
+        NO_LIMITS,
+        "The most that may be held, waited for and asked for: below `roles` by each user of a role, below `users` by "
+        'one user, below `tenants` by all leases of one tenant together, or of each (`"*"`). A refusal names the '
+        "entry and its line.",
+        kind=field_types.LIMITS,
+        group=_SHARING,
+        example="{roles: {user: {memory: 80Gi, leases: 8, longest_ttl: 7d}}, tenants: {vision: {share: 0.5}}}",
+        when_unset="no limits",
+    )
+    fair_share: bool = setting(
+        False,
+        "Within a priority, serve the tenant first that used least of the GPUs lately, instead of first come. A "
+        "request that has waited for `reservation_after` is not overtaken any more.",
+        kind=field_types.SWITCH,
+        group=_SHARING,
+        example="yes",
+    )
+    fair_share_half_life: float = setting(
+        604800.0,
+        "With `fair_share`: after this time what a tenant used counts half.",
+        kind=field_types.DURATION,
+        group=_SHARING,
+        example="7d",
+    )
+    idle_after: float = setting(
+        3600.0,
+        "A lease on whose devices no process was seen for this time is idle: its holder is warned. Never one of a pod.",
+        kind=field_types.DURATION,
+        group=_SHARING,
+        example="1h",
+    )
+    end_idle_after: float | None = setting(
+        None,
+        "End a lease that has been idle for this time, at least `idle_after`. Time in which the driver did not tell "
+        "which processes there are does not count. `off` ends none.",
+        kind=field_types.DURATION_OR_OFF,
+        group=_SHARING,
+        example="12h",
+    )
     reread: float = setting(
         30.0,
         "How often the driver is asked what it really has.",
@@ -306,6 +349,12 @@ class Settings(KubernetesSettings):
         self._check_tls()
         self._check_addresses()
         self._check_kubernetes()
+        if self.end_idle_after is not None and self.end_idle_after < self.idle_after:
+            raise ConfigError(
+                f"cannot end idle leases after {format_duration(self.end_idle_after)}: their holders are warned after "
+                f"{format_duration(self.idle_after)} (idle_after)",
+                "make end_idle_after longer than idle_after",
+            )
         if self.gpus is not None and not self.gpus:
             raise ConfigError("cannot serve: gpus names none", "name at least one, or leave it out for all")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from mig_agent.config.field_types import ENVIRONMENT_PREFIX
+from mig_agent.config.sections import Section, section_of
 from mig_agent.config.settings import ROWS
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown
@@ -36,7 +37,7 @@ A Kubernetes service of this name makes variables such as MIG_AGENT_PORT, which 
 class Given:
     """A value as it was written, and where."""
 
-    value: str | tuple[str, ...]
+    value: str | tuple[str, ...] | Section
     where: str
     """Place for messages: `reread in /etc/mig-agent/config.yaml, line 4`, `MIG_AGENT_REREAD`, `--reread`."""
 
@@ -113,7 +114,8 @@ def _settings_of(root: yaml.MappingNode, path: Path) -> dict[str, Given]:
             raise ConfigError(f"cannot use {place}: line {lines[name]} sets it already", "remove one of them")
         lines[name] = line
         if value.tag != _NULL:
-            found[name] = Given(_value(value, place), place)
+            section = ROWS[name].kind.section is not None and isinstance(value, yaml.MappingNode)
+            found[name] = Given(section_of(value, name, str(path)) if section else _value(value, place), place)
     return found
 
 

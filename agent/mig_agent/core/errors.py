@@ -20,18 +20,22 @@ class Reason(StrEnum):
     TOO_LARGE = "too-large"
     TOO_MANY_DEVICES = "too-many-devices"
     NO_MIG_GPU = "no-mig-gpu"
+    OUTSIDE_LIMITS = "outside-limits"
     # It could be served at another moment.
     NO_CAPACITY = "no-capacity"
     GPU_UNAVAILABLE = "gpu-unavailable"
     REVISION_CHANGED = "revision-changed"
     WAITED_TOO_LONG = "waited-too-long"
     QUEUE_FULL = "queue-full"
+    LIMIT_EXCEEDED = "limit-exceeded"
     DRIVER_FAILED = "driver-failed"
     LEDGER_FAILED = "ledger-failed"
     SHUTTING_DOWN = "shutting-down"
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel-requested"
     # About leases and requests.
+    UNKNOWN_REQUEST = "unknown-request"
     UNKNOWN_LEASE = "unknown-lease"
     LEASE_ENDED = "lease-ended"
     WRONG_TOKEN = "wrong-token"  # noqa: S105 -- the name of a reason, not a secret
@@ -50,6 +54,7 @@ RETRYABLE = frozenset(
         Reason.REVISION_CHANGED,
         Reason.WAITED_TOO_LONG,
         Reason.QUEUE_FULL,
+        Reason.LIMIT_EXCEEDED,
         Reason.DRIVER_FAILED,
         Reason.LEDGER_FAILED,
         Reason.SHUTTING_DOWN,

@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """A pod's lease goes on without one of its devices, which is lost."""
     LEASE_RECOVERED = "lease-recovered"
     """A client's token brought back a lease from before the ledger was lost."""
+    LEASE_WARNED = "lease-warned"
+    """A lease is idle, or its GPU is drained: it may end without its holder's doing."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"
@@ -40,6 +42,8 @@ class EventKind(StrEnum):
     STEP_FAILED = "step-failed"
     GPU_CORDONED = "gpu-cordoned"
     GPU_UNCORDONED = "gpu-uncordoned"
+    GPU_DRAINED = "gpu-drained"
+    """The last lease on a GPU that is being drained has ended."""
     GPU_LOST = "gpu-lost"
     GPU_RECOVERED = "gpu-recovered"
     GPU_MODE_CHANGED = "gpu-mode-changed"
@@ -68,6 +72,8 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.REQUEST_DEQUEUED,
         EventKind.LEASE_RENEWED,
         EventKind.LEASE_BOUND,
+        EventKind.LEASE_WARNED,
+        EventKind.GPU_DRAINED,
         EventKind.STEP_FAILED,
         EventKind.ACCESS_DENIED,
         EventKind.PROFILE_DIFFERS,

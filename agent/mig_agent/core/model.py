@@ -312,6 +312,10 @@ class Gpu:
     set_aside: bool = False
     """True if the agent itself cordoned the GPU; it uses it again once its driver answers."""
     minor: int | None = None
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_until: float | None = None
+    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
     instances: tuple[Instance, ...] = ()
 
     @cached_property

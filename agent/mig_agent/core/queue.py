@@ -73,6 +73,11 @@ class Queue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that no other content of this queue had before or will have."""
+        return (self._next, len(self._waiting))
+
 
 def search(
     view: NodeView,

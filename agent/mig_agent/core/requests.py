@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Request, Want
@@ -34,6 +35,8 @@ LONGEST_POD_NAME = 253
 """Characters, as in Kubernetes; a namespace has fewer."""
 LONGEST_NAMESPACE = 63
 
+_MOST_TEXTS = 3
+"""Wants that are named one by one in a phrase."""
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
 _PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
 _ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
@@ -235,12 +238,32 @@ def parse_reason(text: str) -> str:
     return reason
 
 
+def describe(request: Request) -> str:
+    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    return phrase_of(request.wants)
+
+
+def phrase_of(wants: Sequence[Want]) -> str:
+    """Return the devices that are asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    texts = [want.text or want.profile or "a device" for want in wants]
+    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+
+
 def validate_ttl(seconds: float | None) -> None:
     """Raise UsageError unless this is a valid time to live; None is a lease without a deadline."""
     if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
         raise UsageError(
             f"cannot lease for {seconds:g} seconds: more than none, and at most ten years",
             "write how long, such as --ttl 2h, or leave it out",
+        )
+
+
+def validate_drain_deadline(seconds: float | None) -> None:
+    """Raise UsageError unless this is a valid deadline from now; None is a drain without a deadline."""
+    if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
+        raise UsageError(
+            f"cannot drain within {seconds:g} seconds: more than none, and at most ten years",
+            "write how long leases may last, such as --deadline 2h, or leave it out",
         )
 
 

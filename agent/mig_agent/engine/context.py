@@ -17,6 +17,7 @@ from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import MeanLeaseTime
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.event_bus import Events
@@ -48,6 +49,14 @@ class EngineSettings:
     """Whose idle instances may serve whom (`core.planning.plan`)."""
     max_waiting: int = 1000
     """How many requests may wait at once."""
+    limits: UsageLimits = NO_LIMITS
+    """What each user and each tenant may hold, wait for and ask for; read at each use, so that it can be replaced."""
+    fair_share_half_life_seconds: float | None = None
+    """After this time what a tenant used counts half in the order of the queue; None: first come within a priority."""
+    idle_after_seconds: float = 3600.0
+    """After this time without a process on its devices a lease counts as idle."""
+    end_idle_after_seconds: float | None = None
+    """After this time without a process on its devices a lease ends; None: never."""
     reread_seconds: float = 30.0
     """The pause between two comparisons of the ledger with the hardware."""
     call_deadline_seconds: float = 30.0

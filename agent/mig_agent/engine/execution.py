@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLease
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request, Slot
 from mig_agent.core.observation import ObservedInstance
 from mig_agent.core.planning.plan import CreateInstance, Plan, ReuseInstance
 from mig_agent.engine.callers import Caller
@@ -46,6 +46,13 @@ class Executor:
     preflight: Preflight
     destroyer: InstanceDestroyer
     reconciler: Reconciler
+    executions: set[Execution] = field(default_factory=set)
+    """The executions that have not ended."""
+
+    @property
+    def in_progress(self) -> Iterator[Execution]:
+        """The executions whose lease is not committed yet."""
+        return (each for each in self.executions if each.is_pending)
 
     def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
         """Return the execution of a plan. What the plan uses is reserved at once, so that no other plan uses it."""
@@ -86,6 +93,7 @@ class Execution:
             *(instance for victims in self._victims.values() for instance in victims),
         ]
         self._context.state.reserve(self._mine)
+        executor.executions.add(self)
         self._context.driver_use.enter()
         self._inside = True
 
@@ -95,8 +103,24 @@ class Execution:
             slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now, last_tenant=None
         )
 
+    @property
+    def request(self) -> Request:
+        """The request that it serves."""
+        return self._order.request
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots of its devices."""
+        return tuple(each.slot for each in self.plan.devices)
+
+    @property
+    def is_pending(self) -> bool:
+        """True until its lease is committed, or it has failed."""
+        return bool(self._mine)
+
     def drop(self) -> None:
         """Release the reservations, for an execution that was never run or has ended."""
+        self._executor.executions.discard(self)
         if self._inside:
             self._inside = False
             self._context.driver_use.leave()

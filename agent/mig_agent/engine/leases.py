@@ -16,15 +16,19 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without_answering_devices
+from mig_agent.engine.limits import LimitCheck
 
 
 class Leases:
     """Releases and renews active leases, and binds them to their owners. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle) -> None:
+    def __init__(
+        self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle, limits: LimitCheck
+    ) -> None:
         self._context = context
         self._request_log = request_log
         self._lifecycle = lifecycle
+        self._limits = limits
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
         """End a lease, as `Manager.release` describes. Raises RefusedError."""
@@ -65,6 +69,7 @@ class Leases:
         known = self._known(lease, token, caller)
         if known is None:
             raise _ended(f"renew lease {lease}")
+        self._limits.refuse_renewal(known, ttl_seconds, caller)
         expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
         try:
             renewed = await self._lifecycle.renew(known, expires_at, caller)

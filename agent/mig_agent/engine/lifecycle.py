@@ -29,6 +29,7 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
+from mig_agent.engine.fair_share import gpus_of
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.journal import Transaction
 from mig_agent.engine.state import State
@@ -118,6 +119,8 @@ class EndReason(StrEnum):
     GPU_LOST = "gpu-lost"
     POD_ENDED = "pod-ended"
     FORCED = "forced"
+    DRAINED = "drained"
+    IDLE = "idle"
 
 
 END_MESSAGES = {
@@ -417,6 +420,8 @@ class LeaseLifecycle:
                 tenant=known.holder.tenant,
                 caller=caller,
                 owner=known.owner,
+                gpus=gpus_of(context, known),
+                started=known.created_at,
             )
         )
         transaction.applied.append(partial(self._ended, lease, now, reason))

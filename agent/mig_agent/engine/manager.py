@@ -10,6 +10,7 @@ from typing import ClassVar
 from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
+from mig_agent.core.limits import UsageLimits
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, PodOwner, StreamOwner
@@ -22,7 +23,7 @@ from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
-from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
+from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, QueueEntry, Recovered, Snapshot
 from mig_agent.engine.startup import Parts
 from mig_agent.engine.thread_check import LoopBound
 
@@ -33,7 +34,7 @@ _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
-_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume", "Adopt"})
+_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
 
 
 class Manager:
@@ -113,6 +114,14 @@ class Manager:
     def left_unconfirmed(self, lease: LeaseId) -> None:
         """Note that a client disconnected without confirming its lease, which ends at its `Granted.confirm_by`."""
         self._parts.lifecycle.left_unconfirmed(lease)
+
+    def cancel(self, request_id: str, reason: str, caller: Caller, *, mine: bool = False) -> tuple[QueueEntry, ...]:
+        """Take a waiting request out of the queue, or with `mine` all of the caller's; return them as they waited.
+
+        Its client is refused and told who cancelled it. A unique beginning of the id will do. Administrators may cancel
+        any request. Raises RefusedError (UNKNOWN_REQUEST) where none waits.
+        """
+        return self._parts.cancellation.cancel(request_id, reason, caller, mine=mine)
 
     async def confirm(self, lease: LeaseId) -> None:
         """Confirm a lease: its client has the answer. Without this the lease ends at `Granted.confirm_by`.
@@ -207,11 +216,12 @@ class Manager:
         )
 
     async def plan_in_turns(
-        self, requests: Sequence[Request], *, explain: bool = False
+        self, requests: Sequence[Request], *, explain: bool = False, caller: Caller | None = None
     ) -> AsyncIterator[tuple[Outcome, tuple[str, ...]]]:
         """Plan as `plan` does, one request after the other, all on the node as it is now; other calls run in between.
 
-        With `explain`, each outcome comes with lines that explain it to people; fewer of them for many requests.
+        With `explain`, each outcome comes with lines that explain it to people; fewer of them for many requests. With
+        a `caller`, what its limits do not allow now is refused.
         """
         context = self._context
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
@@ -219,9 +229,15 @@ class Manager:
         for request in requests:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
-            paused = self._pause_refusal()
-            outcome = paused or context.with_changes(plan(view, request, policy, now), request)
-            yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
+            refusal = self._pause_refusal() or self._limit_refusal(request, caller)
+            outcome = refusal or context.with_changes(plan(view, request, policy, now), request)
+            yield outcome, explanation(view, request, policy, most=most) if explain and not refusal else ()
+
+    def _limit_refusal(self, request: Request, caller: Caller | None) -> Refusal | None:
+        limits = self._parts.limits
+        if caller is None:
+            return None
+        return limits.never(request, caller) or limits.exceeded(request, caller, limits.held())
 
     @property
     def step_times(self) -> StepTimes:
@@ -311,6 +327,8 @@ class Manager:
             socket_problems=self._socket_problems,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.reconciler.unused_leases(),
+            idle_since=parts.idle_leases.since(),
+            warnings={**parts.idle_leases.warnings, **parts.draining.warnings},
             missing=dict(context.missing),
             paused=context.driver_use.paused,
             silent=self.silent,
@@ -368,10 +386,31 @@ class Manager:
         """Cordon a GPU, so that it gets no new leases, or uncordon it; return it."""
         return await self._parts.admin.cordon(gpu, reason, caller, on=on)
 
+    async def drain(
+        self, gpus: Sequence[str], deadline_seconds: float | None, reason: str, caller: Caller
+    ) -> tuple[tuple[Gpu, ...], tuple[Lease, ...]]:
+        """Cordon GPUs, or all, so that they become empty: what is leased ends by itself, or after `deadline_seconds`.
+
+        Return the GPUs, and the leases that are still there. Raises RefusedError.
+        """
+        self._context.refuse_when_closing()
+        drained = await self._parts.draining.drain(gpus, deadline_seconds, reason, caller)
+        return drained, self._parts.draining.leases_on(drained)
+
+    async def undrain(self, gpus: Sequence[str], caller: Caller) -> tuple[Gpu, ...]:
+        """End the draining of GPUs, or of all; return them. Raises RefusedError."""
+        self._context.refuse_when_closing()
+        return await self._parts.draining.undrain(gpus, caller)
+
     async def set_mig_mode(self, gpu: str, enable: bool, caller: Caller) -> ModeAnswer:  # noqa: FBT001 -- as agreed
         """Switch a GPU's MIG mode; refused while anything on the GPU runs or is leased."""
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
+
+    def set_limits(self, limits: UsageLimits) -> None:
+        """Replace the limits of users and tenants; what is held stays, and waiting requests are considered again."""
+        self._context.settings = replace(self._context.settings, limits=limits)
+        self._context.state.capacity_freed.emit()
 
     async def pause(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
         """Grant no more leases and release the driver, and wait until that is done or has failed; leases stay active.
@@ -399,6 +438,7 @@ class Manager:
             oldest_waiting_since=parts.queue.oldest_since,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
+            idle=frozenset(parts.idle_leases.since()),
             unused=parts.reconciler.unused_at_last_look,
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,

@@ -18,8 +18,11 @@ from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.quantities import counted
+from mig_agent.core.requests import describe
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor, LeaseRequest
+from mig_agent.engine.fair_share import FairShare
+from mig_agent.engine.limits import HeldNow, LimitCheck
 from mig_agent.engine.results import QueueEntry
 
 _PIECE_SECONDS = 0.02
@@ -28,7 +31,6 @@ _MOST_RESTARTS = 3
 """How often one scan of the queue starts over because capacity was freed meanwhile."""
 REPORT_SECONDS = 1.0
 """The pause between two reports of changed positions to clients, in seconds."""
-_MOST_TEXTS = 3
 _EXPLAINED_LINES = 24
 """The most lines that explain a refusal: they travel in a gRPC trailer, which is small."""
 _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
@@ -42,6 +44,8 @@ class QueuedRequest:
     on_position: Callable[[int], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
+    group: int = 0
+    """The same for all requests that the limits treat alike (`LimitCheck.group_of`)."""
     position: int = 0
     """The position that was last reported; 0 before the first report."""
 
@@ -49,9 +53,11 @@ class QueuedRequest:
 class RequestQueue:
     """Queues requests and starts each when it fits. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, executor: Executor) -> None:
+    def __init__(self, context: Context, executor: Executor, limits: LimitCheck, fair_share: FairShare) -> None:
         self._context = context
         self._executor = executor
+        self._limits = limits
+        self._fair_share = fair_share
         self._queue = queue.Queue()
         self._requests: dict[RequestKey, QueuedRequest] = {}
         self._scan_is_scheduled = False
@@ -75,11 +81,13 @@ class RequestQueue:
 
     def position(self, request: RequestKey) -> int | None:
         """Return a request's place in the queue, 1 for the first; None when it does not wait."""
-        return self._queue.position(request)
+        places = (n for n, each in enumerate(self._ordered(), 1) if each.request.key == request)
+        return next(places, None)
 
     @property
     def queued(self) -> tuple[QueueEntry, ...]:
         """The requests that wait, in queue order."""
+        held = self._limits.held()
         return tuple(
             QueueEntry(
                 request=each.request.key,
@@ -88,8 +96,9 @@ class RequestQueue:
                 position=position,
                 since=each.since,
                 wants=each.request.wants,
+                limit="" if (over := self._exceeded(each.request, held)) is None else over.message,
             )
-            for position, each in enumerate(self._queue.waiting, 1)
+            for position, each in enumerate(self._ordered(), 1)
         )
 
     async def admit(
@@ -106,8 +115,11 @@ class RequestQueue:
             if not request.wait_seconds:
                 raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
             return await self._enqueue(order, on_position)
+        over = self._limits.exceeded(request, order.caller, self._limits.held())
         outcome = self._plan(request, exclude=exclude)
-        if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
+        if over is not None and not request.wait_seconds and not _is_final(outcome):
+            raise RefusedError(over)
+        if isinstance(outcome, Plan) and over is None and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
         if isinstance(outcome, Refusal):
             if failed is not None and isinstance(self._plan(request), Plan):
@@ -175,7 +187,7 @@ class RequestQueue:
             return NOTHING_RESERVED
         reservation = backfill.reservation(
             context.state.working_view,
-            self._queue.waiting,
+            self._may_start(),
             context.clock.now(),
             context.reservation_after_seconds,
             self._reservation_cache,
@@ -183,6 +195,21 @@ class RequestQueue:
         return NOTHING_RESERVED if reservation is None else reservation.gpus
 
     # Inside
+
+    def _ordered(self) -> tuple[backfill.WaitingRequest, ...]:
+        """Return the waiting requests in the order in which they are served."""
+        return self._fair_share.ordered(self._queue)
+
+    def _may_start(self) -> tuple[backfill.WaitingRequest, ...]:
+        """Return those that their limits let start now, in order: the others block no request, and reserve no GPU."""
+        held, ordered = self._limits.held(), self._ordered()
+        if held is None:
+            return ordered
+        return tuple(each for each in ordered if self._exceeded(each.request, held) is None)
+
+    def _exceeded(self, request: Request, held: HeldNow | None) -> Refusal | None:
+        queued = self._requests.get(request.key)
+        return None if queued is None else self._limits.exceeded(request, queued.order.caller, held, queued.group)
 
     def _plan(
         self,
@@ -214,7 +241,10 @@ class RequestQueue:
                 f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
                 "try again later",
             )
-        queued = QueuedRequest(order, on_position)
+        many = self._limits.too_many_waiting(order, (each.request for each in self._queue.waiting))
+        if may_wait and many is not None:
+            raise RefusedError(many)
+        queued = QueuedRequest(order, on_position, group=self._limits.group_of(request, order.caller))
         waiting = self._queue.add(request, context.clock.now())
         context.state.status_changed.emit()
         self._requests[request.key] = queued
@@ -229,7 +259,7 @@ class RequestQueue:
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
             queued.deadline = context.clock.call_later(request.wait_seconds, lambda: self._wait_timed_out(queued))
-        queued.position = self._queue.position(request.key) or 1
+        queued.position = self.position(request.key) or 1
         self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.position}")
         on_position(queued.position)
         return await queued.started
@@ -247,7 +277,7 @@ class RequestQueue:
             began = time.perf_counter()
             found = queue.search(
                 context.state.working_view,
-                self._queue.waiting,
+                self._may_start(),
                 context.policy,
                 context.clock.now(),
                 limit_seconds=context.reservation_after_seconds,
@@ -285,7 +315,8 @@ class RequestQueue:
     def _refusal_without_wait(self, waiting: backfill.WaitingRequest) -> Refusal:
         """Return why a request that does not wait is not served now."""
         context, settings = self._context, self._context.settings
-        before = [each for each in self._queue.waiting if each.order < waiting.order]
+        mine = next((each for each in self._ordered() if each.seq == waiting.seq), waiting)
+        before = [each for each in self._may_start() if each.order < mine.order]
         reservation = None
         if not settings.strict_fifo:
             reservation = backfill.reservation(
@@ -330,7 +361,11 @@ class RequestQueue:
     def _wait_timed_out(self, queued: QueuedRequest) -> None:
         request = queued.order.request
         driver_use = self._context.driver_use
-        outcome = driver_use.refusal(f"serve {describe(request)}") if driver_use.paused else self._plan(request)
+        outcome: Outcome | None = self._exceeded(request, self._limits.held())
+        if driver_use.paused:
+            outcome = driver_use.refusal(f"serve {describe(request)}")
+        elif outcome is None:
+            outcome = self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
@@ -351,7 +386,7 @@ class RequestQueue:
 
     def _report_positions(self) -> None:
         self._report_timer = None
-        for position, waiting in enumerate(self._queue.waiting, 1):
+        for position, waiting in enumerate(self._ordered(), 1):
             queued = self._requests[waiting.request.key]
             if queued.position and queued.position != position:
                 queued.position = position
@@ -366,10 +401,9 @@ class RequestQueue:
         journal.emit(event)
 
 
-def describe(request: Request) -> str:
-    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
-    texts = [want.text or want.profile or "a device" for want in request.wants]
-    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+def _is_final(outcome: Outcome) -> bool:
+    """Return whether this is a refusal that no lease's end can change: it says more than a limit that is exceeded."""
+    return isinstance(outcome, Refusal) and outcome.reason not in _WORTH_WAITING
 
 
 def _may_wait_after(request: Request, refusal: Refusal) -> bool:

@@ -85,6 +85,10 @@ MOST_FAILED_READINGS = 3
 _HOUR = 3600.0
 _LONGEST_COMMAND = 200
 """The most characters of a process's command line that are passed on."""
+_MOST_MISSED = 5
+"""How many readings of a GPU may be missed before it counts as not watched."""
+_SHORTEST_GAP = 120.0
+"""The least time without a reading after which a GPU counts as not watched, in seconds."""
 _GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)
 
 
@@ -117,6 +121,8 @@ class Reconciler:
         self._followups: list[Callable[[], Awaitable[None]]] = []
         self.last_process: dict[int, float] = {}
         """When a process was last seen on an instance, by generation."""
+        self._watched: dict[GpuUuid, tuple[float, float]] = {}
+        """For each GPU since when its processes have been read without a gap, and when they were read last."""
         self.unused_at_last_look: frozenset[LeaseId] = frozenset()
         """What `unused_leases` returned at the last reconciliation."""
 
@@ -328,6 +334,8 @@ class Reconciler:
 
     def _check_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
         now = self._context.clock.now()
+        begun = self._watched[record.uuid][0] if self.is_watched(record.uuid) else now
+        self._watched[record.uuid] = (begun, now)
         pids: dict[int | None, tuple[int, ...]] = {
             each.gpu_instance_id: each.processes for each in observed.instances if each.processes
         }
@@ -343,7 +351,7 @@ class Reconciler:
                 self._quarantine.block(instance, f"held by {names}")
 
     def unused_leases(self) -> frozenset[LeaseId]:
-        """Return the leases on whose instances no process has been seen for an hour.
+        """Return the leases on one of whose instances no process has been seen for `idle_after`.
 
         Leases with a bound owner are not among them: they end with it, whether it uses its devices or not.
         """
@@ -356,7 +364,25 @@ class Reconciler:
 
     def _is_unused(self, instance: Instance) -> bool:
         last = max(instance.since, self.last_process.get(instance.generation, 0.0))
-        return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= _HOUR
+        limit = self._context.settings.idle_after_seconds
+        return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= limit
+
+    def is_watched(self, gpu: GpuUuid) -> bool:
+        """Return whether the processes of a GPU were read a short while ago."""
+        gap = max(_MOST_MISSED * self._context.settings.reread_seconds, _SHORTEST_GAP)
+        return gpu in self._watched and self._context.clock.now() - self._watched[gpu][1] <= gap
+
+    def last_seen(self, instance: Instance) -> float:
+        """Return when a process was last seen on an instance, as far as known, in seconds since the epoch.
+
+        At least when it was leased, and when the readings of its GPU began that go on without a gap until now.
+        """
+        watched = self._watched.get(instance.slot.gpu, (self._context.clock.now(), 0.0))[0]
+        return max(instance.since, self.last_process.get(instance.generation, 0.0), watched)
+
+    def saw_process(self, instance: Instance) -> None:
+        """Note that a process uses an instance now."""
+        self.last_process[instance.generation] = self._context.clock.now()
 
     def boot_id_now(self) -> str:
         """Return the machine's boot id; where it cannot be read, the known one."""

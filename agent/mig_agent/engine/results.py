@@ -80,6 +80,8 @@ class QueueEntry:
     since: float
     """When the request began to wait, in seconds since the epoch."""
     wants: tuple[Want, ...]
+    limit: str = ""
+    """Which limit of its caller or tenant keeps it waiting, as a message; empty where none does."""
 
     @property
     def request_id(self) -> RequestId:
@@ -107,7 +109,11 @@ class Snapshot:
     recoverable: int = 0
     """How many leases of a lost ledger their tokens can still recover, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
-    """Leases on whose instances no process has been seen for an hour."""
+    """Leases on whose instances no process has been seen for `idle_after`."""
+    idle_since: Mapping[LeaseId, float] = field(default_factory=dict)
+    """When a process was last seen on any device of an idle lease, in seconds since the epoch."""
+    warnings: Mapping[LeaseId, str] = field(default_factory=dict)
+    """Why leases will or may end without their holders' doing, as messages."""
     missing: Mapping[int, str] = field(default_factory=dict)
     """The error of each GPU that has not answered since the start, by index."""
     paused: tuple[str, ...] = ()
@@ -131,6 +137,8 @@ class Published:
     """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
+    idle: frozenset[LeaseId] = frozenset()
+    """Leases none of whose devices had shown a process for `idle_after`; some may have ended since."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases that had shown no process for an hour at the last reconciliation; some may have ended since."""
     paused: tuple[str, ...] = ()

@@ -31,17 +31,22 @@ from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
+from mig_agent.engine.cancellation import Cancellation
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
+from mig_agent.engine.draining import Draining
 from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.execution import Executor
+from mig_agent.engine.fair_share import FairShare
 from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.idle_leases import IdleLeases
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
 from mig_agent.engine.journal import Journal, Transaction
 from mig_agent.engine.lease_recovery import LeaseRecovery
 from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
+from mig_agent.engine.limits import LimitCheck
 from mig_agent.engine.maintenance import Maintenance
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
@@ -57,6 +62,10 @@ CLOSING_SECONDS = 5.0
 """How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
 
 
+_MOST_EVENTS = 10_000
+"""The most recorded events that are read for fair share: as many as the ledger keeps."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Parts:
     """Holds the parts of one running engine."""
@@ -69,8 +78,13 @@ class Parts:
     quarantine: Quarantine
     reconciler: Reconciler
     queue: RequestQueue
+    limits: LimitCheck
+    fair_share: FairShare
+    cancellation: Cancellation
     acquirer: Acquirer
     admin: Admin
+    draining: Draining
+    idle_leases: IdleLeases
     lease_recovery: LeaseRecovery
     driver_events: DriverEvents
     driver_startup: DriverStartup
@@ -82,6 +96,7 @@ class Parts:
     async def stop_background(self) -> None:
         """Stop the tasks that run as long as the engine does."""
         self.maintenance.close()
+        self.draining.close()
         self.driver_events.close()
         for task in self.background:
             task.cancel()
@@ -140,6 +155,10 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     """Take up the ledger's leases, read the GPUs unless the agent starts paused, and start the background tasks."""
     contents = parts.ledger.contents
     context, state, lifecycle = parts.context, parts.context.state, parts.lifecycle
+    if context.settings.fair_share_half_life_seconds is not None:
+        with contextlib.suppress(LedgerError):  # the order of the queue is no reason not to start
+            ended = await context.blocking_calls.run(lambda: parts.ledger.events(0.0, "", _MOST_EVENTS))
+            parts.fair_share.remember(ended)
     for recorded in contents.leases:
         if recorded.ended_at is None:
             state.put_lease(recorded.lease)
@@ -163,6 +182,7 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
     await context.journal.commit(old, (started, *_doubt_events(context)))
+    await parts.draining.end_overdue()
     loop = asyncio.get_running_loop()
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
@@ -231,12 +251,18 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         destroyer=destroyer,
         reconciler=reconciler,
     )
-    queue = RequestQueue(context, executor)
+    limits = LimitCheck(context, executor)
+    fair_share = FairShare(context)
+    queue = RequestQueue(context, executor, limits, fair_share)
     admin = Admin(context, destroyer, reconciler)
     driver_events = DriverEvents(context.driver, reconciler.hint)
     discovery = Discovery(context, contents, reconciler, lock)
     reconciler.follow_up(admin.destroy_overdue)
     reconciler.follow_up(discovery.look)
+    draining = Draining(context, lifecycle)
+    idle_leases = IdleLeases(context, lifecycle, reconciler)
+    reconciler.follow_up(draining.end_overdue)
+    reconciler.follow_up(idle_leases.look)
     lease_recovery = LeaseRecovery(context, request_log, lifecycle, reconciler)
     driver_startup = DriverStartup(
         context, contents, lifecycle=lifecycle, reconciler=reconciler, discovery=discovery, recovery=lease_recovery
@@ -246,12 +272,17 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         ledger=ledger,
         request_log=request_log,
         lifecycle=lifecycle,
-        leases=Leases(context, request_log, lifecycle),
+        leases=Leases(context, request_log, lifecycle, limits),
         quarantine=quarantine,
         reconciler=reconciler,
         queue=queue,
-        acquirer=Acquirer(context, request_log, lifecycle, queue),
+        limits=limits,
+        fair_share=fair_share,
+        cancellation=Cancellation(queue),
+        acquirer=Acquirer(context, request_log, lifecycle, queue, limits),
         admin=admin,
+        draining=draining,
+        idle_leases=idle_leases,
         lease_recovery=lease_recovery,
         driver_events=driver_events,
         driver_startup=driver_startup,

@@ -180,8 +180,14 @@ class _NodeGauges(Collector):
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))
         yield GaugeMetricFamily(
-            "mig_agent_leases_unused", "Leases with no process for an hour.", len(node.unused & view.leases.keys())
+            "mig_agent_leases_unused",
+            "Leases with a device on which no process was seen for `idle_after`.",
+            len(node.unused & view.leases.keys()),
         )
+        idle = len(node.idle & view.leases.keys())
+        yield GaugeMetricFamily("mig_agent_leases_idle", "Leases with no process on any device for `idle_after`.", idle)
+        draining = sum(each.draining for each in view.gpus)
+        yield GaugeMetricFamily("mig_agent_gpus_draining", "GPUs that are cordoned to become empty.", draining)
         yield _gpus(view)
         yield _each_gpu(view)
         yield _instances(view)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mig_agent.adapters.ledger.digest import Head
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease
-from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
     DEVICE_KINDS,
@@ -55,6 +55,10 @@ class Cordon:
 
     reason: str
     since: float
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_until: float | None = None
+    """When what is leased there ends at the latest; None: by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
         leases=(*active, *ended[:most_ended][::-1]),
         more_ended=len(ended) > most_ended,
         cordons={
-            GpuUuid(gpu): Cordon(reason=reason, since=since)
+            GpuUuid(gpu): _cordon(reason, since, facts.get(f"{DRAIN}{gpu}"))
             for gpu, reason, since in connection.execute("SELECT gpu, reason, since FROM cordon")
         },
         last_generation=max(generations),
@@ -126,6 +130,11 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
         ),
         doubt=Doubt(**json.loads(facts["doubt"])) if "doubt" in facts else None,
     )
+
+
+def _cordon(reason: str, since: float, drain: str | None) -> Cordon:
+    until = float(drain) if drain else None
+    return Cordon(reason=reason, since=since, draining=drain is not None, drain_until=until)
 
 
 _INSTANCES = (

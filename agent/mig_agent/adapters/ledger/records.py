@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 from mig_agent.adapters.ledger.reader import Doubt
-from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
 from mig_agent.core.events import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.core.owner import encode
@@ -205,10 +205,16 @@ class PutCordon:
     gpu: GpuUuid
     reason: str
     since: float
+    draining: bool = False
+    drain_until: float | None = None
 
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
         yield _PUT_CORDON, (self.gpu, self.reason, self.since)
+        if self.draining:
+            yield _PUT_FACT, (f"{DRAIN}{self.gpu}", "" if self.drain_until is None else repr(self.drain_until))
+        else:
+            yield _DROP_FACT, (f"{DRAIN}{self.gpu}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +226,7 @@ class DropCordon:
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
         yield _DROP_CORDON, (self.gpu,)
+        yield _DROP_FACT, (f"{DRAIN}{self.gpu}",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,10 @@ class AsyncClient:
         """End a lease, as `Client.release`."""
         await self._call(api_methods.release(lease, token, force=force))
 
+    async def cancel(self, request_id: str = "", *, mine: bool = False, reason: str = "") -> tuple[types.Waiting, ...]:
+        """Take waiting requests out of the queue, as `Client.cancel`."""
+        return await self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
+
     async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Set a lease's deadline, as `Client.renew`."""
         return await self._call(api_methods.renew(lease, token, ttl))
@@ -177,6 +181,14 @@ class AsyncClient:
     async def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allow new leases on a GPU again, as `Client.uncordon`."""
         return await self._call(api_methods.uncordon(gpu))
+
+    async def drain(self, *gpus: str | int, deadline: str | float | None = None, reason: str = "") -> types.Drained:
+        """Cordon GPUs so that they become empty, as `Client.drain`."""
+        return await self._call(api_methods.drain(gpus, deadline, reason))
+
+    async def undrain(self, *gpus: str | int) -> tuple[types.Gpu, ...]:
+        """End the draining of GPUs, as `Client.undrain`."""
+        return await self._call(api_methods.undrain(gpus))
 
     async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switch a GPU's MIG mode, as `Client.set_mig_mode`."""

@@ -90,7 +90,14 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
 
 
 def lease(
-    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, left: bool = False
+    each: Lease,
+    devices: Iterable[pb.Device],
+    *,
+    unused: bool = False,
+    in_full: bool = True,
+    left: bool = False,
+    warning: str = "",
+    idle_since: float | None = None,
 ) -> pb.Lease:
     """Encode a lease with its devices.
 
@@ -115,6 +122,8 @@ def lease(
             for one in (() if of_pod is None else of_pod.devices)
         ],
         arrived=owner.is_bound,
+        warning=visible(warning),
+        idle_since=idle_since,
     )
 
 
@@ -150,6 +159,8 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         memory_slices=each.layout.memory_slices,
         memory_mib=each.layout.memory_mib,
         instances=[instance(one, each.index, leases) for one in each.instances],
+        draining=each.draining,
+        drain_deadline=each.drain_until,
     )
 
 
@@ -191,6 +202,7 @@ def queued(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
         position=each.position,
         since=each.since,
         wants=wants if len(each.wants) == 1 else f"{len(each.wants)} devices: {wants}",
+        limit=shortened(visible(each.limit), _LONGEST_WANTS) if in_full else "",
     )
 
 
@@ -241,6 +253,8 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
                 unused=each.id in snapshot.unused,
                 in_full=reader.may_see(each.holder),
                 left=each.id in snapshot.left,
+                warning=snapshot.warnings.get(each.id, ""),
+                idle_since=snapshot.idle_since.get(each.id),
             )
             for each in view.leases.values()
         ],

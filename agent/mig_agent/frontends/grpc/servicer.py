@@ -15,8 +15,8 @@ from mig_agent import __version__
 from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, ConnectionEnds, Ending
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import LeaseId
-from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
+from mig_agent.core.model import Lease, LeaseId
+from mig_agent.core.requests import parse_gpu, parse_reason, validate_drain_deadline, validate_ttl
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifecycle import StreamEnd
@@ -147,6 +147,15 @@ class PartitionManagerServicer:
         await self._manager.release(LeaseId(message.lease), message.token, caller, force=message.force)
         return pb.ReleaseResponse()
 
+    async def cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Take waiting requests out of the queue."""
+        caller = self._caller(context)
+        if message.mine and message.request_id:
+            raise UsageError("cannot cancel one request and all of yours", "give a request id, or mine")
+        reason = parse_reason(message.reason)
+        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine)
+        return pb.CancelResponse(cancelled=[encode.queued(each) for each in cancelled])
+
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
         """Give a lease a new deadline, or none."""
         caller = self._caller(context)
@@ -179,7 +188,7 @@ class PartitionManagerServicer:
         view, pace = self._manager.view, self._manager.step_times
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
-        async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
+        async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain, caller=caller):
             answer.outcomes.append(encode.outcome(outcome, view, pace))
             explained.append(lines)
         bytes_left = MOST_ANSWER_BYTES - answer.ByteSize()
@@ -261,6 +270,25 @@ class PartitionManagerServicer:
         reason = parse_reason(message.reason)
         gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, reason, caller)
         return pb.CordonResponse(gpu=encode.gpu(gpu, self._manager.view.leases))
+
+    async def drain(self, message: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Cordon GPUs so that they become empty, or end that."""
+        caller = self._caller(context)
+        require_admin(caller, f"{'undrain' if message.undrain else 'drain'} GPUs")
+        gpus = tuple(parse_gpu(each) for each in message.gpus)
+        deadline = message.deadline_seconds if message.HasField("deadline_seconds") else None
+        validate_drain_deadline(deadline)
+        reason = parse_reason(message.reason)
+        leases: tuple[Lease, ...] = ()
+        if message.undrain:
+            there = await self._manager.undrain(gpus, caller)
+        else:
+            there, leases = await self._manager.drain(gpus, deadline, reason, caller)
+        view = self._manager.view
+        return pb.DrainResponse(
+            gpus=[encode.gpu(each, view.leases) for each in there],
+            leases=[encode.lease(each, encode.leased_devices(each, view), in_full=False) for each in leases],
+        )
 
     async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
         """Switch a GPU's MIG mode."""

@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, Drain, SetMigMode, Pause, Resume and Adopt are for administrators. Cancel is for the caller of the
+  waiting request, and for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid. Recover takes the token from everybody.
 """
@@ -498,6 +499,8 @@ class Lease(google.protobuf.message.Message):
     POD_FIELD_NUMBER: builtins.int
     KUBELET_DEVICES_FIELD_NUMBER: builtins.int
     ARRIVED_FIELD_NUMBER: builtins.int
+    WARNING_FIELD_NUMBER: builtins.int
+    IDLE_SINCE_FIELD_NUMBER: builtins.int
     id: builtins.str
     request_id: builtins.str
     """Empty where the reader is not who asked for it: with it, the request could be repeated."""
@@ -511,6 +514,12 @@ class Lease(google.protobuf.message.Message):
     """No process has been seen on its devices for an hour. Never of a pod's."""
     arrived: builtins.bool
     """Of a pod's lease: the pod has come to this node. Until then it is promised to the pod, and its holder's to release."""
+    warning: builtins.str
+    """Why the lease will or may end without its holder's doing, for people: it is idle, or its GPU is drained. Empty: it
+    will not.
+    """
+    idle_since: builtins.float
+    """When a process was last seen on its devices, where that is long ago: the lease is idle. Absent: it is not."""
     @property
     def holder(self) -> global___Holder: ...
     @property
@@ -540,11 +549,15 @@ class Lease(google.protobuf.message.Message):
         pod: global___Pod | None = ...,
         kubelet_devices: collections.abc.Iterable[global___KubeletDevice] | None = ...,
         arrived: builtins.bool = ...,
+        warning: builtins.str = ...,
+        idle_since: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "arrived", b"arrived", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_idle_since", b"_idle_since", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "idle_since", b"idle_since", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_idle_since", b"_idle_since", "_pid", b"_pid", "arrived", b"arrived", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "idle_since", b"idle_since", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused", "warning", b"warning"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_idle_since", b"_idle_since"]) -> typing.Literal["idle_since"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pid", b"_pid"]) -> typing.Literal["pid"] | None: ...
 
@@ -691,6 +704,48 @@ class HoldResponse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["update", b"update"]) -> typing.Literal["queued", "granted"] | None: ...
 
 global___HoldResponse = HoldResponse
+
+@typing.final
+class CancelRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MINE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The id of a waiting request, or a beginning that only one has."""
+    mine: builtins.bool
+    """All waiting requests of the caller, whatever their ids."""
+    reason: builtins.str
+    """For the client that waits."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        mine: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mine", b"mine", "reason", b"reason", "request_id", b"request_id"]) -> None: ...
+
+global___CancelRequest = CancelRequest
+
+@typing.final
+class CancelResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CANCELLED_FIELD_NUMBER: builtins.int
+    @property
+    def cancelled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueuedRequest]:
+        """As they waited."""
+
+    def __init__(
+        self,
+        *,
+        cancelled: collections.abc.Iterable[global___QueuedRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled"]) -> None: ...
+
+global___CancelResponse = CancelResponse
 
 @typing.final
 class ReleaseRequest(google.protobuf.message.Message):
@@ -1153,6 +1208,8 @@ class Gpu(google.protobuf.message.Message):
     MEMORY_SLICES_FIELD_NUMBER: builtins.int
     MEMORY_MIB_FIELD_NUMBER: builtins.int
     INSTANCES_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    DRAIN_DEADLINE_FIELD_NUMBER: builtins.int
     index: builtins.int
     uuid: builtins.str
     model: builtins.str
@@ -1161,6 +1218,9 @@ class Gpu(google.protobuf.message.Message):
     reason: builtins.str
     memory_slices: builtins.int
     memory_mib: builtins.int
+    draining: builtins.bool
+    """It is cordoned to become empty (Drain), and when its leases end at the latest. Absent: when they end by themselves."""
+    drain_deadline: builtins.float
     @property
     def mig(self) -> global___MigMode: ...
     @property
@@ -1179,9 +1239,12 @@ class Gpu(google.protobuf.message.Message):
         memory_slices: builtins.int = ...,
         memory_mib: builtins.int = ...,
         instances: collections.abc.Iterable[global___Instance] | None = ...,
+        draining: builtins.bool = ...,
+        drain_deadline: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["mig", b"mig"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "mig", b"mig"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "uuid", b"uuid"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_drain_deadline", b"_drain_deadline"]) -> typing.Literal["drain_deadline"] | None: ...
 
 global___Gpu = Gpu
 
@@ -1197,6 +1260,7 @@ class QueuedRequest(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     SINCE_FIELD_NUMBER: builtins.int
     WANTS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Empty where the reader is not who asked."""
     priority: builtins.int
@@ -1206,6 +1270,8 @@ class QueuedRequest(google.protobuf.message.Message):
     """When it came."""
     wants: builtins.str
     """What it wants, for people: "4G", "2 devices: 1g.10gb, 4G"."""
+    limit: builtins.str
+    """Which limit of its caller or tenant keeps it waiting, in words; it blocks no other request. Empty: none does."""
     @property
     def holder(self) -> global___Holder: ...
     def __init__(
@@ -1217,9 +1283,10 @@ class QueuedRequest(google.protobuf.message.Message):
         position: builtins.int = ...,
         since: builtins.float = ...,
         wants: builtins.str = ...,
+        limit: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["holder", b"holder", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holder", b"holder", "limit", b"limit", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
 
 global___QueuedRequest = QueuedRequest
 
@@ -1886,6 +1953,62 @@ class CordonResponse(google.protobuf.message.Message):
 global___CordonResponse = CordonResponse
 
 @typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    UNDRAIN_FIELD_NUMBER: builtins.int
+    deadline_seconds: builtins.float
+    """What is leased there ends after this time at the latest. Absent: it ends by itself."""
+    reason: builtins.str
+    """For people who ask why."""
+    undrain: builtins.bool
+    """True: end the draining of these GPUs (empty: of all that are drained), and allow new leases again."""
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """By index or UUID. Empty: all that the agent manages."""
+
+    def __init__(
+        self,
+        *,
+        gpus: collections.abc.Iterable[builtins.str] | None = ...,
+        deadline_seconds: builtins.float | None = ...,
+        reason: builtins.str = ...,
+        undrain: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_deadline_seconds", b"_deadline_seconds", "deadline_seconds", b"deadline_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_deadline_seconds", b"_deadline_seconds", "deadline_seconds", b"deadline_seconds", "gpus", b"gpus", "reason", b"reason", "undrain", b"undrain"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_deadline_seconds", b"_deadline_seconds"]) -> typing.Literal["deadline_seconds"] | None: ...
+
+global___DrainRequest = DrainRequest
+
+@typing.final
+class DrainResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
+        """As they are now."""
+
+    @property
+    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]:
+        """What is still leased there."""
+
+    def __init__(
+        self,
+        *,
+        gpus: collections.abc.Iterable[global___Gpu] | None = ...,
+        leases: collections.abc.Iterable[global___Lease] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gpus", b"gpus", "leases", b"leases"]) -> None: ...
+
+global___DrainResponse = DrainResponse
+
+@typing.final
 class SetMigModeRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -2104,10 +2227,11 @@ class RefusalDetail(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     CHANGED_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, no-capacity,
-    gpu-unavailable, revision-changed, waited-too-long, queue-full, driver-failed, ledger-failed, shutting-down,
-    paused, cancelled, unknown-lease, lease-ended, wrong-token, request-id-reused, in-use, not-supported, reset-required,
-    not-permitted. There may be more: then go by `retryable`.
+    """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, outside-limits,
+    no-capacity, gpu-unavailable, revision-changed, waited-too-long, queue-full, limit-exceeded, driver-failed,
+    ledger-failed, shutting-down, paused, cancelled, cancel-requested, unknown-request, unknown-lease, lease-ended,
+    wrong-token, request-id-reused, in-use, not-supported, reset-required, not-permitted. There may be more: then go by
+    `retryable`.
     """
     message: builtins.str
     """In words, starting with "cannot"."""

@@ -44,6 +44,11 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Cancel',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/migagent.v1.PartitionManager/Release',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ReleaseRequest.SerializeToString,
@@ -99,6 +104,11 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Drain',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.FromString,
+                _registered_method=True)
         self.SetMigMode = channel.unary_unary(
                 '/migagent.v1.PartitionManager/SetMigMode',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.SetMigModeRequest.SerializeToString,
@@ -149,6 +159,14 @@ class PartitionManagerServicer(object):
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
         answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+        `cancel-requested` and told who did it. A lease is ended by Release.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,6 +255,15 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+        an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+        Draining what is drained changes its deadline and reason. For administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetMigMode(self, request, context):
         """Switches a GPU's MIG mode. Refused while anything runs on it or is leased. For administrators.
         """
@@ -283,6 +310,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Hold,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -338,6 +370,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Cordon,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.SerializeToString,
             ),
             'SetMigMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetMigMode,
@@ -414,6 +451,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Hold',
             migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Cancel',
+            migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -711,6 +775,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Cordon',
             migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Drain',
+            migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, Drain, SetMigMode, Pause, Resume and Adopt are for administrators. Cancel is for the caller of the
+  waiting request, and for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid. Recover takes the token from everybody.
 """
@@ -68,6 +69,14 @@ class PartitionManagerStub:
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
     answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    """
+
+    Cancel: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse,
+    ]
+    """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+    `cancel-requested` and told who did it. A lease is ended by Release.
     """
 
     Release: grpc.UnaryUnaryMultiCallable[
@@ -145,6 +154,15 @@ class PartitionManagerStub:
     ]
     """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
 
+    Drain: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse,
+    ]
+    """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+    an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+    Draining what is drained changes its deadline and reason. For administrators.
+    """
+
     SetMigMode: grpc.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse,
@@ -207,6 +225,14 @@ class PartitionManagerAsyncStub:
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
     answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    """
+
+    Cancel: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse,
+    ]
+    """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+    `cancel-requested` and told who did it. A lease is ended by Release.
     """
 
     Release: grpc.aio.UnaryUnaryMultiCallable[
@@ -284,6 +310,15 @@ class PartitionManagerAsyncStub:
     ]
     """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
 
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse,
+    ]
+    """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+    an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+    Draining what is drained changes its deadline and reason. For administrators.
+    """
+
     SetMigMode: grpc.aio.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse,
@@ -350,6 +385,16 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
         answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        """
+
+    @abc.abstractmethod
+    def Cancel(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse]]:
+        """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+        `cancel-requested` and told who did it. A lease is ended by Release.
         """
 
     @abc.abstractmethod
@@ -448,6 +493,17 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.CordonResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.CordonResponse]]:
         """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
+
+    @abc.abstractmethod
+    def Drain(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse]]:
+        """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+        an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+        Draining what is drained changes its deadline and reason. For administrators.
+        """
 
     @abc.abstractmethod
     def SetMigMode(
