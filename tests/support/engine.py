@@ -181,7 +181,7 @@ def _want(text: str | Want) -> Want:
 def settings(**changes: Any) -> EngineSettings:
     """As configured, but that nothing is looked at by itself: tests say when."""
     return EngineSettings(
-        **{"node": "node-1", "listen_to_driver": False, "reread_seconds": 1e9, "check_threads": True, **changes}
+        **{"node": "node-1", "listen_to_driver": False, "reread_seconds": 1e9, "sample_usage_seconds": None, "check_threads": True, **changes}
     )
 
 
