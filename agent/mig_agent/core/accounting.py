@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from mig_agent.core.model import Want
 
@@ -53,6 +54,9 @@ class LeaseAccount:
     gpus: tuple[str, ...] = ()
     """The GPUs that the request allowed; empty: any."""
     devices: tuple[AccountedDevice, ...] = ()
+
+
+NO_ACCOUNT: Final = LeaseAccount()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +130,9 @@ class AccountedUse:
         """The time from asking to the grant; 0 in all but the first device of a lease, and where it is not known."""
         return max(0.0, self.granted_at - self.asked_at) if self.asked_at is not None and not self.number else 0.0
 
-    def within(self, since: float, until: float) -> Use:
+    def within(self, window: Window) -> Use:
         """Return the part that falls into a window of time."""
+        since, until = window.since, window.until
         seconds = overlap(self.granted_at, self.ended_at, since, until)
         is_in = self.ended_at >= since and self.granted_at < until
         waited = overlap(self.granted_at - self.waited_seconds, self.granted_at, since, until)
@@ -141,6 +146,14 @@ class AccountedUse:
             measured_mib_seconds=self.device.memory_mib * measured,
             peak_mib_seconds=0.0 if self.peak is None else self.peak.used_mib * measured,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A span of time, in seconds since the epoch."""
+
+    since: float
+    until: float
 
 
 def overlap(start: float, end: float, since: float, until: float) -> float:
@@ -272,8 +285,7 @@ class Account:
 
     rows: Mapping[str, Use] = field(default_factory=dict)
     """The sums by key, the largest first."""
-    since: float
-    until: float
+    window: Window
     complete_since: float | None = None
     """Since when every lease is accounted; None where that is not recorded."""
 

@@ -245,6 +245,8 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) 
         max_waiting=settings.max_waiting,
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,
+        sample_usage_seconds=settings.sample_usage,
+        keep_accounting_seconds=settings.keep_accounting,
         follows_pods=settings.kubernetes,
         check_threads=bool(os.environ.get(_CHECK_THREADS)),
     )

@@ -23,6 +23,7 @@ from mig_agent.core.accounting import (
     Peak,
     Reader,
     TenantTotal,
+    Window,
     grouped,
     key_of,
 )
@@ -182,24 +183,20 @@ class Accounting:
         )
 
 
-def read_account(
-    ledger: Ledger, active: Sequence[AccountedUse], since: float, until: float, by: By, reader: Reader
-) -> Account:
+def read_account(ledger: Ledger, active: Sequence[AccountedUse], window: Window, by: By, reader: Reader) -> Account:
     """Return the sums over all leases in a window of time. Blocking, from any thread. Raises LedgerError.
 
-    `active` are the records of the leases that were active at `until`, taken on the event loop before this call: each
-    lease then counts once, whether it ends meanwhile or not.
+    `active` are the records of the leases that are active, taken on the event loop before this call: each lease then
+    counts once, whether it ends meanwhile or not.
     """
     without = sorted({LeaseId(each.lease) for each in active})
-    ended, complete_since = ledger.uses(since, until, by, reader, without)
-    now = [(key_of(each, by, reader), each.within(since, until)) for each in active]
+    ended, complete_since = ledger.uses(window, by, reader, without)
+    now = [(key_of(each, by, reader), each.within(window)) for each in active]
     rows = grouped((each for each in (*ended, *now) if each[1].devices or each[1].waited_seconds), most=MOST_KEYS)
-    return Account(rows=rows, since=since, until=until, complete_since=complete_since)
+    return Account(rows=rows, window=window, complete_since=complete_since)
 
 
-def read_runs(
-    ledger: Ledger, active: Sequence[AccountedUse], since: float, most: int
-) -> tuple[AccountedUse, ...]:
+def read_runs(ledger: Ledger, active: Sequence[AccountedUse], since: float, most: int) -> tuple[AccountedUse, ...]:
     """Return the records of the latest leases, active ones last. Blocking, from any thread. Raises LedgerError."""
     without = sorted({LeaseId(each.lease) for each in active})
     return (*ledger.history(since, most, without), *active)

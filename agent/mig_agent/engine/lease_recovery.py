@@ -203,8 +203,7 @@ class LeaseRecovery:
         transaction = Transaction(context.journal)
         transaction.changes += [PutInstance(each) for each in instances]
         account = context.accounting.recovered_account(
-            next((each for each in instances if each.generation == generation), None)
-            for generation in lease.instances
+            next((each for each in instances if each.generation == generation), None) for generation in lease.instances
         )
         transaction.changes.append(PutLease(lease, former.digest, account))
         places = ", ".join(map(context.place, instances))

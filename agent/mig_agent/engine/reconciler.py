@@ -46,9 +46,7 @@ _UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)
 _THERE = frozenset(InstanceState) - {InstanceState.CREATING, InstanceState.DESTROYING}
 
 
-async def read_usage(
-    context: Context, states: frozenset[InstanceState] = _THERE
-) -> Mapping[Generation, InstanceUsage]:
+async def read_usage(context: Context, states: frozenset[InstanceState] = _THERE) -> Mapping[Generation, InstanceUsage]:
     """Return the usage of every instance in these states; what the driver does not report now is unknown."""
     records = context.state.gpus.values()
     instances = [each for record in records for each in record.instances.values() if each.state in states]

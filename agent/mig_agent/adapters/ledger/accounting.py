@@ -22,6 +22,7 @@ from mig_agent.core.accounting import (
     Reader,
     TenantTotal,
     Use,
+    Window,
     leased_ms,
     waited_ms,
 )
@@ -132,7 +133,7 @@ _OLD = "(SELECT number FROM accounting WHERE merged IN (0, 1) AND ended_at < ? O
 _SURPLUS = "(SELECT number FROM accounting WHERE merged = 1 ORDER BY ended_at DESC LIMIT -1 OFFSET ?)"
 _CUT_SINCE = (
     "UPDATE fact SET value = (SELECT max(CAST(fact.value AS REAL), max(ended_at)) FROM accounting WHERE number IN {})"
-    f" WHERE name = '{SINCE}' AND EXISTS (SELECT 1 FROM accounting WHERE number IN {{}})"
+    " WHERE name = 'accounting_since' AND EXISTS (SELECT 1 FROM accounting WHERE number IN {})"
 )
 _PUT_SINCE = "INSERT INTO fact (name, value) VALUES (?, ?) ON CONFLICT (name) DO NOTHING"
 
@@ -287,15 +288,15 @@ _HISTORY = (
 
 
 def read_uses(
-    connection: sqlite3.Connection, since: float, until: float, by: By, reader: Reader, without: Sequence[LeaseId]
+    connection: sqlite3.Connection, window: Window, by: By, reader: Reader, without: Sequence[LeaseId]
 ) -> tuple[list[tuple[str, Use]], float | None]:
     """Return the sums of ended leases by key, in a window, and since when every lease is accounted.
 
     `without` are leases that the caller counts itself. Raises sqlite3.Error.
     """
     values = {
-        "since": since,
-        "until": until,
+        "since": window.since,
+        "until": window.until,
         "everything": reader.everything,
         "uid": reader.uid,
         "user": reader.user,
@@ -340,9 +341,7 @@ def _accounted(row: tuple[Any, ...]) -> AccountedUse:
         user=user,
         uid=uid,
         name=name,
-        device=AccountedDevice(
-            profile=profile, model=model, memory_mib=mib, slices=slices, want=_want(found["want"])
-        ),
+        device=AccountedDevice(profile=profile, model=model, memory_mib=mib, slices=slices, want=_want(found["want"])),
         asked_at=asked_at,
         granted_at=granted,
         ended_at=ended,

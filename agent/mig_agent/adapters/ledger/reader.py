@@ -12,7 +12,7 @@ from mig_agent.adapters.ledger.accounting import SINCE, decode_account, decode_p
 from mig_agent.adapters.ledger.digest import Head
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease
 from mig_agent.adapters.ledger.schema import UNCONFIRMED
-from mig_agent.core.accounting import LeaseAccount, Peak, TenantTotal
+from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount, Peak, TenantTotal
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
     DEVICE_KINDS,
@@ -49,7 +49,7 @@ class RecordedLease:
     ended_at: float | None = None
     """None while it is active."""
     end_reason: str = ""
-    account: LeaseAccount = LeaseAccount()
+    account: LeaseAccount = NO_ACCOUNT
     """What it counts for; empty once it has ended, and for a lease of an earlier version."""
     peaks: tuple[Peak | None, ...] = ()
     """The peaks of its devices, as last recorded; empty once it has ended."""

@@ -15,7 +15,7 @@ from mig_agent.adapters.ledger.accounting import (
 )
 from mig_agent.adapters.ledger.reader import Doubt
 from mig_agent.adapters.ledger.schema import UNCONFIRMED
-from mig_agent.core.accounting import LeaseAccount
+from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount
 from mig_agent.core.events import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.core.owner import encode
@@ -110,7 +110,7 @@ class PutLease:
 
     lease: Lease
     digest: str
-    account: LeaseAccount = LeaseAccount()
+    account: LeaseAccount = NO_ACCOUNT
 
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
