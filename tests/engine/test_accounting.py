@@ -320,4 +320,5 @@ async def test_advice_says_when_it_knows_too_little(tmp_path: Path) -> None:
         await node.release(granted)
         (advice,) = await node.manager.advise(0.0, "", ALICE)
         assert (advice.verdict, advice.peak_mib, advice.suggestion) == (Verdict.TOO_FEW_RUNS, None, "")
-        assert advice.message == "alice (train): asked 20G; its use was measured in 0 of 1 run, and advice takes 3"
+        words = "alice (train): asked 20G; a program's use was measured in 0 of 1 run, and advice takes 3"
+        assert advice.message == words

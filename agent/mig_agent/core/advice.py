@@ -21,6 +21,8 @@ LEAST_RUNS = 3
 """The fewest measured runs that advice rests on."""
 _MARGIN = 1.2
 """Peaks are samples, and the next run may need a little more."""
+_IDLE_MIB = 64
+"""The driver itself takes some memory of a device; a program's context takes more than this."""
 _NOTABLE = 1.1
 """So many times less is worth a claim."""
 _ROUND = 10
@@ -59,8 +61,12 @@ class Case:
 
     @property
     def measured(self) -> tuple[AccountedUse, ...]:
-        """The devices with enough samples."""
-        return tuple(each for each in self.uses if each.peak is not None and each.peak.samples >= LEAST_SAMPLES)
+        """The devices with enough samples, on which a program was seen."""
+        return tuple(
+            each
+            for each in self.uses
+            if each.peak is not None and each.peak.samples >= LEAST_SAMPLES and each.peak.used_mib >= _IDLE_MIB
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +126,7 @@ def advise(case: Case, uses: Sequence[AccountedUse], node: ReplayedNode) -> Gene
         name=case.name,
         user=case.user,
         verdict=Verdict.TOO_FEW_RUNS,
-        message=f"{facts}; its use was measured in {measured_runs} of {counted(runs, 'run')}, and advice takes "
+        message=f"{facts}; a program's use was measured in {measured_runs} of {counted(runs, 'run')}, and advice takes "
         f"{LEAST_RUNS}",
         runs=runs,
         measured_runs=measured_runs,

@@ -26,7 +26,7 @@ def advise(common: Common, *, name: str, since: str) -> int:
     """Say what your leases asked for and used, and what asking for less would have meant.
 
     The claim is from a replay of this node's history, by the planner and the queue that serve it: each lease lasts as
-    long as it did. Peaks are samples, and a fifth is added to them. sudo: everybody's leases.
+    long as it did. Peaks are samples, and a fifth is added to them. With sudo it is about everybody's leases.
     """
     output = common.wants()
     first = moment(since, time.time())

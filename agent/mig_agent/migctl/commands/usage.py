@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _UNKNOWN = "?"
 """For use that was never measured; never 0."""
 _NEARLY_ALL = 0.995
+_ROUND = 10
+"""From here on one decimal does."""
 _HOUR = 3600.0
 _MIB_HOURS_IN_GIB_HOUR = 1024 * _HOUR
 _CSV = (
@@ -122,11 +124,15 @@ def _cells(row: AccountRow, key: str, by: str) -> tuple[str, ...]:
     return (
         key,
         str(row.devices if by == "profile" else row.leases),
-        f"{row.memory_mib_seconds / _MIB_HOURS_IN_GIB_HOUR:.1f}",
-        f"{row.slice_seconds / _HOUR:.1f}",
+        _number(row.memory_mib_seconds / _MIB_HOURS_IN_GIB_HOUR),
+        _number(row.slice_seconds / _HOUR),
         _peak(row),
         format_duration(row.waited_seconds),
     )
+
+
+def _number(amount: float) -> str:
+    return f"{amount:.1f}" if amount >= _ROUND else f"{amount:.2f}"
 
 
 def _peak(row: AccountRow) -> str:
