@@ -22,9 +22,9 @@ from mig_agent.core.accounting import (
     By,
     LeaseAccount,
     Peak,
+    Period,
     Reader,
     Use,
-    Window,
     grouped,
     key_of,
 )
@@ -112,14 +112,14 @@ def test_sql_sums_up_what_the_core_does(
     by: By,
     reader: Reader,
 ) -> None:
-    window = Window(*edges)
+    period = Period(*edges)
     uses = [use for each in leases for use in uses_of(*each)]
     with closing(database(leases)) as connection:
-        found, _ = read_uses(connection, window, by, reader, ())
+        found, _ = read_uses(connection, period, by, reader, ())
         assert sorted(read_history(connection, 0.0, MOST, ()), key=order) == sorted(uses, key=order)
         without = [lease.id for lease, *_ in leases]
-        assert read_uses(connection, window, by, reader, without) == ([], None)
-    expected = [(key_of(use, by, reader), use.within(window)) for use in uses]
+        assert read_uses(connection, period, by, reader, without) == ([], None)
+    expected = [(key_of(use, by, reader), use.within(period)) for use in uses]
     assert {
         key: [use.leases, use.devices, *numbers(use)]
         for key, use in grouped(found, most=MOST).items()
@@ -131,7 +131,7 @@ def test_sql_sums_up_what_the_core_does(
 def test_merging_keeps_the_sums(
     leases: list[tuple[Lease, LeaseAccount, tuple[Peak | None, ...], float]], most: int
 ) -> None:
-    whole, admin = Window(-1.0, 2000.0), Reader(everything=True)
+    whole, admin = Period(-1.0, 2000.0), Reader(everything=True)
     with closing(database(leases)) as connection:
         before, _ = read_uses(connection, whole, By.TENANT, admin, ())
         executed(connection, [TrimAccounting(before=-1.0, most=most)])

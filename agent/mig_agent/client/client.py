@@ -149,7 +149,7 @@ class Client:
         return self._call(api_methods.usage())
 
     def account(self, by: str = "tenant", *, since: float | None = None, until: float | None = None) -> types.Account:
-        """Return who leased how much in a window of time (seconds since the epoch), by user, tenant, name or profile.
+        """Return who leased how much in a period (seconds since the epoch), by user, tenant, name or profile.
 
         Names of other users' leases are counted under their users, unless an administrator asks.
         """

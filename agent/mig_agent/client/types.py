@@ -350,7 +350,7 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Who leased how much in a window of time, the largest first."""
+    """Who leased how much in a period, the largest first."""
 
     rows: tuple[AccountRow, ...]
     total: AccountRow
@@ -361,7 +361,7 @@ class Account:
 
     @property
     def is_cut(self) -> bool:
-        """True if the window begins before the records do."""
+        """True if the period begins before the records do."""
         return self.complete_since is not None and (self.since is None or self.since < self.complete_since)
 
 

@@ -1,4 +1,4 @@
-"""Accounting: what a lease counts for, and how much of it falls into a window of time.
+"""Accounting: what a lease counts for, and how much of it falls into a period.
 
 A device counts from the grant of its lease to the end of it, also while it is lost. Peaks are measured by samples:
 `None` where there was no sample. Everything here is frozen, and nothing reads a clock.
@@ -130,9 +130,9 @@ class AccountedUse:
         """The time from asking to the grant; 0 in all but the first device of a lease, and where it is not known."""
         return max(0.0, self.granted_at - self.asked_at) if self.asked_at is not None and not self.number else 0.0
 
-    def within(self, window: Window) -> Use:
-        """Return the part that falls into a window of time."""
-        since, until = window.since, window.until
+    def within(self, period: Period) -> Use:
+        """Return the part that falls into a period."""
+        since, until = period.since, period.until
         seconds = overlap(self.granted_at, self.ended_at, since, until)
         is_in = self.ended_at >= since and self.granted_at < until
         waited = overlap(self.granted_at - self.waited_seconds, self.granted_at, since, until)
@@ -149,7 +149,7 @@ class AccountedUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Period:
     """A span of time, in seconds since the epoch."""
 
     since: float
@@ -281,11 +281,11 @@ def _ms(moment: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """An answer of accounting: who used what in a window of time."""
+    """An answer of accounting: who used what in a period."""
 
     rows: Mapping[str, Use] = field(default_factory=dict)
     """The sums by key, the largest first."""
-    window: Window
+    period: Period
     complete_since: float | None = None
     """Since when every lease is accounted; None where that is not recorded."""
 

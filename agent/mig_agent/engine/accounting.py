@@ -21,9 +21,9 @@ from mig_agent.core.accounting import (
     By,
     LeaseAccount,
     Peak,
+    Period,
     Reader,
     TenantTotal,
-    Window,
     grouped,
     key_of,
 )
@@ -183,17 +183,17 @@ class Accounting:
         )
 
 
-def read_account(ledger: Ledger, active: Sequence[AccountedUse], window: Window, by: By, reader: Reader) -> Account:
-    """Return the sums over all leases in a window of time. Blocking, from any thread. Raises LedgerError.
+def read_account(ledger: Ledger, active: Sequence[AccountedUse], period: Period, by: By, reader: Reader) -> Account:
+    """Return the sums over all leases in a period. Blocking, from any thread. Raises LedgerError.
 
     `active` are the records of the leases that are active, taken on the event loop before this call: each lease then
     counts once, whether it ends meanwhile or not.
     """
     without = sorted({LeaseId(each.lease) for each in active})
-    ended, complete_since = ledger.uses(window, by, reader, without)
-    now = [(key_of(each, by, reader), each.within(window)) for each in active]
+    ended, complete_since = ledger.uses(period, by, reader, without)
+    now = [(key_of(each, by, reader), each.within(period)) for each in active]
     rows = grouped((each for each in (*ended, *now) if each[1].devices or each[1].waited_seconds), most=MOST_KEYS)
-    return Account(rows=rows, window=window, complete_since=complete_since)
+    return Account(rows=rows, period=period, complete_since=complete_since)
 
 
 def read_runs(ledger: Ledger, active: Sequence[AccountedUse], since: float, most: int) -> tuple[AccountedUse, ...]:

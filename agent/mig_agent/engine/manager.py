@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
-from mig_agent.core.accounting import Account, By, Reader, Window
+from mig_agent.core.accounting import Account, By, Period, Reader
 from mig_agent.core.advice import Advice, advise, cases
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
 from mig_agent.core.events import Event, EventKind
@@ -347,14 +347,14 @@ class Manager:
         return await asyncio.shield(self._usage)
 
     async def account(self, since: float, until: float | None, by: By, caller: Caller) -> Account:
-        """Return who leased what in a window of time, from the ledger; `until` is at most now, and None means now.
+        """Return who leased what in a period, from the ledger; `until` is at most now, and None means now.
 
         Names of other users' leases are not shown, but counted under their users. Raises RefusedError (LEDGER_FAILED).
         """
         now = self._context.clock.now()
-        window = Window(since, now if until is None else min(until, now))
+        period = Period(since, now if until is None else min(until, now))
         active, ledger, reader = self._context.accounting.active(now), self._parts.ledger, _reader(caller)
-        return await self._query(lambda: read_account(ledger, active, window, by, reader))
+        return await self._query(lambda: read_account(ledger, active, period, by, reader))
 
     async def advise(self, since: float, name: str, caller: Caller) -> tuple[Advice, ...]:
         """Return what leases asked for against what they used, and what asking for less would have meant.

@@ -131,6 +131,7 @@ class _NodeGauges(Collector):
 
     def __init__(self) -> None:
         self._published: Callable[[], Published] | None = None
+        self._tenants = _TenantCounters()
 
     def watch(self, published: Callable[[], Published]) -> None:
         """Read the node from the value that this function returns."""
@@ -184,32 +185,42 @@ class _NodeGauges(Collector):
         yield _instances(view)
         yield _slices(view)
         yield _lease_instances(view)
-        yield from _tenants(node.tenants, time.time())
+        yield from self._tenants.collect(node.tenants, time.time())
 
 
-def _tenants(tenants: Mapping[str, TenantTotal], now: float) -> Iterator[Metric]:
-    """Yield the counters of accounting. They are in the ledger, so they go on over restarts of the agent."""
-    memory = CounterMetricFamily(
-        "mig_agent_leased_memory_byte_seconds",
-        "Memory leased, times the seconds that it was leased for, by tenant.",
-        labels=("tenant",),
-    )
-    slices = CounterMetricFamily(
-        "mig_agent_leased_slice_seconds",
-        "Memory slices leased, times the seconds that they were leased for, by tenant.",
-        labels=("tenant",),
-    )
-    waited = CounterMetricFamily(
-        "mig_agent_waited_seconds", "From asking for a lease to having it, by tenant.", labels=("tenant",)
-    )
-    leases = CounterMetricFamily("mig_agent_leases_granted", "Leases granted, by tenant.", labels=("tenant",))
-    for tenant, total in sorted(tenants.items()):
-        label = (visible(tenant),)
-        memory.add_metric(label, total.memory_mib_seconds(now) * _BYTES_IN_MIB)
-        slices.add_metric(label, total.slice_seconds(now))
-        waited.add_metric(label, total.waited_seconds)
-        leases.add_metric(label, total.leases)
-    yield from (memory, slices, waited, leases)
+class _TenantCounters:
+    """Counters of accounting by tenant. The sums are in the ledger, so they go on over restarts of the agent."""
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, str], float] = {}
+        """The last value of each series: a clock that is set back must not look like a counter that began again."""
+
+    def collect(self, tenants: Mapping[str, TenantTotal], now: float) -> Iterator[Metric]:
+        """Yield the counters at this time, in seconds since the epoch."""
+        memory = CounterMetricFamily(
+            "mig_agent_leased_memory_byte_seconds",
+            "Memory leased, times the seconds that it was leased for, by tenant.",
+            labels=("tenant",),
+        )
+        slices = CounterMetricFamily(
+            "mig_agent_leased_slice_seconds",
+            "Memory slices leased, times the seconds that they were leased for, by tenant.",
+            labels=("tenant",),
+        )
+        waited = CounterMetricFamily(
+            "mig_agent_waited_seconds", "From asking for a lease to having it, by tenant.", labels=("tenant",)
+        )
+        leases = CounterMetricFamily("mig_agent_leases_granted", "Leases granted, by tenant.", labels=("tenant",))
+        for tenant, total in sorted(tenants.items()):
+            self._add(memory, tenant, total.memory_mib_seconds(now) * _BYTES_IN_MIB)
+            self._add(slices, tenant, total.slice_seconds(now))
+            self._add(waited, tenant, total.waited_seconds)
+            self._add(leases, tenant, total.leases)
+        yield from (memory, slices, waited, leases)
+
+    def _add(self, family: CounterMetricFamily, tenant: str, value: float) -> None:
+        highest = self._highest[family.name, tenant] = max(value, self._highest.get((family.name, tenant), 0.0))
+        family.add_metric((visible(tenant),), highest)
 
 
 def _gpus(view: NodeView) -> Metric:

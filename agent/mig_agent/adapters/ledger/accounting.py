@@ -19,10 +19,10 @@ from mig_agent.core.accounting import (
     By,
     LeaseAccount,
     Peak,
+    Period,
     Reader,
     TenantTotal,
     Use,
-    Window,
     leased_ms,
     waited_ms,
 )
@@ -288,15 +288,15 @@ _HISTORY = (
 
 
 def read_uses(
-    connection: sqlite3.Connection, window: Window, by: By, reader: Reader, without: Sequence[LeaseId]
+    connection: sqlite3.Connection, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]
 ) -> tuple[list[tuple[str, Use]], float | None]:
-    """Return the sums of ended leases by key, in a window, and since when every lease is accounted.
+    """Return the sums of ended leases by key, in a period, and since when every lease is accounted.
 
     `without` are leases that the caller counts itself. Raises sqlite3.Error.
     """
     values = {
-        "since": window.since,
-        "until": window.until,
+        "since": period.since,
+        "until": period.until,
         "everything": reader.everything,
         "uid": reader.uid,
         "user": reader.user,

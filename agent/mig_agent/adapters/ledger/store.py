@@ -35,7 +35,7 @@ from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_reque
 from mig_agent.adapters.ledger.records import AddEvent, Record
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
-from mig_agent.core.accounting import AccountedUse, By, Reader, Use, Window
+from mig_agent.core.accounting import AccountedUse, By, Period, Reader, Use
 from mig_agent.core.errors import LedgerError, MigAgentError
 from mig_agent.core.events import Event
 from mig_agent.core.model import LeaseId, RequestKey
@@ -170,11 +170,11 @@ class Ledger:
             return read_events(connection, since, gpu, limit)
 
     def uses(
-        self, window: Window, by: By, reader: Reader, without: Sequence[LeaseId]
+        self, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]
     ) -> tuple[list[tuple[str, Use]], float | None]:
         """Return sums over ended leases, as `read_uses`. Blocking, from any thread. Raises LedgerError."""
         with self._reading() as connection:
-            return read_uses(connection, window, by, reader, without)
+            return read_uses(connection, period, by, reader, without)
 
     def history(self, since: float, most: int, without: Sequence[LeaseId]) -> tuple[AccountedUse, ...]:
         """Return records of ended leases, as `read_history`. Blocking, from any thread. Raises LedgerError."""

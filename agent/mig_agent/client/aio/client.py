@@ -148,7 +148,7 @@ class AsyncClient:
     async def account(
         self, by: str = "tenant", *, since: float | None = None, until: float | None = None
     ) -> types.Account:
-        """Return who leased how much in a window of time, as `Client.account`."""
+        """Return who leased how much in a period, as `Client.account`."""
         return await self._call(api_methods.account(by, since, until))
 
     async def advise(self, name: str = "", *, since: float | None = None) -> tuple[types.Advice, ...]:

@@ -307,12 +307,12 @@ def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage
 
 
 def account(each: Account, *, has_since: bool) -> pb.AccountingResponse:
-    """Encode who leased what; `has_since`: the caller has limited the window's beginning."""
+    """Encode who leased what; `has_since`: the caller has limited the beginning of the period."""
     return pb.AccountingResponse(
         rows=[_account_row(key, use) for key, use in each.rows.items()],
         total=_account_row("", each.total),
-        since=each.window.since if has_since else None,
-        until=each.window.until,
+        since=each.period.since if has_since else None,
+        until=each.period.until,
         complete_since=each.complete_since,
     )
 

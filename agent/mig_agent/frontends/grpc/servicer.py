@@ -239,7 +239,7 @@ class PartitionManagerServicer:
         return pb.UsageResponse(instances=encode.usage(readings), at=time.time())
 
     async def accounting(self, message: pb.AccountingRequest, context: Context) -> pb.AccountingResponse:
-        """Return who leased what in a window of time."""
+        """Return who leased what in a period."""
         caller = self._caller(context)
         since, until = _moment(message, "since"), _moment(message, "until")
         if since is not None and until is not None and until < since:

@@ -1835,7 +1835,7 @@ class AccountingRow(google.protobuf.message.Message):
     key: builtins.str
     """The user, tenant, name or profile; "(others)" for the smallest, where there are too many for one answer."""
     leases: builtins.int
-    """Leases that were active within the window, and their devices. By profile a lease counts under its first device."""
+    """Leases that were active within the period, and their devices. By profile a lease counts under its first device."""
     devices: builtins.int
     memory_mib_seconds: builtins.float
     """Memory leased, times seconds."""
@@ -1875,7 +1875,7 @@ class AccountingResponse(google.protobuf.message.Message):
     UNTIL_FIELD_NUMBER: builtins.int
     COMPLETE_SINCE_FIELD_NUMBER: builtins.int
     since: builtins.float
-    """The window that was counted. `since` is absent where the request had none."""
+    """The period that was counted. `since` is absent where the request had none."""
     until: builtins.float
     complete_since: builtins.float
     """Since when the records are complete: earlier leases are left out, or were deleted by the limits on the records."""

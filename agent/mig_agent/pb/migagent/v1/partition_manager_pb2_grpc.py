@@ -234,7 +234,7 @@ class PartitionManagerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Accounting(self, request, context):
-        """Who leased how much in a window of time, from the agent's ledger: leases count by their part in it. Everybody sees the
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
         sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -137,7 +137,7 @@ class PartitionManagerStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
     ]
-    """Who leased how much in a window of time, from the agent's ledger: leases count by their part in it. Everybody sees the
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
     sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
     """
 
@@ -292,7 +292,7 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
     ]
-    """Who leased how much in a window of time, from the agent's ledger: leases count by their part in it. Everybody sees the
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
     sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
     """
 
@@ -471,7 +471,7 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         request: mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse]]:
-        """Who leased how much in a window of time, from the agent's ledger: leases count by their part in it. Everybody sees the
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
         sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
         """
 
