@@ -40,50 +40,45 @@ _MOST_FORGOTTEN = 5000
 SINCE = "accounting_since"
 """The name of the fact that says since when every lease is accounted, in seconds since the epoch."""
 
-_WANT_FIELDS = ("memory_bytes", "profile", "fraction", "whole_gpu", "min_compute_slices", "text")
+_WANT_FIELDS = ("memory_bytes", "profile", "fraction", "whole_gpu", "text")
+_COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def encode_account(account: LeaseAccount) -> str:
-    """Return an account as the ledger keeps it with its lease."""
-    return json.dumps(
-        {
-            "user": account.user,
-            "asked_at": account.asked_at,
-            "priority": account.priority,
-            "gpus": account.gpus,
-            "devices": [
-                [each.profile, each.model, each.memory_mib, each.slices, _want_fields(each.want)]
-                for each in account.devices
-            ],
-        },
-        separators=(",", ":"),
-    )
+    """Return an account as the ledger keeps it with its lease: a short text, since each grant writes one."""
+    devices = [
+        (each.profile, each.model, each.memory_mib, each.slices, _want_fields(each.want)) for each in account.devices
+    ]
+    return _COMPACT((account.user, account.asked_at, account.priority, account.gpus, devices))
 
 
 def decode_account(text: str) -> LeaseAccount:
     """Return the account of a lease; an empty one for the lease of an earlier version."""
     if not text:
         return LeaseAccount()
-    found = json.loads(text)
+    user, asked_at, priority, gpus, devices = json.loads(text)
     return LeaseAccount(
-        user=found["user"],
-        asked_at=found["asked_at"],
-        priority=found["priority"],
-        gpus=tuple(found["gpus"]),
+        user=user,
+        asked_at=asked_at,
+        priority=priority,
+        gpus=tuple(gpus),
         devices=tuple(
             AccountedDevice(profile=profile, model=model, memory_mib=mib, slices=slices, want=_want(want))
-            for profile, model, mib, slices, want in found["devices"]
+            for profile, model, mib, slices, want in devices
         ),
     )
 
 
 def _want_fields(want: Want | None) -> dict[str, object] | None:
+    """Return the fields of a want that differ from their defaults."""
     if want is None:
         return None
-    values = {each: getattr(want, each) for each in _WANT_FIELDS}
-    return {name: value for name, value in values.items() if value} | (
-        {"attributes": sorted(want.attributes)} if want.attributes else {}
-    )
+    fields: dict[str, object] = {each: getattr(want, each) for each in _WANT_FIELDS if getattr(want, each)}
+    if want.min_compute_slices != 1:
+        fields["min_compute_slices"] = want.min_compute_slices
+    if want.attributes:
+        fields["attributes"] = sorted(want.attributes)
+    return fields
 
 
 def _want(found: dict[str, Any] | None) -> Want | None:
@@ -250,9 +245,7 @@ def uses_of(
 
 
 def _encode_asked(use: AccountedUse) -> str:
-    return json.dumps(
-        {"want": _want_fields(use.device.want), "priority": use.priority, "gpus": use.gpus}, separators=(",", ":")
-    )
+    return _COMPACT((_want_fields(use.device.want), use.priority, use.gpus))
 
 
 # Reading
@@ -333,7 +326,7 @@ def read_history(
 def _accounted(row: tuple[Any, ...]) -> AccountedUse:
     lease, number, tenant, user, uid, name, profile, model, mib, slices, asked_at, granted, ended, peak, *rest = row
     samples, asked = rest
-    found = json.loads(asked)
+    want, priority, gpus = json.loads(asked)
     return AccountedUse(
         lease=lease,
         number=number,
@@ -341,13 +334,13 @@ def _accounted(row: tuple[Any, ...]) -> AccountedUse:
         user=user,
         uid=uid,
         name=name,
-        device=AccountedDevice(profile=profile, model=model, memory_mib=mib, slices=slices, want=_want(found["want"])),
+        device=AccountedDevice(profile=profile, model=model, memory_mib=mib, slices=slices, want=_want(want)),
         asked_at=asked_at,
         granted_at=granted,
         ended_at=ended,
         peak=None if peak is None else Peak(used_mib=peak, samples=samples),
-        priority=found["priority"],
-        gpus=tuple(found["gpus"]),
+        priority=priority,
+        gpus=tuple(gpus),
     )
 
 
