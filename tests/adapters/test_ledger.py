@@ -41,6 +41,7 @@ from mig_agent.adapters.ledger.records import (
 )
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
+from mig_agent.adapters.ledger.verification import make_ledger
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
@@ -561,7 +562,7 @@ def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) ->
 
 def test_a_ledger_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     """Set aside as damaged it would cost all its leases."""
-    Ledger.open(tmp_path / LEDGER_FILE, patches=(replace(PATCHES[0], number=1, least_reader=1),)).close()
+    make_ledger(tmp_path / LEDGER_FILE, "", (replace(PATCHES[0], number=1, least_reader=1),))
     before = (tmp_path / LEDGER_FILE).read_bytes()
     with pytest.raises(LedgerError, match="a development version wrote it"):
         Ledger.open(tmp_path / LEDGER_FILE)

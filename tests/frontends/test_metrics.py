@@ -137,3 +137,19 @@ def test_there_are_no_created_series() -> None:
     metrics = Metrics()
     metrics.acquired(0.01, "reused")
     assert not [name for name, _ in samples(metrics) if name.endswith("_created")]
+
+
+async def test_what_a_tenant_leased_is_counted_and_never_goes_down(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with engine(tmp_path, "a100-40gb") as node:
+        metrics.watch(lambda: node.manager.published)
+        granted = await node.acquire("4G", tenant="team-a")
+        node.clock.advance(10.0)
+        await node.release(granted)
+        expected = granted.devices[0].memory_mib * 1024**2 * 10.0
+        assert value(metrics, "mig_agent_leased_memory_byte_seconds_total", tenant="team-a") == expected
+        assert value(metrics, "mig_agent_leased_slice_seconds_total", tenant="team-a") == 10
+        assert value(metrics, "mig_agent_leases_granted_total", tenant="team-a") == 1
+        # The test's clock is ahead of the machine's, as if that had been set back.
+        await node.acquire("4G", tenant="team-a")
+        assert value(metrics, "mig_agent_leased_memory_byte_seconds_total", tenant="team-a") == expected

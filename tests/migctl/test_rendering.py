@@ -10,6 +10,8 @@ import pytest
 
 from mig_agent.client import to_json
 from mig_agent.client.types import (
+    Account,
+    AccountRow,
     Device,
     Gpu,
     Instance,
@@ -21,7 +23,8 @@ from mig_agent.client.types import (
     Status,
     Waiting,
 )
-from mig_agent.migctl.commands import status
+from mig_agent.core.errors import UsageError
+from mig_agent.migctl.commands import status, usage
 from mig_agent.migctl.printing import memory, place, slices, table, until
 
 LEASED = Instance(
@@ -296,3 +299,50 @@ def test_the_documented_shapes() -> None:
         "compute_instance_id": 0,
         "reused": False,
     }
+
+
+HOUR = 3600.0
+ROW = AccountRow(
+    key="team-a",
+    leases=3,
+    devices=4,
+    memory_mib_seconds=2048 * 50 * HOUR,
+    slice_seconds=50 * HOUR,
+    waited_seconds=90.0,
+    measured_mib_seconds=2048 * 50 * HOUR,
+    peak_mib_seconds=2048 * 5 * HOUR,
+)
+UNMEASURED = replace(ROW, key='=cmd, "b"', measured_mib_seconds=0.0, peak_mib_seconds=None)
+
+
+def test_an_account_is_a_table_in_which_what_is_unknown_is_no_number() -> None:
+    half = replace(ROW, key="half", measured_mib_seconds=ROW.measured_mib_seconds / 2)
+    account = Account(rows=(ROW, UNMEASURED, half), total=ROW, since=5.0, until=9.0, complete_since=7.0)
+    lines = usage.render(account, "tenant").splitlines()
+    assert lines[0].split() == ["TENANT", "LEASES", "GIB-HOURS", "SLICE-HOURS", "PEAK", "WAITED"]
+    assert lines[1].split() == ["team-a", "3", "100.0", "50.0", "10%", "1m30s"]
+    assert lines[2].split()[-2] == "?"
+    assert lines[3].split()[-2] == "20%*"
+    assert lines[4].split()[0] == "total"
+    assert lines[-2] == "* of the part whose use was measured"
+    assert lines[-1].startswith("The records begin at ")
+    assert "records begin" not in usage.render(replace(account, since=8.0), "tenant")
+    assert usage.render(account, "profile").splitlines()[1].split()[1] == "4"
+    assert usage.render(replace(account, rows=(), since=8.0), "user") == "no leases"
+
+
+def test_an_account_as_csv() -> None:
+    account = Account(rows=(ROW, UNMEASURED), total=ROW, since=5.0, until=9.0, complete_since=None)
+    assert usage.render_csv(account, "tenant").splitlines() == [
+        "tenant,leases,devices,gib_hours,slice_hours,waited_hours,measured_gib_hours,peak_gib_hours",
+        "team-a,3,4,100.000000,50.000000,0.025000,100.000000,10.000000",
+        '"=cmd, ""b""",3,4,100.000000,50.000000,0.025000,0.000000,',
+    ]
+
+
+def test_a_moment_is_a_time_ago_or_a_date() -> None:
+    assert usage.moment("1h30m", 10_000.0) == 4600.0
+    assert usage.moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
+    for wrong in ("2026-13-01", "yesterday", "7"):
+        with pytest.raises(UsageError, match="cannot"):
+            usage.moment(wrong, 0.0)

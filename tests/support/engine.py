@@ -180,9 +180,8 @@ def _want(text: str | Want) -> Want:
 
 def settings(**changes: Any) -> EngineSettings:
     """As configured, but that nothing is looked at by itself: tests say when."""
-    return EngineSettings(
-        **{"node": "node-1", "listen_to_driver": False, "reread_seconds": 1e9, "check_threads": True, **changes}
-    )
+    by_hand = {"listen_to_driver": False, "reread_seconds": 1e9, "sample_usage_seconds": None}
+    return EngineSettings(**{"node": "node-1", **by_hand, "check_threads": True, **changes})
 
 
 async def start(

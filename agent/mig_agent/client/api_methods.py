@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from mig_agent.client import arg_checks, decode, types
 from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
@@ -131,6 +133,45 @@ def usage() -> Call[dict[int, types.Usage]]:
         method="Usage",
         request=pb.UsageRequest(),
         read=lambda answer: {each.generation: decode.usage(each) for each in answer.instances},
+    )
+
+
+ACCOUNTING_KEYS: Final = MappingProxyType(
+    {
+        "user": pb.ACCOUNTING_KEY_USER,
+        "tenant": pb.ACCOUNTING_KEY_TENANT,
+        "name": pb.ACCOUNTING_KEY_NAME,
+        "profile": pb.ACCOUNTING_KEY_PROFILE,
+    }
+)
+"""What accounting can be grouped by."""
+
+
+def account(by: str, since: float | None, until: float | None) -> Call[types.Account]:
+    """Return the call for who leased how much. Raises UsageError."""
+    key = ACCOUNTING_KEYS.get(by)
+    if key is None:
+        raise UsageError(f"cannot group by {shown(str(by))}", f"by is one of {', '.join(ACCOUNTING_KEYS)}")
+    arg_checks.MOMENT.check("since", since)
+    arg_checks.MOMENT.check("until", until)
+    return Call(
+        method="Accounting",
+        request=pb.AccountingRequest(since=since, until=until, by=key),
+        read=decode.account,
+        for_admin=True,
+    )
+
+
+def advise(name: str, since: float | None) -> Call[tuple[types.Advice, ...]]:
+    """Return the call for what to ask for instead. Raises UsageError."""
+    arg_checks.TEXT.check("name", name)
+    arg_checks.MOMENT.check("since", since)
+    return Call(
+        method="Advise",
+        request=pb.AdviseRequest(name=name, since=since),
+        read=lambda answer: tuple(decode.advice(each) for each in answer.advice),
+        seconds=WORK_SECONDS,
+        for_admin=True,
     )
 
 

@@ -155,6 +155,20 @@ class Client:
         """Return the present usage of each instance, by its generation."""
         return self._call(api_methods.usage())
 
+    def account(self, by: str = "tenant", *, since: float | None = None, until: float | None = None) -> types.Account:
+        """Return who leased how much in a period (seconds since the epoch), by user, tenant, name or profile.
+
+        Names of other users' leases are counted under their users, unless an administrator asks.
+        """
+        return self._call(api_methods.account(by, since, until))
+
+    def advise(self, name: str = "", *, since: float | None = None) -> tuple[types.Advice, ...]:
+        """Return what leases of a name, or of all names, asked for against what they used: own leases only.
+
+        Administrators and schedulers get advice on everybody's.
+        """
+        return self._call(api_methods.advise(name, since))
+
     def watch(self, after_revision: int | None = None) -> Iterator[types.Event]:
         """Yield events as they happen, from now on or after a revision; ends only by an error, or by `close`."""
         stream = self._connections.users.stub.Watch(api_methods.watch(after_revision))

@@ -279,6 +279,48 @@ def usage(message: pb.InstanceUsage) -> types.Usage:
     )
 
 
+def account(message: pb.AccountingResponse) -> types.Account:
+    """Decode who leased how much."""
+    return types.Account(
+        rows=tuple(_account_row(each) for each in message.rows),
+        total=_account_row(message.total),
+        since=message.since if message.HasField("since") else None,
+        until=message.until,
+        complete_since=message.complete_since if message.HasField("complete_since") else None,
+    )
+
+
+def _account_row(message: pb.AccountingRow) -> types.AccountRow:
+    return types.AccountRow(
+        key=message.key,
+        leases=message.leases,
+        devices=message.devices,
+        memory_mib_seconds=message.memory_mib_seconds,
+        slice_seconds=message.slice_seconds,
+        waited_seconds=message.waited_seconds,
+        measured_mib_seconds=message.measured_mib_seconds,
+        peak_mib_seconds=message.peak_mib_seconds if message.HasField("peak_mib_seconds") else None,
+    )
+
+
+def advice(message: pb.Advice) -> types.Advice:
+    """Decode the advice on leases of one name."""
+    return types.Advice(
+        name=message.name,
+        user=message.user,
+        verdict=message.verdict,
+        message=message.message,
+        runs=message.runs,
+        measured_runs=message.measured_runs,
+        asked=message.asked,
+        peak_mib=message.peak_mib if message.HasField("peak_mib") else None,
+        suggestion=message.suggestion,
+        replayed=message.replayed,
+        waited_seconds=message.waited_seconds if message.HasField("waited_seconds") else None,
+        waited_less_seconds=message.waited_less_seconds if message.HasField("waited_less_seconds") else None,
+    )
+
+
 def mode_change(message: pb.SetMigModeResponse) -> types.ModeChange:
     """Decode the result of a switch of MIG mode."""
     needs = _word(pb.ModeNeeds.DESCRIPTOR, message.needs, "MODE_NEEDS_")

@@ -49,13 +49,23 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Step: "kind gpu gpu_index profile placement uuid? message",
     types.Event: "kind at revision message gpu? gpu_index lease? generation holder? data",
     types.Usage: "memory_used_mib memory_total_mib utilization_percent processes",
+    types.AccountRow: (
+        "key leases devices memory_mib_seconds slice_seconds waited_seconds measured_mib_seconds peak_mib_seconds"
+    ),
+    types.Account: "rows total since until complete_since",
+    types.Advice: (
+        "name user verdict message runs measured_runs asked peak_mib suggestion? replayed waited_seconds"
+        " waited_less_seconds"
+    ),
     types.ModeChange: "gpu mig needs? message",
     types.Paused: "paused driver_released message",
     Blocker: "gpu_index what state lease? holder?",
 }
 """The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
 is left out."""
-_TIMES: Final = frozenset({"at", "created_at", "drain_deadline", "expires_at", "idle_since", "since", "started_at"})
+_TIMES: Final = frozenset(
+    {"at", "complete_since", "created_at", "drain_deadline", "expires_at", "idle_since", "since", "started_at", "until"}
+)
 _UNKNOWN: Final = types.Usage(
     generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
 )
@@ -123,6 +133,11 @@ def reclaimed(instances: Iterable[types.Instance]) -> Json:
 def profiles(models: Iterable[types.GpuModel]) -> Json:
     """Encode what the GPUs can be cut into."""
     return {"models": [encode(each) for each in models]}
+
+
+def account(each: types.Account) -> dict[str, Json]:
+    """Encode who leased how much."""
+    return _encode_fields(each, _KEYS[types.Account])
 
 
 def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:

@@ -363,6 +363,62 @@ class ProcessUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRow:
+    """Sums over the leases of one user, tenant, name or profile. `key` is "(others)" for the smallest of too many."""
+
+    key: str
+    leases: int
+    devices: int
+    memory_mib_seconds: float
+    slice_seconds: float
+    waited_seconds: float
+    """From asking to having the lease."""
+    measured_mib_seconds: float
+    """The part of `memory_mib_seconds` on devices whose use was measured."""
+    peak_mib_seconds: float | None
+    """The peak of each of these devices, over all the time that it was leased; None if none was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Who leased how much in a period, the largest first."""
+
+    rows: tuple[AccountRow, ...]
+    total: AccountRow
+    since: float | None
+    until: float
+    complete_since: float | None
+    """Since when the records are complete; leases that ended before may be missing. None from a ledger without."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the period begins before the records do."""
+        return self.complete_since is not None and (self.since is None or self.since < self.complete_since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What leases of one name asked for against what they used. `verdict` is smaller, fits or too-few-runs."""
+
+    name: str
+    user: str
+    verdict: str
+    message: str
+    runs: int
+    measured_runs: int
+    asked: str
+    peak_mib: int | None
+    suggestion: str
+    """The smaller request, as `gpu_memory` takes it; empty if there is none."""
+    replayed: int
+    """How many leases of the node were replayed."""
+    waited_seconds: float | None
+    """What these runs waited in the replay as they asked; None where nothing was replayed."""
+    waited_less_seconds: float | None
+    """What they waited in the replay with the suggestion."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChange:
     """Result of a switch of MIG mode: `needs` is "", reset or reboot."""
 

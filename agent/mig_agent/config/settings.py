@@ -310,6 +310,21 @@ class Settings(KubernetesSettings):
         group=_TELLING,
         example="json",
     )
+    sample_usage: float | None = setting(
+        30.0,
+        "How often the memory in use on leased devices is read, for the peaks in accounting; `off`: never.",
+        kind=field_types.DURATION_OR_OFF,
+        group=_TELLING,
+        example="30s",
+    )
+    keep_accounting: float = setting(
+        400 * 86_400.0,
+        "How long `migctl usage` remembers a lease that has ended. More than 100000 devices are merged by day, tenant, "
+        "user and profile, the oldest first.",
+        kind=field_types.DURATION,
+        group=_TELLING,
+        example="400d",
+    )
     simulate: str = setting(
         "",
         "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `:off` behind it leaves MIG mode off.",

@@ -249,6 +249,8 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) 
         end_idle_after_seconds=settings.end_idle_after,
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,
+        sample_usage_seconds=settings.sample_usage,
+        keep_accounting_seconds=settings.keep_accounting,
         follows_pods=settings.kubernetes,
         check_threads=bool(os.environ.get(_CHECK_THREADS)),
     )

@@ -209,7 +209,13 @@ class Acquirer:
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = LeaseRequest(request=request, caller=caller, digest=digest, check_still_wanted=check_still_wanted)
+        order = LeaseRequest(
+            request=request,
+            caller=caller,
+            digest=digest,
+            asked_at=self._context.clock.now(),
+            check_still_wanted=check_still_wanted,
+        )
         job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job

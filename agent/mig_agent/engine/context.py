@@ -20,6 +20,7 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
+from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
 from mig_agent.engine.journal import Journal
@@ -67,6 +68,10 @@ class EngineSettings:
     """Whether the agent follows the node's pods: then a bound lease ends with its pod alone, or by force."""
     listen_to_driver: bool = True
     """Whether the driver's events are used to find changes by others at once; without them the timer finds them."""
+    sample_usage_seconds: float | None = 30.0
+    """How often the memory in use on leased devices is read, for their peaks; None: never."""
+    keep_accounting_seconds: float = 400 * 86_400.0
+    """How long accounting remembers a lease that has ended."""
     request_memory_hours: float = 24.0
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False
@@ -168,6 +173,7 @@ class Context:
     journal: Journal
     tasks: Tasks
     mean_lease_time: MeanLeaseTime
+    accounting: Accounting
     blocking_calls: CallThread
     """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
     driver_use: DriverUse = field(default_factory=DriverUse)

@@ -31,6 +31,8 @@ class LeaseRequest:
     request: Request
     caller: Caller
     digest: str
+    asked_at: float
+    """When the request arrived, in seconds since the epoch."""
     check_still_wanted: Callable[[], None]
     """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 
@@ -331,11 +333,13 @@ class Execution:
             )
             for each in self._devices
         ]
+        models = (state.gpus[instance.slot.gpu].layout.model for instance in leased)
+        account = context.accounting.account(request, order.caller, leased, order.asked_at, models)
         recorded = RecordedLease(lease=lease, digest=order.digest)
         transaction = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
             self._add_device(transaction, before, instance, lease)
-        transaction.changes.append(PutLease(lease, order.digest))
+        transaction.changes.append(PutLease(lease, order.digest, account))
         places = ", ".join(context.place(instance) for instance in leased)
         transaction.events.append(
             journal.event(
@@ -356,6 +360,7 @@ class Execution:
                 state.put(instance)
                 self._executor.quarantine.succeeded(instance.generation)
             state.put_lease(lease)
+            context.accounting.granted(lease, account)
             self._executor.request_log.granted(recorded)
             self._executor.lifecycle.begin(lease, delivered=False)
             if self._victims:

@@ -406,7 +406,8 @@ class LeaseLifecycle:
         transaction.ended.add(lease)
         now = context.clock.now()
         why = f"released by {by}" if by else why or END_MESSAGES.get(reason, reason)
-        transaction.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
+        accounted = context.accounting.end(lease, now)
+        transaction.changes.extend((EndLease(lease, now, reason), *accounted, *self._forgotten(lease)))
         # An instance in a restored ledger may belong to another lease by now.
         transaction.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
         transaction.events.append(
@@ -445,6 +446,7 @@ class LeaseLifecycle:
         if known is not None:
             self._context.mean_lease_time.lease_ended(at - known.created_at)
         state.drop_lease(lease)
+        self._context.accounting.ended(lease, at)
         self._noted.discard(lease)
         self._request_log.ended(lease, at, reason)
         watches = self._watches.pop(lease, None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
+from mig_agent.core.accounting import Account, By, Period, Reader
+from mig_agent.core.advice import Advice, advise, cases
 from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.limits import UsageLimits
@@ -18,6 +20,8 @@ from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
+from mig_agent.core.replay import ReplayedNode
+from mig_agent.engine.accounting import read_account, read_runs
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
@@ -32,9 +36,15 @@ MOST_EXPLAINED_LINES = 4096
 
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
+MOST_RUNS = 1000
+"""How many of the latest leased devices advice rests on."""
+MOST_CASES = 10
+"""How many names one call gets advice on: each takes two replays of the history."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
+
+_Answer = TypeVar("_Answer")
 
 
 class Manager:
@@ -68,6 +78,7 @@ class Manager:
         state.capacity_freed.subscribe(self._view_changed)
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
         self._event_queries = asyncio.Semaphore(_MOST_EVENT_QUERIES)
+        self._advising = asyncio.Lock()
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
@@ -353,17 +364,61 @@ class Manager:
     async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
         """Return the latest `limit` recorded events since a moment, oldest first; of one GPU (index or UUID) or all."""
         ledger = self._parts.ledger
-        try:
-            async with self._event_queries:
-                return await self._context.blocking_calls.run(lambda: ledger.events(since, gpu or "", limit))
-        except LedgerError as error:
-            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
+        return await self._query(lambda: ledger.events(since, gpu or "", limit))
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
         """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""
         if self._usage is None or self._usage.done():
             self._usage = self._context.tasks.spawn("usage", read_usage(self._context))
         return await asyncio.shield(self._usage)
+
+    async def account(self, since: float, until: float | None, by: By, caller: Caller) -> Account:
+        """Return who leased what in a period, from the ledger; `until` is at most now, and None means now.
+
+        Names of other users' leases are not shown, but counted under their users. Raises RefusedError (LEDGER_FAILED).
+        """
+        now = self._context.clock.now()
+        period = Period(since, now if until is None else min(until, now))
+        active, ledger, reader = self._context.accounting.active(now), self._parts.ledger, _reader(caller)
+        return await self._query(lambda: read_account(ledger, active, period, by, reader))
+
+    async def advise(self, since: float, name: str, caller: Caller) -> tuple[Advice, ...]:
+        """Return what leases asked for against what they used, and what asking for less would have meant.
+
+        Only of the caller's own leases, or of all for those who act for others; with `name` of leases of that name.
+        The history of the node is replayed with the smaller request, in turns with other calls. Raises RefusedError.
+        """
+        context, reader, ledger = self._context, _reader(caller), self._parts.ledger
+        active = context.accounting.active(context.clock.now())
+        uses = await self._query(lambda: read_runs(ledger, active, since, MOST_RUNS))
+        node = ReplayedNode(
+            view=context.state.view,
+            policy=context.policy,
+            reservation_after_seconds=context.reservation_after_seconds,
+            strict_fifo=context.settings.strict_fifo,
+        )
+        async with self._advising:
+            return tuple(
+                [await self._in_turns(advise(case, uses, node)) for case in cases(uses, reader, name)[:MOST_CASES]]
+            )
+
+    async def _query(self, read: Callable[[], _Answer]) -> _Answer:
+        """Read the ledger in another thread. Raises RefusedError (LEDGER_FAILED)."""
+        try:
+            async with self._event_queries:
+                return await self._context.blocking_calls.run(read)
+        except LedgerError as error:
+            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
+
+    async def _in_turns(self, steps: Generator[None, None, _Answer]) -> _Answer:
+        """Return what a computation returns; other calls run between its steps."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: _Answer = end.value
+                return answer
+            await self._context.fairness.yield_turn()
 
     # Administration: the transport decides which callers may do this
 
@@ -443,6 +498,7 @@ class Manager:
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
+            tenants=context.accounting.totals,
         )
 
     def _update_published(self) -> None:
@@ -467,6 +523,11 @@ class Manager:
         context.closing = True
         context.journal.record(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
         await self._parts.close()
+
+
+def _reader(caller: Caller) -> Reader:
+    """Return what a caller may see of accounting."""
+    return Reader(uid=caller.uid, user=caller.name, everything=caller.acts_for_others)
 
 
 class CheckedManager(LoopBound, Manager):

@@ -44,13 +44,13 @@ from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.state import GpuRecord
 
 _UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)
-_NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
+_THERE = frozenset(InstanceState) - {InstanceState.CREATING, InstanceState.DESTROYING}
 
 
-async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
-    """Return the usage of every existing instance; what the driver does not report now is unknown."""
+async def read_usage(context: Context, states: frozenset[InstanceState] = _THERE) -> Mapping[Generation, InstanceUsage]:
+    """Return the usage of every instance in these states; what the driver does not report now is unknown."""
     records = context.state.gpus.values()
-    instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
+    instances = [each for record in records for each in record.instances.values() if each.state in states]
     if context.driver_use.paused:
         return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
     with context.driver_use.inside():
@@ -423,6 +423,9 @@ class Reconciler:
         before = now - self._context.settings.request_memory_hours * _HOUR
         if self._request_log.forget_before(before) and not self._context.journal.error:
             self._context.journal.commit((ForgetLeases(before),))
+        trimmed = self._context.accounting.trim_changes(now, self._context.settings.keep_accounting_seconds)
+        if trimmed and not self._context.journal.error:
+            self._context.journal.commit(trimmed)
 
     def _show(self, record: GpuRecord) -> None:
         self._context.state.touch(record.uuid)

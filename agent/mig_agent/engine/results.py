@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mig_agent.adapters.ledger.reader import Doubt
+from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.model import (
     Generation,
     GpuUuid,
@@ -147,6 +148,8 @@ class Published:
     """How many sockets of the agent cannot be reached by their paths."""
     in_doubt: bool = False
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
+    tenants: Mapping[str, TenantTotal] = field(default_factory=dict)
+    """What each tenant has leased so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

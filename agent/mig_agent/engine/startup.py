@@ -29,6 +29,7 @@ from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
+from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
 from mig_agent.engine.cancellation import Cancellation
@@ -48,6 +49,7 @@ from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
 from mig_agent.engine.limits import LimitCheck
 from mig_agent.engine.maintenance import Maintenance
+from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
@@ -181,9 +183,13 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
         words = f"the agent started paused ({'; '.join(context.driver_use.paused)}) with {leases}"
     started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
-    await context.journal.commit(old, (started, *_doubt_events(context)))
+    accounting = context.accounting.begin_changes(parts.started_at)
+    await context.journal.commit((*old, *accounting), (started, *_doubt_events(context)))
     await parts.draining.end_overdue()
     loop = asyncio.get_running_loop()
+    if context.settings.sample_usage_seconds is not None:
+        sampling = PeakSampler(context).run(context.settings.sample_usage_seconds)
+        parts.background.append(loop.create_task(sampling, name="peak sampler"))
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
@@ -227,6 +233,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         mean_lease_time=MeanLeaseTime.of(
             each.ended_at - each.lease.created_at for each in contents.leases if each.ended_at is not None
         ),
+        accounting=Accounting(contents, catalog),
         blocking_calls=CallThread("aside"),
     )
     request_log = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)

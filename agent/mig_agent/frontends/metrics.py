@@ -6,14 +6,16 @@ reads one immutable value that the event loop has published.
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mig_agent import __version__
+from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
@@ -23,6 +25,7 @@ from mig_agent.engine.results import Published
 GRANTED = frozenset({"reused", "created"})
 """Outcomes of a request that was granted."""
 
+_BYTES_IN_MIB = 1 << 20
 _PLAN_BUCKETS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _CALL_BUCKETS = (5e-6, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 _ACQUIRE_BUCKETS = (0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0)
@@ -128,6 +131,7 @@ class _NodeGauges(Collector):
 
     def __init__(self) -> None:
         self._published: Callable[[], Published] | None = None
+        self._tenants = _TenantCounters()
 
     def watch(self, published: Callable[[], Published]) -> None:
         """Read the node from the value that this function returns."""
@@ -194,6 +198,42 @@ class _NodeGauges(Collector):
         yield _slices(view)
         yield _lease_instances(view)
         yield from _leased_by_tenant(view)
+        yield from self._tenants.collect(node.tenants, time.time())
+
+
+class _TenantCounters:
+    """Counters of accounting by tenant. The sums are in the ledger, so they go on over restarts of the agent."""
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, str], float] = {}
+        """The last value of each series: a clock that is set back must not look like a counter that began again."""
+
+    def collect(self, tenants: Mapping[str, TenantTotal], now: float) -> Iterator[Metric]:
+        """Yield the counters at this time, in seconds since the epoch."""
+        memory = CounterMetricFamily(
+            "mig_agent_leased_memory_byte_seconds",
+            "Memory leased, times the seconds that it was leased for, by tenant.",
+            labels=("tenant",),
+        )
+        slices = CounterMetricFamily(
+            "mig_agent_leased_slice_seconds",
+            "Memory slices leased, times the seconds that they were leased for, by tenant.",
+            labels=("tenant",),
+        )
+        waited = CounterMetricFamily(
+            "mig_agent_waited_seconds", "From asking for a lease to having it, by tenant.", labels=("tenant",)
+        )
+        leases = CounterMetricFamily("mig_agent_leases_granted", "Leases granted, by tenant.", labels=("tenant",))
+        for tenant, total in sorted(tenants.items()):
+            self._add(memory, tenant, total.memory_mib_seconds(now) * _BYTES_IN_MIB)
+            self._add(slices, tenant, total.slice_seconds(now))
+            self._add(waited, tenant, total.waited_seconds)
+            self._add(leases, tenant, total.leases)
+        yield from (memory, slices, waited, leases)
+
+    def _add(self, family: CounterMetricFamily, tenant: str, value: float) -> None:
+        highest = self._highest[family.name, tenant] = max(value, self._highest.get((family.name, tenant), 0.0))
+        family.add_metric((visible(tenant),), highest)
 
 
 def _gpus(view: NodeView) -> Metric:

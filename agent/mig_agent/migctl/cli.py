@@ -36,6 +36,8 @@ _VERBS = {
     "resume": "pausing",
     "events": "events",
     "top": "top",
+    "usage": "usage",
+    "advise": "advise",
     "completion": "completion",
 }
 """Each verb and its module."""

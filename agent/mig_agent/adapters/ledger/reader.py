@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mig_agent.adapters.ledger.accounting import SINCE, decode_account, decode_peaks, read_totals
 from mig_agent.adapters.ledger.digest import Head
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease
 from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
+from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount, Peak, TenantTotal
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
     DEVICE_KINDS,
@@ -47,6 +49,10 @@ class RecordedLease:
     ended_at: float | None = None
     """None while it is active."""
     end_reason: str = ""
+    account: LeaseAccount = NO_ACCOUNT
+    """What it counts for; empty once it has ended, and for a lease of an earlier version."""
+    peaks: tuple[Peak | None, ...] = ()
+    """The peaks of its devices, as last recorded; empty once it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +108,15 @@ class Contents:
     """None: the ledger accounts for everything."""
     former: tuple[EvidentLease, ...] = ()
     """With a doubt, the leases that were active in former ledgers by the lease evidence; a token may recover one."""
+    totals: Mapping[str, TenantTotal] = field(default_factory=dict)
+    """What each tenant has leased with all leases that have ended."""
+    is_accounting: bool = False
+    """Whether it is recorded since when every lease is accounted."""
+
+
+def count_active(connection: sqlite3.Connection) -> int:
+    """Return how many leases are active, also in a ledger of an earlier version. Raises sqlite3.Error."""
+    return int(connection.execute("SELECT count(*) FROM lease WHERE ended_at IS NULL").fetchone()[0])
 
 
 def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:
@@ -129,6 +144,8 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
             LeaseId(name.removeprefix(UNCONFIRMED)) for name in facts if name.startswith(UNCONFIRMED)
         ),
         doubt=Doubt(**json.loads(facts["doubt"])) if "doubt" in facts else None,
+        totals=read_totals(connection),
+        is_accounting=SINCE in facts,
     )
 
 
@@ -143,7 +160,7 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
-    " devices, ended_at, end_reason, asker"
+    " devices, ended_at, end_reason, asker, account, peaks"
 )
 _ACTIVE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
@@ -185,7 +202,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    owner, devices_text, ended, reason, caller_id = rest
+    owner, devices_text, ended, reason, caller_id, account, peaks = rest
     devices = json.loads(devices_text)
     lease = Lease(
         id=LeaseId(name),
@@ -198,7 +215,9 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
         reused=tuple(bool(reused) for _, reused in devices),
         caller_id=CallerId(caller_id),
     )
-    return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
+    if ended is not None:
+        return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
+    return RecordedLease(lease=lease, digest=digest, account=decode_account(account), peaks=decode_peaks(peaks))
 
 
 def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:

@@ -149,6 +149,16 @@ class AsyncClient:
         """Return the usage of each instance, as `Client.usage`."""
         return await self._call(api_methods.usage())
 
+    async def account(
+        self, by: str = "tenant", *, since: float | None = None, until: float | None = None
+    ) -> types.Account:
+        """Return who leased how much in a period, as `Client.account`."""
+        return await self._call(api_methods.account(by, since, until))
+
+    async def advise(self, name: str = "", *, since: float | None = None) -> tuple[types.Advice, ...]:
+        """Return what leases asked for against what they used, as `Client.advise`."""
+        return await self._call(api_methods.advise(name, since))
+
     async def watch(self, after_revision: int | None = None) -> AsyncIterator[types.Event]:
         """Yield events, as `Client.watch`; the stream ends with the iterator."""
         connection = self._connections.users

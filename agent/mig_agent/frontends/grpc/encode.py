@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.grpc_errors import detail_of, shortened
+from mig_agent.core.accounting import Account, Use
+from mig_agent.core.advice import Advice
 from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
 from mig_agent.core.model import (
@@ -337,6 +339,48 @@ def _command_for(process: ProcessUsage, caller: Caller) -> str:
     if caller.admin or (process.uid is not None and process.uid == caller.uid):
         return visible(process.command)
     return visible(process.command.partition(" ")[0])
+
+
+def account(each: Account, *, has_since: bool) -> pb.AccountingResponse:
+    """Encode who leased what; `has_since`: the caller has limited the beginning of the period."""
+    return pb.AccountingResponse(
+        rows=[_account_row(key, use) for key, use in each.rows.items()],
+        total=_account_row("", each.total),
+        since=each.period.since if has_since else None,
+        until=each.period.until,
+        complete_since=each.complete_since,
+    )
+
+
+def _account_row(key: str, use: Use) -> pb.AccountingRow:
+    return pb.AccountingRow(
+        key=visible(key),
+        leases=use.leases,
+        devices=use.devices,
+        memory_mib_seconds=use.memory_mib_seconds,
+        slice_seconds=use.slice_seconds,
+        waited_seconds=use.waited_seconds,
+        measured_mib_seconds=use.measured_mib_seconds,
+        peak_mib_seconds=use.peak_mib_seconds if use.measured_mib_seconds else None,
+    )
+
+
+def advice(each: Advice) -> pb.Advice:
+    """Encode the advice on leases of one name."""
+    return pb.Advice(
+        name=visible(each.name),
+        user=visible(each.user),
+        verdict=each.verdict.value,
+        message=visible(each.message),
+        runs=each.runs,
+        measured_runs=each.measured_runs,
+        asked=visible(each.asked),
+        peak_mib=each.peak_mib,
+        suggestion=each.suggestion,
+        replayed=each.replayed,
+        waited_seconds=each.waited_seconds,
+        waited_less_seconds=each.waited_less_seconds,
+    )
 
 
 def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused: bool) -> pb.Device:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import grpc
 
 from mig_agent import __version__
 from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, ConnectionEnds, Ending
+from mig_agent.core.accounting import By
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Lease, LeaseId
@@ -44,6 +45,13 @@ _STOPPING = Refusal(
     hint="try again when it is back; leases stay",
 )
 
+_ACCOUNTING_KEYS: Final[Mapping[int, By]] = {
+    pb.ACCOUNTING_KEY_UNSPECIFIED: By.TENANT,
+    pb.ACCOUNTING_KEY_USER: By.USER,
+    pb.ACCOUNTING_KEY_TENANT: By.TENANT,
+    pb.ACCOUNTING_KEY_NAME: By.NAME,
+    pb.ACCOUNTING_KEY_PROFILE: By.PROFILE,
+}
 
 Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event | None]]]"
 """The open streams of each held lease: each with the event that ends it, or None when the agent stops."""
@@ -239,6 +247,25 @@ class PartitionManagerServicer:
         readings = await self._manager.usage()
         return pb.UsageResponse(instances=encode.usage(readings, caller), at=time.time())
 
+    async def accounting(self, message: pb.AccountingRequest, context: Context) -> pb.AccountingResponse:
+        """Return who leased what in a period."""
+        caller = self._caller(context)
+        since, until = _moment(message, "since"), _moment(message, "until")
+        if since is not None and until is not None and until < since:
+            raise UsageError("cannot count from a moment to an earlier one", "give an `until` after `since`")
+        by = _ACCOUNTING_KEYS.get(message.by)
+        if by is None:
+            raise UsageError(f"cannot group by key {message.by}: this version does not know it")
+        account = await self._manager.account(since or 0.0, until, by, caller)
+        return encode.account(account, has_since=since is not None)
+
+    async def advise(self, message: pb.AdviseRequest, context: Context) -> pb.AdviseResponse:
+        """Return what the caller's leases asked for against what they used."""
+        caller = self._caller(context)
+        since = _moment(message, "since")
+        found = await self._manager.advise(since or 0.0, message.name, caller)
+        return pb.AdviseResponse(advice=[encode.advice(each) for each in found])
+
     async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:
         """Destroy the idle instances, on all GPUs or on those named."""
         caller = self._caller(context)
@@ -377,6 +404,16 @@ class PartitionManagerServicer:
                 _resolve(future, event)
             for confirmation in self._unconfirmed.get(event.lease, ()):
                 confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.message}"))
+
+
+def _moment(message: pb.AccountingRequest | pb.AdviseRequest, name: Literal["since", "until"]) -> float | None:
+    """Return a moment of a request; None if it is absent. Raises UsageError if it is not a number."""
+    if not message.HasField(name):  # type: ignore[arg-type] # AdviseRequest has no `until`, and is not asked for it
+        return None
+    moment = float(getattr(message, name))
+    if math.isnan(moment):
+        raise UsageError(f"cannot count with an `{name}` that is not a number")
+    return moment
 
 
 def _resolve(ended: asyncio.Future[Event | None], event: Event | None) -> None:

@@ -124,6 +124,30 @@ GPU_STATE_LOST: GpuState.ValueType  # 4
 """The driver no longer answers for it."""
 global___GpuState = GpuState
 
+class _AccountingKey:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AccountingKeyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_AccountingKey.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ACCOUNTING_KEY_UNSPECIFIED: _AccountingKey.ValueType  # 0
+    """By tenant."""
+    ACCOUNTING_KEY_USER: _AccountingKey.ValueType  # 1
+    ACCOUNTING_KEY_TENANT: _AccountingKey.ValueType  # 2
+    ACCOUNTING_KEY_NAME: _AccountingKey.ValueType  # 3
+    ACCOUNTING_KEY_PROFILE: _AccountingKey.ValueType  # 4
+
+class AccountingKey(_AccountingKey, metaclass=_AccountingKeyEnumTypeWrapper):
+    """---------------------------------------------------------------- accounting"""
+
+ACCOUNTING_KEY_UNSPECIFIED: AccountingKey.ValueType  # 0
+"""By tenant."""
+ACCOUNTING_KEY_USER: AccountingKey.ValueType  # 1
+ACCOUNTING_KEY_TENANT: AccountingKey.ValueType  # 2
+ACCOUNTING_KEY_NAME: AccountingKey.ValueType  # 3
+ACCOUNTING_KEY_PROFILE: AccountingKey.ValueType  # 4
+global___AccountingKey = AccountingKey
+
 class _MigModeTarget:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -1872,6 +1896,220 @@ class UsageResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at", b"at", "instances", b"instances"]) -> None: ...
 
 global___UsageResponse = UsageResponse
+
+@typing.final
+class AccountingRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """Absent: from the beginning of the records."""
+    until: builtins.float
+    """Absent, or after now: until now."""
+    by: global___AccountingKey.ValueType
+    def __init__(
+        self,
+        *,
+        since: builtins.float | None = ...,
+        until: builtins.float | None = ...,
+        by: global___AccountingKey.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "since", b"since", "until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "by", b"by", "since", b"since", "until", b"until"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_until", b"_until"]) -> typing.Literal["until"] | None: ...
+
+global___AccountingRequest = AccountingRequest
+
+@typing.final
+class AccountingRow(google.protobuf.message.Message):
+    """Sums over the leases of one key. A device counts from the grant of its lease to the end of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    MEMORY_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    SLICE_SECONDS_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    MEASURED_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    PEAK_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The user, tenant, name or profile; "(others)" for the smallest, where there are too many for one answer."""
+    leases: builtins.int
+    """Leases that were active within the period, and their devices. By profile a lease counts under its first device."""
+    devices: builtins.int
+    memory_mib_seconds: builtins.float
+    """Memory leased, times seconds."""
+    slice_seconds: builtins.float
+    """Memory slices leased, times seconds."""
+    waited_seconds: builtins.float
+    """From asking to having the lease. Requests that were never granted are not counted."""
+    measured_mib_seconds: builtins.float
+    """The part of memory_mib_seconds that is on devices whose use was measured."""
+    peak_mib_seconds: builtins.float
+    """The peak of each of these devices, over all the time that it was leased. Absent: none was measured."""
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        leases: builtins.int = ...,
+        devices: builtins.int = ...,
+        memory_mib_seconds: builtins.float = ...,
+        slice_seconds: builtins.float = ...,
+        waited_seconds: builtins.float = ...,
+        measured_mib_seconds: builtins.float = ...,
+        peak_mib_seconds: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds", "peak_mib_seconds", b"peak_mib_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds", "devices", b"devices", "key", b"key", "leases", b"leases", "measured_mib_seconds", b"measured_mib_seconds", "memory_mib_seconds", b"memory_mib_seconds", "peak_mib_seconds", b"peak_mib_seconds", "slice_seconds", b"slice_seconds", "waited_seconds", b"waited_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds"]) -> typing.Literal["peak_mib_seconds"] | None: ...
+
+global___AccountingRow = AccountingRow
+
+@typing.final
+class AccountingResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    COMPLETE_SINCE_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """The period that was counted. `since` is absent where the request had none."""
+    until: builtins.float
+    complete_since: builtins.float
+    """Since when the records are complete: earlier leases are left out, or were deleted by the limits on the records."""
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AccountingRow]:
+        """The largest first."""
+
+    @property
+    def total(self) -> global___AccountingRow: ...
+    def __init__(
+        self,
+        *,
+        rows: collections.abc.Iterable[global___AccountingRow] | None = ...,
+        total: global___AccountingRow | None = ...,
+        since: builtins.float | None = ...,
+        until: builtins.float = ...,
+        complete_since: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_complete_since", b"_complete_since", "_since", b"_since", "complete_since", b"complete_since", "since", b"since", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_complete_since", b"_complete_since", "_since", b"_since", "complete_since", b"complete_since", "rows", b"rows", "since", b"since", "total", b"total", "until", b"until"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_complete_since", b"_complete_since"]) -> typing.Literal["complete_since"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+
+global___AccountingResponse = AccountingResponse
+
+@typing.final
+class AdviseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Only leases of this name. Empty: all names, those that leased the most first, and at most ten."""
+    since: builtins.float
+    """Absent: from the beginning of the records."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        since: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since", b"_since", "since", b"since"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "name", b"name", "since", b"since"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+
+global___AdviseRequest = AdviseRequest
+
+@typing.final
+class Advice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    RUNS_FIELD_NUMBER: builtins.int
+    MEASURED_RUNS_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    PEAK_MIB_FIELD_NUMBER: builtins.int
+    SUGGESTION_FIELD_NUMBER: builtins.int
+    REPLAYED_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    WAITED_LESS_SECONDS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    user: builtins.str
+    verdict: builtins.str
+    """"smaller", "fits" or "too-few-runs"."""
+    message: builtins.str
+    """A sentence for people."""
+    runs: builtins.int
+    """Leases of this name that asked for the same as the newest, and those whose use was measured."""
+    measured_runs: builtins.int
+    asked: builtins.str
+    """What was asked for: "20G"."""
+    peak_mib: builtins.int
+    """The most that was used in a measured run; absent where none was measured."""
+    suggestion: builtins.str
+    """The request to make instead: "4G". Empty: none."""
+    replayed: builtins.int
+    """How many leases of the node were replayed."""
+    waited_seconds: builtins.float
+    """What these runs waited in the replay as they asked, and with the suggestion. Absent where nothing was replayed."""
+    waited_less_seconds: builtins.float
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        user: builtins.str = ...,
+        verdict: builtins.str = ...,
+        message: builtins.str = ...,
+        runs: builtins.int = ...,
+        measured_runs: builtins.int = ...,
+        asked: builtins.str = ...,
+        peak_mib: builtins.int | None = ...,
+        suggestion: builtins.str = ...,
+        replayed: builtins.int = ...,
+        waited_seconds: builtins.float | None = ...,
+        waited_less_seconds: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peak_mib", b"_peak_mib", "_waited_less_seconds", b"_waited_less_seconds", "_waited_seconds", b"_waited_seconds", "peak_mib", b"peak_mib", "waited_less_seconds", b"waited_less_seconds", "waited_seconds", b"waited_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peak_mib", b"_peak_mib", "_waited_less_seconds", b"_waited_less_seconds", "_waited_seconds", b"_waited_seconds", "asked", b"asked", "measured_runs", b"measured_runs", "message", b"message", "name", b"name", "peak_mib", b"peak_mib", "replayed", b"replayed", "runs", b"runs", "suggestion", b"suggestion", "user", b"user", "verdict", b"verdict", "waited_less_seconds", b"waited_less_seconds", "waited_seconds", b"waited_seconds"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_mib", b"_peak_mib"]) -> typing.Literal["peak_mib"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waited_less_seconds", b"_waited_less_seconds"]) -> typing.Literal["waited_less_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waited_seconds", b"_waited_seconds"]) -> typing.Literal["waited_seconds"] | None: ...
+
+global___Advice = Advice
+
+@typing.final
+class AdviseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADVICE_FIELD_NUMBER: builtins.int
+    @property
+    def advice(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Advice]: ...
+    def __init__(
+        self,
+        *,
+        advice: collections.abc.Iterable[global___Advice] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advice", b"advice"]) -> None: ...
+
+global___AdviseResponse = AdviseResponse
 
 @typing.final
 class ReclaimRequest(google.protobuf.message.Message):

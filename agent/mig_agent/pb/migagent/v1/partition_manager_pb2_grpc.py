@@ -94,6 +94,16 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.UsageRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.UsageResponse.FromString,
                 _registered_method=True)
+        self.Accounting = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Accounting',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.FromString,
+                _registered_method=True)
+        self.Advise = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Advise',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.FromString,
+                _registered_method=True)
         self.Reclaim = channel.unary_unary(
                 '/migagent.v1.PartitionManager/Reclaim',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ReclaimRequest.SerializeToString,
@@ -241,6 +251,22 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accounting(self, request, context):
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+        sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advise(self, request, context):
+        """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+        replayed. Only of the caller's own leases; of all for administrators and schedulers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reclaim(self, request, context):
         """Destroys the idle instances, to leave their GPUs empty. For administrators.
         """
@@ -360,6 +386,16 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Usage,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.UsageRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.UsageResponse.SerializeToString,
+            ),
+            'Accounting': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accounting,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.SerializeToString,
+            ),
+            'Advise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advise,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.SerializeToString,
             ),
             'Reclaim': grpc.unary_unary_rpc_method_handler(
                     servicer.Reclaim,
@@ -721,6 +757,60 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Usage',
             migagent_dot_v1_dot_partition__manager__pb2.UsageRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.UsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Accounting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Accounting',
+            migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Advise',
+            migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -142,6 +142,22 @@ class PartitionManagerStub:
     ]
     """What is used on each instance at this moment, as far as the driver tells."""
 
+    Accounting: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
+    ]
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+    sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+    """
+
+    Advise: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse,
+    ]
+    """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+    replayed. Only of the caller's own leases; of all for administrators and schedulers.
+    """
+
     Reclaim: grpc.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimResponse,
@@ -297,6 +313,22 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.UsageResponse,
     ]
     """What is used on each instance at this moment, as far as the driver tells."""
+
+    Accounting: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
+    ]
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+    sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+    """
+
+    Advise: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse,
+    ]
+    """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+    replayed. Only of the caller's own leases; of all for administrators and schedulers.
+    """
 
     Reclaim: grpc.aio.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimRequest,
@@ -477,6 +509,26 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.UsageResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.UsageResponse]]:
         """What is used on each instance at this moment, as far as the driver tells."""
+
+    @abc.abstractmethod
+    def Accounting(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse]]:
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+        sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+        """
+
+    @abc.abstractmethod
+    def Advise(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse]]:
+        """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+        replayed. Only of the caller's own leases; of all for administrators and schedulers.
+        """
 
     @abc.abstractmethod
     def Reclaim(
