@@ -25,7 +25,7 @@ from mig_agent.config import Settings
 from mig_agent.core.model import GpuUuid
 from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus, simulated_file
 from mig_agent.daemon.logs import EventLog
-from mig_agent.daemon.metrics import serve_metrics
+from mig_agent.daemon.metrics import MetricsServer
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.daemon.socket_watch import watch_sockets
@@ -59,7 +59,7 @@ class Agent:
     manager: Manager
     ledger: Ledger
     hardware: Hardware
-    metrics_at: str
+    metrics: MetricsServer
     kubernetes: Kubernetes | None = None
     """None if the setting `kubernetes` is off."""
     driver_thread: CallThread = field(repr=False)
@@ -72,7 +72,7 @@ class Agent:
             "node": view.node,
             "listen": self.servers.addresses,
             "admin": str(self.settings.admin_address),
-            "metrics": self.metrics_at or "off",
+            "metrics": self.metrics.shown,
             "state_dir": str(self.settings.state_dir),
             "gpus": len(view.gpus),
             "paused": self.manager.paused,
@@ -160,8 +160,10 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     watching = asyncio.create_task(watch_sockets(servers.sockets, manager.record_sockets), name="socket watch")
     stack.callback(watching.cancel)
     servers.on_renewal(lambda renewal: manager.record_certificates(renewal.words, taken=renewal.taken))
-    metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
-    stack.callback(stop_metrics)
+    metrics_server = MetricsServer(metrics.registry)
+    stack.callback(metrics_server.close)
+    await metrics_server.serve_at(settings.metrics)
+    metrics_server.report_to(lambda words: manager.report_problem("metrics", words))
     roles = configured_roles(settings, servers.user_names)
     held: Held = {}
     servicers = tuple(
@@ -181,7 +183,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
         manager=manager,
         ledger=ledger,
         hardware=hardware,
-        metrics_at=metrics_at,
+        metrics=metrics_server,
         kubernetes=kubernetes,
         driver_thread=driver_thread,
     )

@@ -59,6 +59,8 @@ class Manager:
         self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
         self._socket_problems: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
+        """What does not work though leases are granted, by the part of the agent that it is about."""
         self._published = self._build_published()
         state = parts.context.state
         state.view_changed.subscribe(self._update_published)
@@ -187,6 +189,13 @@ class Manager:
         self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
         self._update_published()
 
+    def report_problem(self, part: str, words: str) -> None:
+        """Show in status that a part of the agent does not work, or with no words that it works again."""
+        self._problems.pop(part, None)
+        if words:
+            self._problems[part] = words
+        self._update_published()
+
     # Reading
 
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
@@ -301,6 +310,7 @@ class Manager:
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
             socket_problems=self._socket_problems,
+            problems=self._published.problems,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.reconciler.unused_leases(),
             missing=dict(context.missing),
@@ -394,6 +404,7 @@ class Manager:
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
+            problems=tuple(f"{part}: {words}" for part, words in self._problems.items()),
         )
 
     def _update_published(self) -> None:

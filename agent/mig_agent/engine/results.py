@@ -104,6 +104,8 @@ class Snapshot:
     """Why the ledger may not account for everything that is leased; None where it does."""
     socket_problems: tuple[str, ...] = ()
     """One message for each socket of the agent that cannot be reached by its path."""
+    problems: tuple[str, ...] = ()
+    """What does not work though leases are granted, such as `metrics: off (...)`; one message for each part."""
     recoverable: int = 0
     """How many leases of a lost ledger their tokens can still recover, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
@@ -135,6 +137,8 @@ class Published:
     """The reasons for which the agent is paused; empty while it serves."""
     sockets_missing: int = 0
     """How many sockets of the agent cannot be reached by their paths."""
+    problems: tuple[str, ...] = ()
+    """What does not work though leases are granted, such as `metrics: off (...)`; one message for each part."""
     in_doubt: bool = False
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
 
