@@ -220,6 +220,15 @@ def test_metrics_can_be_scraped(folder: Path) -> None:
         assert "mig_agent_" in text
 
 
+def test_a_start_that_fails_is_not_recorded_as_one(folder: Path) -> None:
+    """Whatever fails: only who serves has started."""
+    for flags in (["--socket-schedulers", "no-such-user"], ["--gpus", "7"]):
+        assert Agent(folder, flags=flags).launch().wait(GENEROUS_SECONDS) == 1
+    with Agent(folder) as agent:
+        events = agent.ask("events", "--since", "1h")["events"]
+        assert [each["kind"] for each in events] == ["agent-started"]
+
+
 def test_a_busy_metrics_port_is_never_fatal_and_used_once_it_is_free(folder: Path) -> None:
     """A machine with GPUs usually has other exporters, and users matter more than figures."""
     with socket.socket() as other:

@@ -17,6 +17,8 @@ from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.config.problems import Problem
 
+DEFAULT_CONFIG = Path("/etc/mig-agent/config.yaml")
+"""The file that the systemd unit has the agent read."""
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
 """Where clients connect by default."""
 

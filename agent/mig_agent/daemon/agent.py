@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -30,9 +30,10 @@ from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.daemon.socket_watch import watch_sockets
 from mig_agent.engine import startup
-from mig_agent.engine.context import EngineSettings
+from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.manager import Manager, manager_over
 from mig_agent.frontends.grpc.handlers import method_handlers
+from mig_agent.frontends.grpc.identity import Roles
 from mig_agent.frontends.grpc.servicer import Held, PartitionManagerServicer
 from mig_agent.frontends.metrics import Metrics
 
@@ -49,16 +50,19 @@ _MOST_EVENTS_AT_START = 1000
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Agent:
     """An agent that serves."""
 
     settings: Settings
+    """Those in use: a reload of the configuration replaces them."""
     servers: Servers
     servicers: tuple[PartitionManagerServicer, ...]
     manager: Manager
     ledger: Ledger
     hardware: Hardware
+    roles: Roles
+    """Those of the start."""
     metrics: MetricsServer
     kubernetes: Kubernetes | None = None
     """None if the setting `kubernetes` is off."""
@@ -117,6 +121,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
 
     metrics = Metrics(lines_dropped)
     driver_thread = CallThread("driver")
+    roles = configured_roles(settings, servers.user_names)
     kubernetes = await _connect_to_kubernetes(settings)
     paused = () if kubernetes is None else kubernetes.paused
     ledger = Ledger.open(settings.state_dir / LEDGER_FILE, keep_lock=state_lock.keep)
@@ -124,7 +129,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     starts_paused = bool(paused or ledger.contents.paused)
     hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)
     if hardware.absent:
-        paused, starts_paused = (*paused, hardware.absent), True
+        paused = (*paused, hardware.absent)
+    starts_paused = starts_paused or bool(hardware.absent or hardware.no_driver)
     # Held for the life of the process, whatever happens to the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items()), search))
 
@@ -148,6 +154,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
             telemetry=metrics,
             claim=claim,
             paused=paused,
+            no_driver=hardware.no_driver,
         )
     )
     metrics.watch(lambda: manager.published)
@@ -164,12 +171,13 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     stack.callback(metrics_server.close)
     await metrics_server.serve_at(settings.metrics)
     metrics_server.report_to(lambda words: manager.report_problem("metrics", words))
-    roles = configured_roles(settings, servers.user_names)
     held: Held = {}
     servicers = tuple(
         PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, connection_ends=servers.connection_ends)
         for admin in (False, True)
     )
+    # Nothing of the start can fail from here on.
+    await manager.announce()
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
     if kubernetes is None:
@@ -183,6 +191,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
         manager=manager,
         ledger=ledger,
         hardware=hardware,
+        roles=roles,
         metrics=metrics_server,
         kubernetes=kubernetes,
         driver_thread=driver_thread,
@@ -217,7 +226,7 @@ async def _in_time(
 
     def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
         hardware = open_hardware(settings, metrics.nvml_call, paused=paused)
-        if paused or hardware.absent:
+        if paused or hardware.absent or hardware.no_driver:
             return hardware, {}
         there = hardware.driver.uuids()
         return hardware, there if settings.gpus is None else selected_gpus(there, settings.gpus)
@@ -229,6 +238,12 @@ async def _in_time(
             f"cannot serve: the NVIDIA driver has not answered for {settings.call_deadline:g} s",
             "see what `nvidia-smi` and `dmesg` say",
         ) from None
+
+
+def changed_engine_settings(used: EngineSettings, settings: Settings) -> EngineSettings:
+    """Return the engine's settings after a reload: those that only a start can set stay as they are."""
+    fixed = {name: getattr(used, name) for name in FIXED_SETTINGS}
+    return replace(_engine_settings(settings, None), **fixed)
 
 
 def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) -> EngineSettings:

@@ -54,13 +54,19 @@ class MetricsServer:
 
     async def serve_at(self, address: TcpAddress | None) -> None:
         """Serve at this address instead of the former one, or nowhere. Return after the first attempt."""
+        tried = self.change_address(address)
+        await asyncio.wait({tried}, timeout=_FIRST_ATTEMPT_SECONDS)
+
+    def change_address(self, address: TcpAddress | None) -> asyncio.Future[None]:
+        """Do as `serve_at` without waiting; return the future of the first attempt."""
         self.close()
         self._set_problem("")
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if address is None:
-            return
-        tried = asyncio.get_running_loop().create_future()
-        self._serving = asyncio.create_task(self._serve(address, tried), name="metrics")
-        await asyncio.wait({tried}, timeout=_FIRST_ATTEMPT_SECONDS)
+            tried.set_result(None)
+        else:
+            self._serving = asyncio.create_task(self._serve(address, tried), name="metrics")
+        return tried
 
     def close(self) -> None:
         """Stop serving, and trying to."""

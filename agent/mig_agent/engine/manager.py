@@ -18,12 +18,13 @@ from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, Recovered, Snapshot
-from mig_agent.engine.startup import Parts
+from mig_agent.engine.startup import Parts, policy_of, started_event
 from mig_agent.engine.thread_check import LoopBound
 
 MOST_EXPLAINED_LINES = 4096
@@ -188,6 +189,40 @@ class Manager:
         kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
         self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
         self._update_published()
+
+    async def announce(self) -> None:
+        """Record that the agent serves, once nothing of its start can fail any more. Raises LedgerError."""
+        await self._context.journal.commit((), (started_event(self._context),))
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The settings in use."""
+        return self._context.settings
+
+    def reconfigure(self, settings: EngineSettings) -> None:
+        """Use other settings from now on, for what is planned, queued and reconciled next.
+
+        Raises ValueError if one of FIXED_SETTINGS differs.
+        """
+        context = self._context
+        for name in FIXED_SETTINGS:
+            if getattr(settings, name) != getattr(context.settings, name):
+                raise ValueError(f"cannot change {name} while the engine runs")
+        context.settings = settings
+        context.policy = policy_of(settings)
+        self._capacity = None
+        self._parts.reconciler.hint()  # an idle instance may be overdue now, a foreign one may be adopted
+        context.state.capacity_freed.emit()  # the queue is scanned under the new policy
+        self._update_published()
+
+    def record_reload(self, words: str, changed: str, at_restart: str) -> None:
+        """Record that the configuration was read again: which settings changed, and which only a restart changes."""
+        event = self._context.journal.event(EventKind.CONFIG_RELOADED, words, changed=changed, at_restart=at_restart)
+        self._context.journal.record(event)
+
+    def record_failed_reload(self, words: str) -> None:
+        """Record that the configuration was read again and cannot be used."""
+        self._context.journal.record(self._context.journal.event(EventKind.CONFIG_RELOAD_FAILED, words))
 
     def report_problem(self, part: str, words: str) -> None:
         """Show in status that a part of the agent does not work, or with no words that it works again."""
