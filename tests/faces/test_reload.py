@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.agent import GENEROUS_SECONDS, Agent, eventually
+from support.agent import GENEROUS_SECONDS, eventually
+from support.reloaded import Reloaded
 from support.service_manager import ServiceManager, service_manager
-
-
-class Reloaded(Agent):
-    """An agent with a configuration file."""
-
-    def __init__(self, folder: Path, text: str, variables: dict[str, str]) -> None:
-        self.config = folder / "config.yaml"
-        self.config.write_text(text)
-        super().__init__(folder, "a100-40gb:1", flags=["--config", str(self.config)], variables=variables)
-        # A flag would win over the file.
-        at = self._command.index("--metrics")
-        del self._command[at : at + 2]
-
-    def reload(self, text: str) -> dict[str, Any]:
-        """Replace the file, send SIGHUP, and return the event that tells the result."""
-        before = len(self.told())
-        self.config.write_text(text)
-        assert self.process is not None
-        self.process.send_signal(signal.SIGHUP)
-        event: dict[str, Any] = eventually(lambda: self.told()[before:], "the configuration is read again")[0]
-        return event
-
-    def told(self) -> list[dict[str, Any]]:
-        """The events about the configuration."""
-        events = self.ask("events", "--since", "1h")["events"]
-        return [each for each in events if each["kind"].startswith("config-reload")]
 
 
 @pytest.fixture
@@ -50,7 +23,7 @@ def manager(folder: Path) -> Iterator[ServiceManager]:
 
 @pytest.fixture
 def agent(folder: Path, manager: ServiceManager) -> Iterator[Reloaded]:
-    with Reloaded(folder, "metrics: off\n", manager.variables) as agent:
+    with Reloaded(folder, "metrics: off\n", variables=manager.variables) as agent:
         manager.until("READY")
         yield agent
 

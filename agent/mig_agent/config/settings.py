@@ -88,9 +88,9 @@ class Settings(KubernetesSettings):
     )
     max_connections: int = setting(
         4096,
-        "How many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
-        "most 256; as many over TCP, and half as many from one address; more are turned away. Fewer where the process "
-        "may not open three files for each.",
+        "The most clients that may be connected to the Unix sockets of `listen` at once, and the most over TCP. One "
+        "user may have half of them, at most 256, and one address half of those over TCP. There are fewer where the "
+        "process may not open three files for each.",
         kind=field_types.COUNT,
         group=_PLACE,
         example="4096",
@@ -230,7 +230,7 @@ class Settings(KubernetesSettings):
     reservation_after: float | None = setting(
         None,
         "After this time GPUs are reserved for the first waiting request. `auto` is as long as leases last on "
-        "average, between 10s and 24h; a guess of 5m counts as the first of them.",
+        "average, between 10s and 24h, starting from a guess of 5m.",
         kind=field_types.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",

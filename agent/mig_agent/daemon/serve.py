@@ -25,7 +25,7 @@ from mig_agent.daemon.hardware import CannotServeError
 from mig_agent.daemon.logs import Log
 from mig_agent.daemon.reload import Reloader
 from mig_agent.daemon.sd_notify import keep_alive, notify, reloading
-from mig_agent.daemon.service_status import keep_status, status_line
+from mig_agent.daemon.service_status import ServiceStatus
 
 _UMASK = 0o022
 CLEAN = 0
@@ -129,7 +129,7 @@ class _Process:
         if not self._started and self._main is not None:
             self._main.cancel()
 
-    async def _reload_when_asked(self, agent: Agent) -> None:
+    async def _reload_when_asked(self, agent: Agent, status: ServiceStatus) -> None:
         """Read the configuration again after each SIGHUP; several at once count as one."""
         reloader = Reloader(agent, self._read, self._log)
         while True:
@@ -140,7 +140,7 @@ class _Process:
                 await reloader.reload()
             except Exception as error:  # noqa: BLE001 -- a mistake in here must not end the agent
                 _log.exception("cannot read the configuration again", error=str(error))
-            notify(f"READY=1\nSTATUS={status_line(agent.manager.published)}")
+            status.ready()
 
     def _on_outdated(self) -> None:
         """Stop with a failure after the driver was replaced: only a restarted container gets the new driver library."""
@@ -165,15 +165,16 @@ class _Process:
                 self._started = True
                 if self._settings.kubernetes:
                     agent.manager.on_outdated.append(self._on_outdated)
-                notify(f"READY=1\nSTATUS={status_line(agent.manager.published)}")
+                status = ServiceStatus(agent.manager)
+                status.ready()
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
                 _enable_garbage_collection()
                 running = [
                     group.create_task(each, name=name)
                     for name, each in {
                         "watchdog": keep_alive(),
-                        "service status": keep_status(agent.manager),
-                        "reload": self._reload_when_asked(agent),
+                        "service status": status.keep(),
+                        "reload": self._reload_when_asked(agent, status),
                         "watch for GPUs": self._watch_for_gpus(agent),
                     }.items()
                 ]

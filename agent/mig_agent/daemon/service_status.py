@@ -1,4 +1,4 @@
-"""The line that `systemctl status` shows: what the agent serves, and what is wrong."""
+"""What `systemctl status` shows: what the agent serves, and what is wrong."""
 
 from __future__ import annotations
 
@@ -23,19 +23,28 @@ def status_line(node: Published) -> str:
         words.append(f"paused: {'; '.join(node.paused)}")
     if node.ledger_error:
         words.append(f"no new leases: {node.ledger_error}")
-    words += node.problems
+    words += node.problem_lines
     # A line end would begin another variable of sd_notify(3).
     return "; ".join(words).replace("\n", " ")
 
 
-async def keep_status(manager: Manager) -> None:
-    """Send the line to the service manager whenever it has changed, until cancelled; return where there is none."""
-    if not is_service():
-        return
-    sent = ""
-    while True:
-        line = status_line(manager.published)
-        if line != sent:
-            notify(f"STATUS={line}", timeout_seconds=0.0)
-            sent = line
-        await asyncio.sleep(_LOOK_SECONDS)
+class ServiceStatus:
+    """Keeps the service manager informed. Not thread-safe; use from the event loop."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._sent = ""
+
+    def ready(self) -> None:
+        """Report that the agent serves, or that a reload has ended."""
+        self._sent = status_line(self._manager.published)
+        notify(f"READY=1\nSTATUS={self._sent}")
+
+    async def keep(self) -> None:
+        """Send the line whenever it has changed, until cancelled; return where there is no service manager."""
+        while is_service():
+            line = status_line(self._manager.published)
+            if line != self._sent:
+                notify(f"STATUS={line}", timeout_seconds=0.0)
+                self._sent = line
+            await asyncio.sleep(_LOOK_SECONDS)

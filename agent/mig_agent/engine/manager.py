@@ -226,9 +226,7 @@ class Manager:
 
     def report_problem(self, part: str, words: str) -> None:
         """Show in status that a part of the agent does not work, or with no words that it works again."""
-        self._problems.pop(part, None)
-        if words:
-            self._problems[part] = words
+        self._problems[part] = words
         self._update_published()
 
     # Reading
@@ -345,7 +343,7 @@ class Manager:
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
             socket_problems=self._socket_problems,
-            problems=self._published.problems,
+            problems=self._published.problem_lines,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.reconciler.unused_leases(),
             missing=dict(context.missing),
@@ -439,7 +437,7 @@ class Manager:
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
-            problems=tuple(f"{part}: {words}" for part, words in self._problems.items()),
+            problems=dict(self._problems),
         )
 
     def _update_published(self) -> None:

@@ -137,10 +137,15 @@ class Published:
     """The reasons for which the agent is paused; empty while it serves."""
     sockets_missing: int = 0
     """How many sockets of the agent cannot be reached by their paths."""
-    problems: tuple[str, ...] = ()
-    """What does not work though leases are granted, such as `metrics: off (...)`; one message for each part."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What does not work though leases are granted, by the part that it is about; without words it works again."""
     in_doubt: bool = False
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
+
+    @property
+    def problem_lines(self) -> tuple[str, ...]:
+        """One message for each part that does not work: `metrics: off (...)`."""
+        return tuple(f"{part}: {words}" for part, words in self.problems.items() if words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
