@@ -72,6 +72,17 @@ def serve(config: Path | None, **flags: object) -> None:
     until_stopped(reading.settings, read_again)
 
 
+def _is_absent(path: Path) -> bool:
+    """Return True if there is no such file; False also where that cannot be seen, so that reading it says why."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @program.command()
 @click.option(
     "--config",
@@ -89,7 +100,7 @@ def check(config: Path | None, output: str) -> None:
     """
     from mig_agent.daemon.check import as_json, findings  # noqa: PLC0415 -- `--help` must not wait for it
 
-    if config is None and DEFAULT_CONFIG.exists():
+    if config is None and not _is_absent(DEFAULT_CONFIG):
         config = DEFAULT_CONFIG
     found = findings(read(config))
     errors = sum(each.is_error for each in found)
@@ -99,7 +110,7 @@ def check(config: Path | None, output: str) -> None:
     for each in found:
         _print_finding("error" if each.is_error else "warning", each.problem.message, each.problem.hint)
     counts = [counted(errors, "error"), counted(len(found) - errors, "warning")]
-    click.echo(f"{config or 'the environment'}: {', '.join(counts)}")
+    click.echo(f"{config or 'no configuration file, only the environment'}: {', '.join(counts)}")
     sys.exit(1 if errors else 0)
 
 

@@ -25,6 +25,7 @@ from mig_agent.daemon.cert_reload import configured_certificates
 from mig_agent.daemon.hardware import selected_gpus
 from mig_agent.daemon.roles import configured_roles
 
+_AS_THE_AGENT = "check as the user whom the agent runs as (sudo mig-agent check)"
 _DRIVER_SECONDS = 5.0
 """How long the driver may take to tell which GPUs there are."""
 
@@ -48,6 +49,9 @@ def findings(reading: Reading) -> tuple[Finding, ...]:
             look()
         except ConfigError as error:
             found.append(Finding(problem=_placed(error, name, reading), is_error=is_error))
+        except OSError as error:  # a folder that the user who checks may not enter
+            words = ConfigError(f"cannot check {name}: {error.strerror}: {error.filename}", _AS_THE_AGENT)
+            found.append(Finding(problem=_placed(words, name, reading), is_error=False))
     return tuple(found)
 
 
@@ -91,10 +95,13 @@ def _looks(settings: Settings) -> Iterator[tuple[str, bool, Callable[[], object]
     folder = settings.profiles_dir
     yield "profiles_dir", folder is not None and folder.is_dir(), lambda: catalog_files.load(folder)
     yield "state_dir", False, lambda: _writable(settings.state_dir, "the state directory", "--state-dir")
+    folders: dict[Path, str] = {}
     for name, addresses in {"listen": settings.listen, "admin_listen": (settings.admin_address,)}.items():
         for each in addresses:
             if isinstance(each, UnixAddress):
-                yield name, False, partial(_writable, each.path.parent, "the folder of a socket", "another address")
+                folders.setdefault(each.path.parent, name)
+    for path, name in folders.items():
+        yield name, False, partial(_writable, path, "the folder of a socket", "another address")
     if settings.socket_group:
         yield "socket_group", False, lambda: group_id_of(settings.socket_group)
     yield "socket_schedulers", False, lambda: configured_roles(settings, Users())
@@ -118,14 +125,14 @@ def _simulated(gpus: str) -> None:
 
 def _writable(folder: Path, thing: str, instead: str) -> None:
     """Raise ConfigError where a folder cannot be written to, or not be made."""
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
     if not there.is_dir():
         raise ConfigError(f"cannot use {thing} {folder}: {there} is no folder", f"remove it, or give {instead}")
     if not os.access(there, os.W_OK | os.X_OK):
         doing = "write to" if there == folder else "make"
         raise ConfigError(
             f"cannot {doing} {thing} {folder} as the user who checks: permission denied in {there}",
-            f"check as the user whom the agent runs as (sudo mig-agent check), or give {instead}",
+            f"{_AS_THE_AGENT}, or give {instead}",
         )
     if there == folder:
         refuse_if_replaceable(folder, thing, f"give {instead}")
