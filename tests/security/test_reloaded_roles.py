@@ -8,9 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mig_agent.daemon.cert_reload import CHECK_SECONDS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
-from support.agent import GENEROUS_SECONDS
+from support.agent import GENEROUS_SECONDS, eventually
 from support.certificates import Authority
 from support.reloaded import Reloaded
 from support.tls import channel_to
@@ -56,3 +57,15 @@ def test_a_user_who_is_removed_is_cut_off_and_one_who_is_added_is_served(agent: 
                 pass
         assert ended.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
     assert code_of(agent, authority, "alice") is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_reload_looks_at_the_certificates_at_once(agent: Reloaded, authority: Authority, folder: Path) -> None:
+    """Not only at the next connection, or when it is their time."""
+    other = Authority(folder, "other")
+    authority.ca.write_text(authority.ca.read_text() + other.ca.read_text())
+    agent.reload("tls_users: [alice]\n")
+
+    def renewed() -> bool:
+        return any(each["kind"] == "certificates-renewed" for each in agent.ask("events", "--since", "1h")["events"])
+
+    eventually(renewed, "the authorities are taken up", seconds=CHECK_SECONDS / 2)
