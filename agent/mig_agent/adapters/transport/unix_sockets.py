@@ -112,7 +112,7 @@ class OwnedSocket:
         """
         group_id = group_id_of(group) if group else os.getegid()
         try:
-            # A crash in between leaves a socket on which nobody listens.
+            # A crash in between leaves a socket without a listener.
             self.path.chmod(_NARROWEST)
             os.chown(self.path, -1, group_id, follow_symlinks=False)
             self.path.chmod(mode)
