@@ -21,6 +21,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
 from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health
+from support.service_manager import service_manager
 
 SERVICE = "migagent.v1.PartitionManager"
 
@@ -155,17 +156,15 @@ def test_it_can_be_stopped_while_it_starts(folder: Path) -> None:
 
 
 def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.settimeout(GENEROUS_SECONDS)
-        systemd.bind(str(folder / "notify"))
-        variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1000000"}
+    with service_manager(folder) as systemd:
+        variables = systemd.variables | {"WATCHDOG_USEC": "1000000"}
         with Agent(folder, variables=variables, forked=False) as agent:
-            heard = [systemd.recv(100) for _ in range(3)]
-            assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+            heard = [systemd.next() for _ in range(3)]
+            assert heard == [{"READY": "1", "STATUS": "2 GPUs, 0 leases"}, {"WATCHDOG": "1"}, {"WATCHDOG": "1"}]
+            agent.ask("request", "--gpu-memory", "4G")
+            assert systemd.until("STATUS") == {"STATUS": "2 GPUs, 1 lease"}
             agent.stop()
-            while (last := systemd.recv(100)) == b"WATCHDOG=1":
-                pass
-            assert last == b"STOPPING=1"
+            assert systemd.until("STOPPING")["STATUS"].startswith("stopping")
 
 
 def test_its_log_is_json_for_machines_and_text_for_people(folder: Path) -> None:

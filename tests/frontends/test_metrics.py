@@ -81,7 +81,7 @@ async def test_what_does_not_work_is_one_by_its_part_and_zero_when_it_works_agai
         assert node.manager.snapshot.problems == ("configuration: the former one stays in use",)
         node.manager.report_problem("configuration", "")
         assert value(metrics, "mig_agent_problem", part="configuration") == 0
-        assert node.manager.snapshot.problems == ()
+        assert not node.manager.snapshot.problems
 
 
 async def test_events_are_counted(tmp_path: Path) -> None:
