@@ -31,8 +31,9 @@ def status_line(node: Published) -> str:
 class ServiceStatus:
     """Keeps the service manager informed. Not thread-safe; use from the event loop."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, look_seconds: float = _LOOK_SECONDS) -> None:
         self._manager = manager
+        self._look_seconds = look_seconds
         self._sent = ""
 
     def ready(self) -> None:
@@ -47,4 +48,4 @@ class ServiceStatus:
             if line != self._sent:
                 notify(f"STATUS={line}", timeout_seconds=0.0)
                 self._sent = line
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(self._look_seconds)
