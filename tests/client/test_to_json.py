@@ -131,6 +131,7 @@ NODE = types.Status(
     missing_gpus={3: "no answer"},
     ledger_doubt=DOUBT,
     socket_problems=("removed",),
+    problems=("metrics: off (port 7481 is in use)",),
 )
 BARE = types.Status(
     node="n2",

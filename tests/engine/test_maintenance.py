@@ -457,3 +457,32 @@ async def test_nodes_of_the_driver_that_stay_open_are_named(tmp_path: Path) -> N
             await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
         (told,) = node.told(EventKind.DRIVER_RELEASED)
         assert told.message == f"the driver was released, but this process still has {held} open"
+
+
+async def test_an_agent_that_starts_without_a_driver_opens_it_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        kept = await node.acquire("1g.5gb")
+    async with engine(tmp_path, opened=False, no_driver="no library") as node:
+        words = "cannot open the driver: no library; it is tried every 10 s"
+        assert node.manager.paused == (words,)
+        assert set(node.leases) == {kept.lease.id}
+        recorded = await node.manager.events(0.0, None, 1000)
+        started = [each.message for each in recorded if each.kind is EventKind.AGENT_STARTED]
+        assert started[-1] == f"the agent started paused ({words}) with 1 lease"
+        assert [each.message for each in recorded if each.kind is EventKind.DRIVER_UNAVAILABLE] == [words]
+        node.clock.advance(10)
+        await node.until(lambda: not node.manager.paused)
+        assert set(node.leases) == {kept.lease.id}
+        await node.acquire("1g.5gb")
+
+
+async def test_an_administrators_pause_comes_before_a_missing_driver(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        await node.manager.pause("", ADMIN, lasting=True)
+    async with engine(tmp_path, opened=False, no_driver="no library") as node:
+        assert node.manager.paused == ("by root",)
+        node.clock.advance(60)
+        await node.quiet()
+        assert node.manager.paused == ("by root",)
+        await node.manager.resume("", ADMIN, lasting=True)
+        assert not node.manager.paused

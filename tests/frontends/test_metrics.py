@@ -96,6 +96,19 @@ async def test_a_tenants_leases_are_weighed_and_the_longest_wait_is_dated(tmp_pa
         assert value(metrics, "mig_agent_queue_oldest_timestamp_seconds") is None
 
 
+async def test_what_does_not_work_is_one_by_its_part_and_zero_when_it_works_again(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        metrics.watch(lambda: node.manager.published)
+        assert value(metrics, "mig_agent_problem") is None
+        node.manager.report_problem("configuration", "the former one stays in use")
+        assert value(metrics, "mig_agent_problem", part="configuration") == 1
+        assert node.manager.snapshot.problems == ("configuration: the former one stays in use",)
+        node.manager.report_problem("configuration", "")
+        assert value(metrics, "mig_agent_problem", part="configuration") == 0
+        assert not node.manager.snapshot.problems
+
+
 async def test_events_are_counted(tmp_path: Path) -> None:
     metrics = Metrics()
     async with engine(tmp_path, "a100-40gb") as node:

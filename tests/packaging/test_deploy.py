@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mig_agent.config import load
+from mig_agent.config.settings import DEFAULT_CONFIG
 from mig_agent.program import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,30 @@ def test_the_unit_makes_the_folders_that_the_defaults_name(unit: configparser.Se
     runtime = Path("/run") / unit["RuntimeDirectory"]
     assert settings.admin_address.path.parent == runtime
     assert settings.lock_dir.is_relative_to(runtime)
+
+
+def unit_lines(key: str) -> list[str]:
+    """All values of a key that may come several times."""
+    lines = (ROOT / "deploy/mig-agent.service").read_text().splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+
+
+def test_a_reload_checks_the_configuration_that_the_agent_reads_and_then_tells_it() -> None:
+    (start,) = unit_lines("ExecStart")
+    check, tell = unit_lines("ExecReload")
+    program_path, _, *flags = shlex.split(start)
+    assert shlex.split(check) == [program_path, "check", *flags]
+    assert tell.endswith("/kill -HUP $MAINPID")
+    assert f"--config {DEFAULT_CONFIG}" in start, "so that `mig-agent check` alone checks the same file"
+
+
+def test_the_unit_is_started_again_however_it_ends_but_not_for_a_wrong_configuration(
+    unit: configparser.SectionProxy,
+) -> None:
+    assert unit["Restart"] == "always"
+    assert unit["RestartPreventExitStatus"] == "2"
+    # Not every few seconds for ever.
+    assert int(unit["RestartSec"]) >= 5
 
 
 def test_the_unit_waits_for_what_the_agent_tells(unit: configparser.SectionProxy) -> None:

@@ -196,6 +196,7 @@ async def start(
     claim: LockGpu = lambda _index, _uuid: None,
     opened: bool = True,
     paused: tuple[str, ...] = (),
+    no_driver: str = "",
     **changes: Any,
 ) -> Node:
     """Starts an engine over these GPUs; without any over the machine that is in the folder already.
@@ -222,8 +223,10 @@ async def start(
             settings=chosen,
             claim=claim,
             paused=paused,
+            no_driver=no_driver,
         )
     )
+    await manager.announce()
     node = Node(
         manager=manager,
         simulator=simulator,

@@ -29,7 +29,7 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Recovered: "lease anew notes",
     types.Status: (
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
-        " reservation_after_seconds=reservation_after paused missing_gpus socket_problems ledger_doubt"
+        " reservation_after_seconds=reservation_after paused missing_gpus socket_problems problems ledger_doubt"
     ),
     types.Waiting: "request_id holder tenant priority position since wants limit-",
     types.LedgerDoubt: "since why kept_as restored recoverable",

@@ -233,6 +233,8 @@ class Status:
     """Why the ledger does not account for everything that may be leased; None if it does."""
     socket_problems: tuple[str, ...] = ()
     """Messages about sockets of the agent that cannot be reached by their paths."""
+    problems: tuple[str, ...] = ()
+    """Messages about what does not work though leases are given, such as `metrics: off (...)`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -277,6 +277,8 @@ class Row:
     default: str
     """The default as people write it; empty where `when_unset` describes a missing value."""
     when_unset: str
+    live: bool
+    """Whether a running agent takes up a change of it when it reads the configuration again."""
 
     @property
     def flag(self) -> str:
@@ -289,8 +291,24 @@ class Row:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
-def setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
+def setting(
+    default: object,
+    words: str,
+    *,
+    kind: Kind,
+    group: str,
+    example: str,
+    when_unset: str = "",
+    live: bool = False,
+) -> Any:  # noqa: ANN401 -- as dataclasses.field
     """Return a dataclass field that carries its row of the settings table; the setting is named after the field."""
-    shown = "" if when_unset else kind.write(default)
-    row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
+    row = {
+        "kind": kind,
+        "words": words,
+        "group": group,
+        "example": example,
+        "default": "" if when_unset else kind.write(default),
+        "when_unset": when_unset,
+        "live": live,
+    }
     return field(default=default, metadata={ROW: row})

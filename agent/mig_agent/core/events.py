@@ -61,6 +61,10 @@ class EventKind(StrEnum):
     """A socket that was removed or replaced is bound again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
     CERTIFICATE_RELOAD_FAILED = "certificate-reload-failed"
+    CONFIG_RELOADED = "config-reloaded"
+    """The configuration was read again; what can change while the agent runs has changed."""
+    CONFIG_RELOAD_FAILED = "config-reload-failed"
+    """The configuration was read again and cannot be used; the former one stays in use."""
 
 
 IRRELEVANT_TO_PLANS = frozenset(
@@ -83,6 +87,7 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.LEDGER_RESTORED,
         EventKind.SOCKET_LOST,
         EventKind.SOCKET_RESTORED,
+        EventKind.CONFIG_RELOAD_FAILED,
         EventKind.CERTIFICATES_RENEWED,
         EventKind.CERTIFICATE_RELOAD_FAILED,
     }

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.device_backends import DeviceBackend
@@ -76,6 +76,19 @@ class EngineSettings:
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False
     """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it takes time."""
+
+
+FIXED_SETTINGS: Final = (
+    "node",
+    "gpus",
+    "call_deadline_seconds",
+    "fair_share_half_life_seconds",
+    "follows_pods",
+    "listen_to_driver",
+    "sample_usage_seconds",
+    "check_threads",
+)
+"""Settings that are used while the engine is constructed, and so cannot change while it runs."""
 
 
 class DriverUse:

@@ -23,12 +23,13 @@ from mig_agent.core.planning.planner import plan
 from mig_agent.core.replay import ReplayedNode
 from mig_agent.engine.accounting import read_account, read_runs
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, QueueEntry, Recovered, Snapshot
-from mig_agent.engine.startup import Parts
+from mig_agent.engine.startup import Parts, policy_of, started_event
 from mig_agent.engine.thread_check import LoopBound
 
 MOST_EXPLAINED_LINES = 4096
@@ -70,6 +71,8 @@ class Manager:
         self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
         self._socket_problems: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
+        """What does not work though leases are granted, by the part of the agent that it is about."""
         self._published = self._build_published()
         state = parts.context.state
         state.view_changed.subscribe(self._update_published)
@@ -215,6 +218,45 @@ class Manager:
         self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
         self._update_published()
 
+    async def announce(self) -> None:
+        """Record that the agent serves, once nothing of its start can fail any more. Raises LedgerError."""
+        await self._context.journal.commit((), (started_event(self._context),))
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The settings in use."""
+        return self._context.settings
+
+    def reconfigure(self, settings: EngineSettings) -> None:
+        """Use other settings from now on, for what is planned, queued and reconciled next.
+
+        Raises ValueError if one of FIXED_SETTINGS differs.
+        """
+        context = self._context
+        for name in FIXED_SETTINGS:
+            if getattr(settings, name) != getattr(context.settings, name):
+                raise ValueError(f"cannot change {name} while the engine runs")
+        context.settings = settings
+        context.policy = policy_of(settings)
+        self._capacity = None
+        self._parts.reconciler.hint()  # an idle instance may be overdue now, a foreign one may be adopted
+        context.state.capacity_freed.emit()  # the queue is scanned under the new policy
+        self._update_published()
+
+    def record_reload(self, words: str, changed: str, at_restart: str) -> None:
+        """Record that the configuration was read again: which settings changed, and which only a restart changes."""
+        event = self._context.journal.event(EventKind.CONFIG_RELOADED, words, changed=changed, at_restart=at_restart)
+        self._context.journal.record(event)
+
+    def record_failed_reload(self, words: str) -> None:
+        """Record that the configuration was read again and cannot be used."""
+        self._context.journal.record(self._context.journal.event(EventKind.CONFIG_RELOAD_FAILED, words))
+
+    def report_problem(self, part: str, words: str) -> None:
+        """Show in status that a part of the agent does not work, or with no words that it works again."""
+        self._problems[part] = words
+        self._update_published()
+
     # Reading
 
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
@@ -336,6 +378,7 @@ class Manager:
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
             socket_problems=self._socket_problems,
+            problems=self._published.problem_lines,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.reconciler.unused_leases(),
             idle_since=parts.idle_leases.since(),
@@ -499,6 +542,7 @@ class Manager:
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
             tenants=context.accounting.totals,
+            problems=dict(self._problems),
         )
 
     def _update_published(self) -> None:

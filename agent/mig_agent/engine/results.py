@@ -107,6 +107,8 @@ class Snapshot:
     """Why the ledger may not account for everything that is leased; None where it does."""
     socket_problems: tuple[str, ...] = ()
     """One message for each socket of the agent that cannot be reached by its path."""
+    problems: tuple[str, ...] = ()
+    """What does not work though leases are granted, such as `metrics: off (...)`; one message for each part."""
     recoverable: int = 0
     """How many leases of a lost ledger their tokens can still recover, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
@@ -146,10 +148,17 @@ class Published:
     """The reasons for which the agent is paused; empty while it serves."""
     sockets_missing: int = 0
     """How many sockets of the agent cannot be reached by their paths."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What does not work though leases are granted, by the part that it is about; without words it works again."""
     in_doubt: bool = False
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
     tenants: Mapping[str, TenantTotal] = field(default_factory=dict)
     """What each tenant has leased so far."""
+
+    @property
+    def problem_lines(self) -> tuple[str, ...]:
+        """One message for each part that does not work: `metrics: off (...)`."""
+        return tuple(f"{part}: {words}" for part, words in self.problems.items() if words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -134,18 +134,20 @@ async def start(
     telemetry: Telemetry | None = None,
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
+    no_driver: str = "",
 ) -> Parts:
     """Start an engine: return its parts, recovered and ready to serve. `claim` locks each GPU that it manages.
 
     It starts paused if there are reasons in `paused`, or an administrator's pause in the ledger. Then the driver is not
-    used (nor opened, if it was not), and the GPUs are read when the agent resumes.
+    used (nor opened, if it was not), and the GPUs are read when the agent resumes. It also starts paused if `no_driver`
+    says why the driver could not be opened, and resumes by itself when it can.
 
     Raises DriverError if the driver does not answer, LedgerError if the ledger cannot be written, and ConfigError if
     the settings name GPUs that do not exist or the tokens' key cannot be used.
     """
     parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
     try:
-        await _recover(parts, paused)
+        await _recover(parts, paused, no_driver)
     except BaseException:
         # Its threads would go on, and the ledger's could still commit while the next start reads it.
         await parts.close()
@@ -153,7 +155,7 @@ async def start(
     return parts
 
 
-async def _recover(parts: Parts, paused: Iterable[str]) -> None:
+async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
     """Take up the ledger's leases, read the GPUs unless the agent starts paused, and start the background tasks."""
     contents = parts.ledger.contents
     context, state, lifecycle = parts.context, parts.context.state, parts.lifecycle
@@ -164,7 +166,7 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     for recorded in contents.leases:
         if recorded.ended_at is None:
             state.put_lease(recorded.lease)
-    is_paused = parts.maintenance.begin(contents.paused, paused)
+    is_paused = parts.maintenance.begin(contents.paused, paused, no_driver)
     if is_paused:
         await parts.driver_startup.load_last_known()
     else:
@@ -177,14 +179,9 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
             # A lease without a mark in the ledger counts as confirmed, lest it be lost. No stream outlives an agent.
             is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
             lifecycle.begin(lease, delivered=is_confirmed)
-    leases = counted(len(state.leases), "lease")
-    words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
-    if is_paused:
-        words = f"the agent started paused ({'; '.join(context.driver_use.paused)}) with {leases}"
-    started = context.journal.event(EventKind.AGENT_STARTED, words)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
     accounting = context.accounting.begin_changes(parts.started_at)
-    await context.journal.commit((*old, *accounting), (started, *_doubt_events(context)))
+    await context.journal.commit((*old, *accounting), _doubt_events(context))
     await parts.draining.end_overdue()
     loop = asyncio.get_running_loop()
     if context.settings.sample_usage_seconds is not None:
@@ -194,6 +191,20 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()
+
+
+def started_event(context: Context) -> Event:
+    """Return the event that the agent serves, with what it found."""
+    leases, paused = counted(len(context.state.leases), "lease"), context.driver_use.paused
+    words = f"with {counted(len(context.state.gpus), 'GPU')} and {leases}"
+    if paused:
+        words = f"paused ({'; '.join(paused)}) with {leases}"
+    return context.journal.event(EventKind.AGENT_STARTED, f"the agent started {words}")
+
+
+def policy_of(settings: EngineSettings) -> Policy:
+    """Return the planner's policy that these settings ask for."""
+    return Policy(creation_cost=settings.creation_cost, reuse=Reuse(settings.reuse))
 
 
 def _construct(  # noqa: PLR0917 -- from `start` alone
@@ -223,7 +234,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         catalog=catalog,
         clock=clock,
         settings=settings,
-        policy=Policy(creation_cost=settings.creation_cost, reuse=Reuse(settings.reuse)),
+        policy=policy_of(settings),
         tokens=Tokens.load_or_make(ledger.path.with_name(KEY_FILE)),
         telemetry=telemetry,
         state=state,

@@ -179,6 +179,7 @@ class _NodeGauges(Collector):
             "Unix sockets of the agent that were removed or replaced and cannot be bound again for now.",
             node.sockets_missing,
         )
+        yield _problems(node)
         yield GaugeMetricFamily(
             "mig_agent_paused", "1 while nothing is granted and the driver is released.", 1 if node.paused else 0
         )
@@ -234,6 +235,15 @@ class _TenantCounters:
     def _add(self, family: CounterMetricFamily, tenant: str, value: float) -> None:
         highest = self._highest[family.name, tenant] = max(value, self._highest.get((family.name, tenant), 0.0))
         family.add_metric((visible(tenant),), highest)
+
+
+def _problems(node: Published) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_problem", "1 while a part of the agent does not work, such as its configuration.", labels=("part",)
+    )
+    for part, words in node.problems.items():
+        family.add_metric((part,), 1 if words else 0)
+    return family
 
 
 def _gpus(view: NodeView) -> Metric:

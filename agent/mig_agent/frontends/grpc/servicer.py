@@ -86,6 +86,10 @@ class PartitionManagerServicer:
         self._connection_ends = ConnectionEnds() if connection_ends is None else connection_ends
         manager.observers.append(self._observe)
 
+    def use_roles(self, roles: Roles) -> None:
+        """Identify callers by these roles from now on; calls in progress go on with the roles that they began with."""
+        self._roles = roles
+
     def stop(self) -> None:
         """End all streams except those of waiting requests. Leases stay, and clients can ask for them again.
 

@@ -49,6 +49,7 @@ def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = 
     if node.ledger_doubt is not None:
         parts.append("\n".join(map(failures.one_line, _doubt(node.ledger_doubt))))
     parts += [failures.one_line(f"the socket {each}") for each in node.socket_problems]
+    parts += [failures.one_line(each) for each in node.problems]
     if node.ledger_error:
         parts.append(failures.one_line(f"no new leases: {node.ledger_error}"))
     pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}

@@ -1333,6 +1333,7 @@ class StatusResponse(google.protobuf.message.Message):
     MISSING_GPUS_FIELD_NUMBER: builtins.int
     LEDGER_DOUBT_FIELD_NUMBER: builtins.int
     SOCKET_PROBLEMS_FIELD_NUMBER: builtins.int
+    PROBLEMS_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1373,6 +1374,12 @@ class StatusResponse(google.protobuf.message.Message):
     def socket_problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Unix sockets of the agent that cannot be reached by their paths, since somebody removed or replaced them; in words."""
 
+    @property
+    def problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What does not work though leases are given, each with what it is about before a colon: "metrics: off (port 7481 is in
+        use by dcgm-exporter (pid 4711))".
+        """
+
     def __init__(
         self,
         *,
@@ -1391,9 +1398,10 @@ class StatusResponse(google.protobuf.message.Message):
         missing_gpus: collections.abc.Iterable[global___MissingGpu] | None = ...,
         ledger_doubt: global___LedgerDoubt | None = ...,
         socket_problems: collections.abc.Iterable[builtins.str] | None = ...,
+        problems: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
