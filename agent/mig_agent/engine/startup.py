@@ -153,9 +153,7 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # A lease without a mark in the ledger counts as confirmed, lest it be lost. No stream outlives an agent.
-            is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
-            lifecycle.begin(lease, delivered=is_confirmed)
+            lifecycle.resume(lease)
     leases = counted(len(state.leases), "lease")
     words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
     if is_paused:
