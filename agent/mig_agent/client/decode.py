@@ -97,6 +97,7 @@ def status(message: pb.StatusResponse) -> types.Status:
         missing_gpus={each.index: each.reason for each in message.missing_gpus},
         ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
         socket_problems=tuple(message.socket_problems),
+        boot_id=message.boot_id,
     )
 
 

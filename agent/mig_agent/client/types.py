@@ -215,6 +215,8 @@ class Status:
     """Why the ledger does not account for everything that may be leased; None if it does."""
     socket_problems: tuple[str, ...] = ()
     """Messages about sockets of the agent that cannot be reached by their paths."""
+    boot_id: str = ""
+    """Boot id of the kernel that the agent runs on: a program with the same one is on its machine. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -174,6 +174,7 @@ class Acquirer:
                 Reason.LEASE_ENDED,
                 f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
                 "ask with a new request id",
+                end_reason=known.end_reason,
             )
         self._lifecycle.restart_grace_period(lease.id)
         return self.granted(lease)

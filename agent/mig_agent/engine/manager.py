@@ -59,6 +59,7 @@ class Manager:
         self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
         self._socket_problems: tuple[str, ...] = ()
+        self._boot_id = parts.context.host.kernel_boot_id()
         self._published = self._build_published()
         state = parts.context.state
         state.view_changed.subscribe(self._update_published)
@@ -307,6 +308,7 @@ class Manager:
             paused=context.driver_use.paused,
             silent=self.silent,
             left=self._leases_without_process(),
+            boot_id=self._boot_id,
         )
 
     def _leases_without_process(self) -> frozenset[LeaseId]:

@@ -257,6 +257,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         ],
         ledger_doubt=_doubt(snapshot),
         socket_problems=map(visible, snapshot.socket_problems),
+        boot_id=snapshot.boot_id,
     )
 
 

@@ -148,7 +148,8 @@ class PartitionManagerServicer(object):
         connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+        this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
