@@ -84,7 +84,6 @@ class Acquirer:
             return self._again(self._request_log.of_request(request.key) or known, digest)
         job = self._jobs.get(request.key)
         if job is None:
-            self._context.driver_use.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
             job = self._begin(request, caller, digest)
         elif job.order.digest != digest:

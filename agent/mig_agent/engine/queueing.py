@@ -97,11 +97,11 @@ class RequestQueue:
         """
         request = order.request
         driver_use = self._context.driver_use
-        if driver_use.paused:
-            if not request.wait_seconds:
-                raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
-            return await self._enqueue(order, on_position)
+        if driver_use.paused and not (request.wait_seconds and self._context.state.gpus):
+            raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
         outcome = self._plan(request, exclude=exclude)
+        if driver_use.paused and (isinstance(outcome, Plan) or outcome.reason in _WORTH_WAITING):
+            return await self._enqueue(order, on_position)
         if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
         if isinstance(outcome, Refusal):
