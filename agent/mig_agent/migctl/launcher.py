@@ -55,7 +55,7 @@ class Launcher:
         Return the exit code of the first that failed, in order; 128 + n for one that signal n killed. Raises OSError if
         that cannot be begun.
         """
-        before = {each.pid for each in supervisor.descendants(os.getpid())}
+        before = supervisor.children_here()
         supervisor.become_subreaper()
         with self._catching() as wake:
             process, orders = self._start()
@@ -168,11 +168,11 @@ class Launcher:
             self._write(f"signal {int(number)}\n".encode())
 
 
-def _kill_descendants(before: set[int]) -> None:
+def _kill_descendants(before: frozenset[int]) -> None:
     """Kill what has become of this process's children in place of a supervisor that was killed; `before` is not its."""
     until = time.monotonic() + supervisor.GIVE_UP_SECONDS
     while time.monotonic() < until:
-        left = [each for each in supervisor.descendants(os.getpid()) if each.pid not in before]
+        left = supervisor.descendants(os.getpid(), without=before)
         if not left:
             return
         for each in left:

@@ -47,6 +47,8 @@ LINGER_SECONDS = 1.0
 """How long what outlives the commands may end by itself, as `tee` does that still writes their last lines."""
 GIVE_UP_SECONDS = 10.0
 """How long to wait for what was killed: a process that hangs in a driver cannot end."""
+_LOOK_SECONDS = 0.5
+"""The pause before descendants are looked for again while they may clean up: they may have started others."""
 _AGAIN_SECONDS = 0.05
 """The pause before descendants are looked for again while they are being killed."""
 _SIGNALLED = 128
@@ -68,14 +70,10 @@ class Descendant:
 
     def send(self, number: int) -> None:
         """Send a signal; harmless if the process has ended or belongs to somebody else."""
-        with contextlib.suppress(OSError):
-            descriptor = os.pidfd_open(self.pid)
-            try:
-                same = _read(str(self.pid))
-                if same is not None and same.started == self.started:
-                    signal.pidfd_send_signal(descriptor, number)
-            finally:
-                os.close(descriptor)
+        same = _read(str(self.pid))
+        if same is not None and same.started == self.started:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
 
     def __str__(self) -> str:
         name = self.name if self.name.isprintable() else ascii(self.name)
@@ -87,14 +85,23 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(of: int) -> list[Descendant]:
-    """Return the living processes below one, parents before their children."""
+def children_here() -> frozenset[int]:
+    """Return the pids of this process's children, as far as the kernel tells."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):  # noqa: PTH208 -- pathlib takes longer to import than all the rest
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:  # noqa: PTH123 -- the same
+            found.update(map(int, file.read().split()))
+    return frozenset(found)
+
+
+def descendants(of: int, without: frozenset[int] = frozenset()) -> list[Descendant]:
+    """Return the living processes below one, parents before their children; not its children in `without`."""
     children: dict[int, list[Descendant]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 -- pathlib takes longer to import than all the rest
+    for name in os.listdir("/proc"):  # noqa: PTH208 -- the same
         found = _read(name) if name.isdigit() else None
         if found is not None:
             children.setdefault(found.parent, []).append(found)
-    below = children.get(of, [])
+    below = [each for each in children.get(of, ()) if each.pid not in without]
     for each in below:  # which grows meanwhile
         below += children.get(each.pid, [])
     return below
@@ -272,13 +279,17 @@ class Supervisor:
     def _pass_on(self, number: int) -> None:
         """Send a signal to the commands."""
         self._hurry(number)
-        running = [pid for pid, code in self._codes.items() if code is None]
+        running = self._running()
         if self._shares_group:
             for pid in running:
                 os.kill(pid, number)
         elif running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(next(iter(self._codes)), number)
+
+    def _running(self) -> list[int]:
+        """Return the commands that run; their pids are theirs until they are reaped here."""
+        return [pid for pid, code in self._codes.items() if code is None]
 
     def _end(self, grace_seconds: float) -> None:
         """End everything now: by SIGTERM, and by SIGKILL after the grace period; with none at once."""
@@ -297,25 +308,32 @@ class Supervisor:
             return None
         if now < self._ends_at:
             return self._ends_at - now
-        left = descendants(os.getpid())
         if self._kills_at is None:
             self._kills_at = now + self._kill_after
         if now < self._kills_at:
-            if not self._is_announced and left:
-                self._is_announced = True
-                _say(f"ending what the command has left behind: {_names(left)}")
-            for each in left:
-                if (each.pid, each.started) not in self._asked:
-                    self._asked.add((each.pid, each.started))
-                    each.send(signal.SIGTERM)
-                    each.send(signal.SIGCONT)
-            return min(self._kills_at - now, 0.5)
+            self._ask_to_end()
+            return min(self._kills_at - now, _LOOK_SECONDS)
+        for pid in self._running():  # before the look at all of the machine's processes, which takes a while
+            os.kill(pid, signal.SIGKILL)
+        left = descendants(os.getpid())
         if now - self._kills_at > GIVE_UP_SECONDS:
             _say(f"cannot end {_names(left)}; the lease is released all the same")
             return -1.0
         for each in left:
             each.send(signal.SIGKILL)
         return _AGAIN_SECONDS
+
+    def _ask_to_end(self) -> None:
+        """Send SIGTERM to whatever has not got it yet; SIGCONT, too, since what is stopped cannot see it."""
+        left = descendants(os.getpid())
+        if not self._is_announced and left:
+            self._is_announced = True
+            _say(f"ending what the command has left behind: {_names(left)}")
+        for each in left:
+            if (each.pid, each.started) not in self._asked:
+                self._asked.add((each.pid, each.started))
+                each.send(signal.SIGTERM)
+                each.send(signal.SIGCONT)
 
 
 def _names(processes: Sequence[Descendant]) -> str:
