@@ -407,7 +407,8 @@ class TestRun:
     def test_it_ends_its_command_when_its_time_is_over(self, agent: Agent) -> None:
         limits = ("--gpu-memory", "4G", "--ttl", "300ms", "--kill-after", "100ms")
         ended = agent.migctl("run", *limits, "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", code=124)
-        assert "its time is over; the command is ended by SIGTERM, and in 0.1 s by SIGKILL" in ended.stderr
+        words = "migctl: the time of this lease is over; ending the command: SIGTERM now, SIGKILL in 0.1 s\n"
+        assert ended.stderr == words
         saved = agent.migctl("run", *limits[:4], "--", "sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait", code=124)
         assert "Traceback" not in saved.stderr
         assert not agent.ask("status")["leases"]

@@ -147,7 +147,7 @@ class _HeldByRun:
         if getattr(error, "end_reason", "") == "expired":
             self.is_over.set()
             self._launcher.end(self._kill_after)
-            _say(f"{error}; the command is ended by SIGTERM, and in {self._kill_after:g} s by SIGKILL")
+            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL in {self._kill_after:g} s")
         else:
             _say(f"{error}; the command goes on, and its device may be given to others")
 

@@ -247,8 +247,8 @@ class PartitionManagerServicer(object):
 
     def Pause(self, request, context):
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -157,8 +157,8 @@ class PartitionManagerStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
@@ -297,8 +297,8 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
@@ -467,8 +467,8 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse]]:
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
 
     @abc.abstractmethod
