@@ -124,6 +124,29 @@ async def test_waiting_requests_are_served_after_the_pause(tmp_path: Path) -> No
         assert (await waiting).devices[0].profile == "1g.5gb"
 
 
+async def test_a_request_that_may_wait_does_so_while_the_agent_is_paused(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        await node.manager.pause("driver", ADMIN, lasting=True)
+        waiting = node.start(node.acquire("1g.5gb", wait_seconds=600.0))
+        await node.until(lambda: node.manager.snapshot.queue)
+        late = node.start(refused(node, "1g.5gb", wait_seconds=10.0))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 2)
+        node.clock.advance(10)
+        assert (await late).reason is Reason.WAITED_TOO_LONG
+        assert not node.creations()
+        await node.manager.resume("", ADMIN, lasting=True)
+        assert (await waiting).devices[0].profile == "1g.5gb"
+
+
+async def test_a_request_that_these_gpus_can_never_serve_does_not_wait_for_the_end_of_a_pause(tmp_path: Path) -> None:
+    async with engine(tmp_path / "one", "a100-40gb:1") as node:
+        await node.manager.pause("driver", ADMIN, lasting=True)
+        assert (await refused(node, "80G", wait_seconds=600.0)).reason is Reason.TOO_LARGE
+    (tmp_path / "none").mkdir()
+    async with engine(tmp_path / "none", "a100-40gb:1", opened=False, paused=("no GPU",)) as node:
+        assert (await refused(node, "1g.5gb", wait_seconds=600.0)).reason is Reason.PAUSED
+
+
 async def test_a_wait_that_times_out_while_paused_says_why(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb:1") as node:
         await node.acquire("7g.40gb")

@@ -79,6 +79,7 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         retryable=refusal.retryable,
         revision=refusal.revision,
         changed=refusal.changed,  # kinds of events: few and short
+        end_reason=refusal.end_reason,  # a word
     )
     space = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
     for blocker in refusal.blockers:

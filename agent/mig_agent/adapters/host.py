@@ -120,6 +120,14 @@ class Host:
         process = self.process(pid)
         return f"pid {pid}" if process is None else str(process)
 
+    @staticmethod
+    def kernel_boot_id() -> str:
+        """Return the boot id of the kernel that this process runs on, whatever the root; empty if it cannot be read."""
+        try:
+            return Host().boot_id()
+        except OSError:
+            return ""
+
     # Clients: their pids are counted as this process counts, whatever the root
 
     def client_started(self, pid: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 
 from mig_agent.client import api_methods, decode, types
+from mig_agent.client.absence import OnAway
 from mig_agent.client.acquire_stream import Acquiring
 from mig_agent.client.addresses import Address
 from mig_agent.client.api_methods import Answer, Call
@@ -19,6 +21,7 @@ from mig_agent.client.error_mapping import failure_of
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import Holding, OnQueued
 from mig_agent.client.leases import Lease
+from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
@@ -78,29 +81,46 @@ class Client:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
+        on_away: OnAway | None = None,
         **args: Unpack[RequestArgs],
     ) -> Lease:
         """Lease devices for the life of this process, or until `release` or the end of the `with` block.
 
         `on_queued` is called with the position in the queue (1 is next) while the request waits. `on_lost` is called
-        from another thread when the lease ends for another reason: a deadline, an administrator, or an agent that was
-        away for too long.
+        from another thread when the lease ends for another reason, such as a deadline or an administrator. The lease
+        outlives an agent that is away, however long: `on_away` is called with the reason once it cannot be reached for
+        longer than a restart takes, and with None when it is back, before the grant on the caller's thread and later
+        from another one. A request that waits is sent again then, within its `wait`.
         """
-        holding = Holding(self._connections.users, api_methods.request_for(args), on_lost=on_lost)
+        holding = Holding(self._connections.users, api_methods.request_for(args), on_lost=on_lost, on_away=on_away)
         grant = holding.open(on_queued)
         self._holdings.add(holding)
         return Lease(self, grant, holding)
 
-    def acquire(self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]) -> Lease:
+    def acquire(
+        self,
+        *,
+        on_queued: OnQueued | None = None,
+        on_away: OnAway | None = None,
+        confirm: bool = True,
+        **args: Unpack[RequestArgs],
+    ) -> Lease:
         """Lease devices beyond the life of this process: until they are released, or `ttl` or `pid` ends the lease.
 
-        `on_queued` is called with the position in the queue (1 is next) while the request waits. With `confirm=False`
-        the lease ends after the grace period (60 s) unless its `confirm` is called: for a caller that has to record it
-        first.
+        `on_queued` is called with the position in the queue (1 is next) while the request waits, and `on_away` as by
+        `lease`. With `confirm=False` the lease ends after the grace period (60 s) unless its `confirm` is called: for a
+        caller that has to record it first.
         """
         acquiring = Acquiring(self._connections.users, args)
-        grant = acquiring.take(on_queued, confirm=confirm)
-        return Lease(self, grant, acquiring=None if confirm else acquiring)
+        waiting = Waiting(self._connections.users, args.get("wait"), on_queued, on_away)
+        while True:
+            try:
+                grant = acquiring.take(waiting.report, confirm=confirm)
+            except ClientError as error:
+                time.sleep(waiting.pause_after(error))
+                continue
+            waiting.over()
+            return Lease(self, grant, acquiring=None if confirm else acquiring)
 
     def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
         """End a lease. Without a token: only for the user of this machine who requested it, and for administrators.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
@@ -20,10 +21,13 @@ from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManager
 
 PATIENCE_SECONDS = 15.0
 """Time during which an interrupted call is repeated, as when the agent restarts."""
+LONGEST_PAUSE_SECONDS = 5.0
+"""The longest pause between two tries to reach an agent that is away for long."""
 MOST_FORMER = 8
 """Limit of replaced channels kept open for their unfinished calls after certificates were renewed."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
 """Reasons of refusals worth retry_arguments: `cancelled` comes from the broken connection before."""
+OnFailure: TypeAlias = Callable[[ClientError], None]
 
 
 class BaseConnection:
@@ -53,17 +57,24 @@ class BaseConnection:
         """Return True if a call may be repeated; False if no agent ever answered, so that NoAgent comes at once."""
         return is_interruption(error) and (self._answered or isinstance(error, Dropped))
 
-    def retry_arguments(self, patience: float | None) -> dict[str, Any]:
-        """Return tenacity's arguments: repeat interrupted calls for `patience` seconds with growing pauses."""
+    def retry_arguments(self, until: float | None, on_failure: OnFailure | None) -> dict[str, Any]:
+        """Return tenacity's arguments: repeat interrupted calls with growing pauses.
+
+        Repeats for the connection's patience, and on until the moment `until` of `time.monotonic`.
+        """
         # Imported here because most runs never need it.
         from tenacity import retry_if_exception, stop_after_delay, wait_random_exponential  # noqa: PLC0415 -- see above
 
-        return {
+        left = 0.0 if until is None else until - time.monotonic()
+        arguments = {
             "retry": retry_if_exception(is_interruption),
-            "stop": stop_after_delay(self._patience if patience is None else patience),
-            "wait": wait_random_exponential(multiplier=0.1, max=1),
+            "stop": stop_after_delay(max(self._patience, left)),
+            "wait": wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE_SECONDS if left > self._patience else 1),
             "reraise": True,
         }
+        if on_failure is not None:
+            arguments["before_sleep"] = lambda state: on_failure(state.outcome.exception())
+        return arguments
 
 
 class Connection(BaseConnection):
@@ -100,6 +111,12 @@ class Connection(BaseConnection):
         while len(self._former) > MOST_FORMER:
             self._former.pop(0).close()
 
+    def another(self) -> Connection:
+        """Return a connection to the same agent that is closed apart from this one."""
+        another = Connection(self.address, self._tls, patience=self._patience)
+        another._answered = self._answered
+        return another
+
     def close(self) -> None:
         """Close the channel; calls in flight fail. Later calls open a new one."""
         for channel in (*self._former, self._channel):
@@ -122,12 +139,14 @@ class Connection(BaseConnection):
         self,
         work: Callable[[PartitionManagerStub], Answer],
         *,
-        patience: float | None = None,
+        until: float | None = None,
         unwanted: threading.Event | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Answer:
         """Call `work`, which must be safe to repeat, and repeat it while the connection breaks.
 
-        Repeats for `patience` seconds (the connection's own by default) with growing pauses, until `unwanted` is set.
+        Repeats for the connection's patience with growing pauses, and on until the moment `until` of `time.monotonic`,
+        but not once `unwanted` is set. `on_failure` is called before each further try, with why the last one failed.
         """
         unwanted = unwanted or threading.Event()
         try:
@@ -137,7 +156,7 @@ class Connection(BaseConnection):
                 raise
         from tenacity import Retrying, sleep_using_event, stop_when_event_set  # noqa: PLC0415 -- as above
 
-        rules = self.retry_arguments(patience)
+        rules = self.retry_arguments(until, on_failure)
         rules["stop"] |= stop_when_event_set(unwanted)
         answer: Answer = Retrying(sleep=sleep_using_event(unwanted), **rules)(self.call, work)
         return answer

@@ -89,6 +89,7 @@ def status(message: pb.StatusResponse) -> types.Status:
         ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
         socket_problems=tuple(message.socket_problems),
         problems=tuple(message.problems),
+        boot_id=message.boot_id,
     )
 
 

@@ -77,6 +77,7 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         explanation: tuple[str, ...] = (),
         revision: int | None = None,
         changed: tuple[str, ...] = (),
+        end_reason: str = "",
     ) -> None:
         super().__init__(message, hint)
         self._reason = reason
@@ -85,6 +86,8 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         self._explanation = explanation
         self._revision = revision
         self._changed = changed
+        self.end_reason = end_reason
+        """With `lease-ended`: why, a word such as `expired`, `released` or `gpu-lost`; empty if it is not known."""
 
     @property
     def reason(self) -> str:

@@ -235,6 +235,8 @@ class Status:
     """Messages about sockets of the agent that cannot be reached by their paths."""
     problems: tuple[str, ...] = ()
     """Messages about what does not work though leases are given, such as `metrics: off (...)`."""
+    boot_id: str = ""
+    """Boot id of the kernel that the agent runs on: a program with the same one is on its machine. Empty: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,6 +99,8 @@ class Refusal:
     """With REVISION_CHANGED: the current revision of the node."""
     changed: tuple[str, ...] = ()
     """With REVISION_CHANGED: kinds of events since then that affect plans; `unknown` if they are no longer known."""
+    end_reason: str = ""
+    """With LEASE_ENDED: why the lease ended, a word as in the ledger; empty if that is not known."""
 
     @property
     def retryable(self) -> bool:
@@ -118,9 +120,13 @@ class RefusedError(MigAgentError):
         self.refusal = refusal
 
 
-def refuse(reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = ()) -> RefusedError:
+def refuse(
+    reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = (), *, end_reason: str = ""
+) -> RefusedError:
     """Return a RefusedError made of these parts, to be raised."""
-    return RefusedError(Refusal(reason=reason, message=message, hint=hint, blockers=blockers))
+    return RefusedError(
+        Refusal(reason=reason, message=message, hint=hint, blockers=blockers, end_reason=end_reason),
+    )
 
 
 class UsageError(MigAgentError, ValueError):

@@ -92,7 +92,6 @@ class Acquirer:
             return self._again(self._request_log.of_request(request.key) or known, digest)
         job = self._jobs.get(request.key)
         if job is None:
-            self._context.driver_use.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
             job = self._begin(request, caller, digest)
         elif job.order.digest != digest:
@@ -182,6 +181,7 @@ class Acquirer:
                 Reason.LEASE_ENDED,
                 f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
                 "ask with a new request id",
+                end_reason=known.end_reason,
             )
         self._lifecycle.restart_grace_period(lease.id)
         return self.granted(lease)

@@ -181,10 +181,6 @@ class LeaseLifecycle:
         """Take over which leases the ledger has as unconfirmed; called before `begin` at the start."""
         self._noted.update(leases)
 
-    def is_unconfirmed(self, lease: LeaseId) -> bool:
-        """Return whether a lease is recorded as unconfirmed."""
-        return lease in self._noted
-
     def begin(self, lease: Lease, *, delivered: bool) -> None:
         """Start the timers and watches of an active lease.
 
@@ -204,6 +200,25 @@ class LeaseLifecycle:
         if process is not None:
             ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
             watches.process = self._context.host.watch_client(process.pid, process.started, ended)
+
+    def resume(self, lease: Lease) -> None:
+        """Start the timers and watches of an active lease after a restart of the agent, which no stream outlives.
+
+        A held lease waits for its client to attach again while the client's process lives, if that is known to run on
+        this machine, and otherwise for the grace period.
+        """
+        held = lease.owner.ends_with_stream
+        # One without a mark in the ledger counts as confirmed, lest it be lost.
+        self.begin(lease, delivered=not held and lease.id not in self._noted)
+        host, pid = self._context.host, lease.holder.pid
+        if not held or pid is None or not host.client_lives_since(pid, lease.created_at):
+            return
+        watches = self._watches[lease.id]
+        if watches.grace is not None:
+            watches.grace.cancel()
+            watches.grace = None
+        ended = partial(self._end_soon, lease.id, EndReason.STREAM_ENDED)
+        watches.client = host.watch_client(pid, host.client_started(pid), ended)
 
     def delivered(self, lease: LeaseId) -> None:
         """Note that the client has the answer, or is connected again: cancels the grace period."""

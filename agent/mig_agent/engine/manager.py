@@ -73,6 +73,7 @@ class Manager:
         self._socket_problems: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
         """What does not work though leases are granted, by the part of the agent that it is about."""
+        self._boot_id = parts.context.host.kernel_boot_id()
         self._published = self._build_published()
         state = parts.context.state
         state.view_changed.subscribe(self._update_published)
@@ -387,6 +388,7 @@ class Manager:
             paused=context.driver_use.paused,
             silent=self.silent,
             left=self._leases_without_process(),
+            boot_id=self._boot_id,
         )
 
     def _leases_without_process(self) -> frozenset[LeaseId]:

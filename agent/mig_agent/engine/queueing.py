@@ -111,12 +111,12 @@ class RequestQueue:
         """
         request = order.request
         driver_use = self._context.driver_use
-        if driver_use.paused:
-            if not request.wait_seconds:
-                raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
-            return await self._enqueue(order, on_position)
+        if driver_use.paused and not (request.wait_seconds and self._context.state.gpus):
+            raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
         over = self._limits.exceeded(request, order.caller, self._limits.held())
         outcome = self._plan(request, exclude=exclude)
+        if driver_use.paused and (isinstance(outcome, Plan) or outcome.reason in _WORTH_WAITING):
+            return await self._enqueue(order, on_position)
         if over is not None and not request.wait_seconds and not _is_final(outcome):
             raise RefusedError(over)
         if isinstance(outcome, Plan) and over is None and (exclude or not len(self._queue)):

@@ -125,6 +125,8 @@ class Snapshot:
     """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
     left: frozenset[LeaseId] = frozenset()
     """Leases whose holder's process has ended; another process may have its pid by now."""
+    boot_id: str = ""
+    """The boot id of the kernel that the agent runs on; empty if it is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

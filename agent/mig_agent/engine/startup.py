@@ -176,9 +176,7 @@ async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # A lease without a mark in the ledger counts as confirmed, lest it be lost. No stream outlives an agent.
-            is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
-            lifecycle.begin(lease, delivered=is_confirmed)
+            lifecycle.resume(lease)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
     accounting = context.accounting.begin_changes(parts.started_at)
     await context.journal.commit((*old, *accounting), _doubt_events(context))

@@ -97,6 +97,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         return _run(arguments)
     except (KeyboardInterrupt, click.Abort):
+        failures.fail_in_shell(arguments)
         return failures.INTERRUPTED
     except (BrokenPipeError, failures.StdoutClosedError):
         _close_stdout()
@@ -113,6 +114,7 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.ClickException, MigAgentError) as error:
+        failures.fail_in_shell(arguments)
         return failures.report(error, json=failures.wants_json(arguments))
     return code if isinstance(code, int) else failures.DONE
 

@@ -21,6 +21,8 @@ USAGE = 2
 REFUSED = 3
 NO_AGENT = 4
 GAVE_UP_WAITING = 5
+TIMED_OUT = 124
+"""The lease of `migctl run` reached its deadline, and the command was ended: as timeout(1) does it."""
 COULD_NOT_RUN = 125
 """`migctl run` itself failed."""
 INTERRUPTED = 130
@@ -70,10 +72,21 @@ def report_message(message: str, hint: str = "", *, code: int) -> int:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Return True if a command line asks for JSON, even one that cannot be understood."""
+    return _wants("json", arguments)
+
+
+def fail_in_shell(arguments: Sequence[str]) -> None:
+    """Print `false` if a failed request was to print lines for a shell: so `eval "$(migctl request ...)"` fails too."""
+    if "request" in arguments and _wants("env", arguments):
+        print("false", flush=True)
+
+
+def _wants(output: str, arguments: Sequence[str]) -> bool:
     before = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
     pairs = zip(before, [*before, ""][1:], strict=True)
     return any(
-        (name in {"-o", "--output"} and value == "json") or name in {"-ojson", "--output=json"} for name, value in pairs
+        (name in {"-o", "--output"} and value == output) or name in {f"-o{output}", f"--output={output}"}
+        for name, value in pairs
     )
 
 

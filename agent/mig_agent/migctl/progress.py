@@ -1,10 +1,14 @@
-"""Shows the position in the queue while a request waits."""
+"""Shows the position in the queue while a request waits, and whether the agent is away."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from mig_agent.migctl.failures import LeftQueueError
+from mig_agent.migctl.failures import LeftQueueError, one_line
+
+if TYPE_CHECKING:
+    from mig_agent.client.errors import ClientError
 
 
 class Progress:
@@ -24,6 +28,16 @@ class Progress:
         else:
             print(words, file=sys.stderr, flush=True)
         self._shown = self._waited = True
+
+    def away(self, error: ClientError | None) -> None:
+        """Show why the agent cannot be reached while the request waits; None: that it is back."""
+        self.clear()
+        self._waited = True
+        if error is None:
+            print("migctl: the agent is back, and the request waits again", file=sys.stderr, flush=True)
+        else:
+            words = one_line(f"{error}; the request goes on waiting, and is sent again when the agent is back")
+            print(f"migctl: {words}", file=sys.stderr, flush=True)
 
     def interrupted(self) -> BaseException:
         """Return the exception for Ctrl-C: after a wait, one that says that the request has left the queue."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 
 from mig_agent.client import api_methods, decode, types
+from mig_agent.client.absence import OnAway
 from mig_agent.client.addresses import Address
 from mig_agent.client.aio.acquire_stream import AsyncAcquiring
 from mig_agent.client.aio.connection import AsyncConnection
@@ -21,6 +22,7 @@ from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued
+from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
@@ -78,13 +80,14 @@ class AsyncClient:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
+        on_away: OnAway | None = None,
         **args: Unpack[RequestArgs],
     ) -> Taking:
-        """Take a lease as `Client.lease`: await it, or use `async with`. Both callbacks run on the event loop."""
+        """Take a lease as `Client.lease`: await it, or use `async with`. All callbacks run on the event loop."""
         request = api_methods.request_for(args)
 
         async def take() -> AsyncLease:
-            holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
+            holding = AsyncHolding(self._connections.users, request, on_lost=on_lost, on_away=on_away)
             grant = await holding.open(on_queued)
             self._holdings.add(holding)
             return AsyncLease(self, grant, holding)
@@ -92,14 +95,26 @@ class AsyncClient:
         return Taking(take)
 
     def acquire(
-        self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]
+        self,
+        *,
+        on_queued: OnQueued | None = None,
+        on_away: OnAway | None = None,
+        confirm: bool = True,
+        **args: Unpack[RequestArgs],
     ) -> Taking:
         """Take a lease as `Client.acquire`: await it, or use `async with`, which releases it at the end."""
         acquiring = AsyncAcquiring(self._connections.users, args, self._background)
 
         async def take() -> AsyncLease:
-            grant = await acquiring.take(on_queued, confirm=confirm)
-            return AsyncLease(self, grant, acquiring=None if confirm else acquiring)
+            waiting = Waiting(self._connections.users, args.get("wait"), on_queued, on_away)
+            while True:
+                try:
+                    grant = await acquiring.take(waiting.report, confirm=confirm)
+                except ClientError as error:
+                    await asyncio.sleep(waiting.pause_after(error))
+                    continue
+                waiting.over()
+                return AsyncLease(self, grant, acquiring=None if confirm else acquiring)
 
         return Taking(take)
 

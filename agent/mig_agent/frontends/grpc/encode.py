@@ -274,6 +274,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         ledger_doubt=_doubt(snapshot),
         socket_problems=map(visible, snapshot.socket_problems),
         problems=map(visible, snapshot.problems),
+        boot_id=snapshot.boot_id,
     )
 
 

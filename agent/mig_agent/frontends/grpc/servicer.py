@@ -145,7 +145,8 @@ class PartitionManagerServicer:
                 await self._release_hold(lease, await _end_by_client(connection_end), caller)
                 raise asyncio.CancelledError from None
         if event is not None:
-            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}")
+            why = str(event.data.get("reason", ""))
+            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}", end_reason=why)
         await self._release_hold(lease, StreamEnd.DROPPED, caller)
         await abort(context, _STOPPING)
 

@@ -35,7 +35,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
         check_stdout()
         progress = Progress()
         try:
-            lease = client.acquire(on_queued=progress, confirm=False, **asking)
+            lease = client.acquire(on_queued=progress, on_away=progress.away, confirm=False, **asking)
         except KeyboardInterrupt:
             raise progress.interrupted() from None
         finally:

@@ -1334,6 +1334,7 @@ class StatusResponse(google.protobuf.message.Message):
     LEDGER_DOUBT_FIELD_NUMBER: builtins.int
     SOCKET_PROBLEMS_FIELD_NUMBER: builtins.int
     PROBLEMS_FIELD_NUMBER: builtins.int
+    BOOT_ID_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1346,6 +1347,10 @@ class StatusResponse(google.protobuf.message.Message):
     """Only the first in the queue may start."""
     reservation_after_seconds: builtins.float
     """How long a request waits, as things are now, before GPUs are kept for it. 0: an older agent, which does not tell."""
+    boot_id: builtins.str
+    """The boot id of the kernel that the agent runs on (/proc/sys/kernel/random/boot_id): a client that has the same one is
+    on the agent's machine, where the devices are. Empty: not known.
+    """
     @property
     def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
         """Sorted by index."""
@@ -1399,9 +1404,10 @@ class StatusResponse(google.protobuf.message.Message):
         ledger_doubt: global___LedgerDoubt | None = ...,
         socket_problems: collections.abc.Iterable[builtins.str] | None = ...,
         problems: collections.abc.Iterable[builtins.str] | None = ...,
+        boot_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
@@ -2472,6 +2478,7 @@ class RefusalDetail(google.protobuf.message.Message):
     EXPLANATION_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     CHANGED_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, outside-limits,
     no-capacity, gpu-unavailable, revision-changed, waited-too-long, queue-full, limit-exceeded, driver-failed,
@@ -2489,6 +2496,10 @@ class RefusalDetail(google.protobuf.message.Message):
     """How many more there are."""
     revision: builtins.int
     """With revision-changed: at which revision the node is now."""
+    end_reason: builtins.str
+    """With lease-ended: why the lease has ended, a word as in the event lease-ended: "expired", "released", "gpu-lost".
+    Empty where it is not known any more.
+    """
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
         """The most telling ones; trailing metadata has little room."""
@@ -2517,9 +2528,10 @@ class RefusalDetail(google.protobuf.message.Message):
         explanation: collections.abc.Iterable[builtins.str] | None = ...,
         revision: builtins.int | None = ...,
         changed: collections.abc.Iterable[builtins.str] | None = ...,
+        end_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_revision", b"_revision", "revision", b"revision"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_revision", b"_revision", "blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "changed", b"changed", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_revision", b"_revision", "blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "changed", b"changed", "end_reason", b"end_reason", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable", "revision", b"revision"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_revision", b"_revision"]) -> typing.Literal["revision"] | None: ...
 
 global___RefusalDetail = RefusalDetail

@@ -168,7 +168,8 @@ class PartitionManagerServicer(object):
         connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+        this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -299,8 +300,8 @@ class PartitionManagerServicer(object):
 
     def Pause(self, request, context):
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

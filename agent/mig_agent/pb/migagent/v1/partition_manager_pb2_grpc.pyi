@@ -68,7 +68,8 @@ class PartitionManagerStub:
     connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+    this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
     """
 
     Cancel: grpc.UnaryUnaryMultiCallable[
@@ -190,8 +191,8 @@ class PartitionManagerStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
@@ -240,7 +241,8 @@ class PartitionManagerAsyncStub:
     connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+    this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
     """
 
     Cancel: grpc.aio.UnaryUnaryMultiCallable[
@@ -362,8 +364,8 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
@@ -416,7 +418,8 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+        this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
         """
 
     @abc.abstractmethod
@@ -572,8 +575,8 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse]]:
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
 
     @abc.abstractmethod
