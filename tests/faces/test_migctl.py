@@ -60,7 +60,7 @@ def test_request_for_a_shell(agent: Agent) -> None:
     seen = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
     assert seen == agent.instances("leased")[0]["uuid"]
     failed = agent.migctl("request", "--gpu-memory", "900G", "-o", "env", code=3)
-    assert failed.stdout == ""
+    assert failed.stdout == "false\n", "so that `eval` fails, too, and keeps no older CUDA_VISIBLE_DEVICES"
 
 
 def test_request_several_devices_at_once(agent: Agent) -> None:
@@ -97,12 +97,12 @@ def test_what_is_done_is_not_explained(agent: Agent) -> None:
 
 def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
     assert agent.ask("status")["reservation_after_seconds"] == 300
-    assert "GPUs are kept" not in agent.migctl("status").stdout
+    assert "GPUs are held free" not in agent.migctl("status").stdout
     agent.migctl("request", "--mig-profile", "7g.40gb")
     waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
     try:
         eventually(lambda: agent.ask("status")["queue"], "it waits")
-        assert "from 5m of waiting on, GPUs are kept for the first in the queue" in agent.migctl("status").stdout
+        assert "after 5m in the queue, GPUs are held free for whoever is first" in agent.migctl("status").stdout
     finally:
         waiting.kill()
         waiting.communicate()

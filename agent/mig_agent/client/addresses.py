@@ -106,7 +106,9 @@ def diagnose(address: Address) -> NoAgent | None:
 
 def _why(error: OSError, path: Path) -> tuple[str, str]:
     """Return what a failed connection means, and a hint."""
-    elsewhere = f"start it with `mig-agent serve`, or say where it is with --address or {ADDRESS_VARIABLE}"
+    elsewhere = (
+        f"ask the administrator (`systemctl status mig-agent`), or say where it is with --address or {ADDRESS_VARIABLE}"
+    )
     match error:
         case TimeoutError():
             return "it does not take connections", "look at its log; it may hang"

@@ -139,10 +139,30 @@ class Client:
         return self._call(api_methods.profiles())
 
     def events(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
     ) -> tuple[types.Event, ...]:
-        """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest."""
-        return self._call(api_methods.events(since, gpu, limit))
+        """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest.
+
+        Of one GPU or one lease where these are given. A limit of 0 is what the agent gives at once (1000). The agent
+        keeps the newest 10,000 events. Raises Refused, NoAgent, and UsageError.
+        """
+        return self.event_page(since=since, gpu=gpu, limit=limit, lease=lease).events
+
+    def event_page(
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+    ) -> types.EventPage:
+        """Return what `events` returns, with the number of earlier events that match and were left out.
+
+        Raises Refused, NoAgent, and UsageError.
+        """
+        pages = api_methods.event_pages(since, gpu, limit, lease)
+        call = next(pages)
+        while True:
+            try:
+                call = pages.send(self._call(call))
+            except StopIteration as end:
+                found: types.EventPage = end.value
+                return found
 
     def usage(self) -> dict[int, types.Usage]:
         """Return the present usage of each instance, by its generation."""

@@ -65,6 +65,7 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
         kubelet_devices=tuple(
             types.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
         ),
+        request_id=message.request_id,
     )
 
 
@@ -97,6 +98,10 @@ def status(message: pb.StatusResponse) -> types.Status:
         missing_gpus={each.index: each.reason for each in message.missing_gpus},
         ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
         socket_problems=tuple(message.socket_problems),
+        available=tuple(
+            types.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in message.available
+        ),
     )
 
 
@@ -127,6 +132,7 @@ def gpu(message: pb.Gpu) -> types.Gpu:
         memory_slices=message.memory_slices,
         memory_mib=message.memory_mib,
         instances=tuple(instance(each) for each in message.instances),
+        unusable_slices=tuple(message.unusable_slices),
     )
 
 
@@ -242,7 +248,13 @@ def event(message: pb.Event) -> types.Event:
         generation=message.generation if message.HasField("generation") else None,
         holder=message.holder,
         data={name: _fact(value) for name, value in sorted(message.data.items())},
+        number=message.number,
     )
+
+
+def event_page(message: pb.EventsResponse) -> types.EventPage:
+    """Decode recorded events."""
+    return types.EventPage(events=tuple(event(each) for each in message.events), earlier=message.earlier)
 
 
 def usage(message: pb.InstanceUsage) -> types.Usage:

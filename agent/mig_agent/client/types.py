@@ -101,6 +101,8 @@ class LeaseInfo:
     """True once the pod is on the node. Until then the lease is reserved for it, and ends at its deadline."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each device of a pod's lease the kubelet's id of it; empty if no kubelet allocated it."""
+    request_id: str = ""
+    """The id of its request; empty unless the reader requested it, or is an administrator."""
 
     @property
     def promised(self) -> bool:
@@ -162,6 +164,17 @@ class Gpu:
     memory_slices: int
     memory_mib: int
     instances: tuple[Instance, ...]
+    unusable_slices: tuple[int, ...] = ()
+    """Free memory slices that no profile can use beside what is on the GPU; empty from an older agent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """How many devices of one profile could be leased now if nothing else were."""
+
+    profile: str
+    memory_mib: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +228,8 @@ class Status:
     """Why the ledger does not account for everything that may be leased; None if it does."""
     socket_problems: tuple[str, ...] = ()
     """Messages about sockets of the agent that cannot be reached by their paths."""
+    available: tuple[Available, ...] = ()
+    """What fits now, one kind at a time, the smallest profile first; empty while paused, and from an older agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +333,16 @@ class Event:
     generation: int | None = None
     holder: str = ""
     data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    number: int = 0
+    """Its number in the agent's ledger, which rises; 0 for an event of `watch`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Recorded events, the oldest first, and how many older ones match that were left out."""
+
+    events: tuple[Event, ...]
+    earlier: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

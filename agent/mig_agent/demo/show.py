@@ -253,4 +253,5 @@ def _map_of(gpu: Mapping[str, Any]) -> SliceMapGpu:
             )
             for each in gpu["instances"]
         ),
+        unusable=frozenset(gpu["unusable_slices"]),
     )

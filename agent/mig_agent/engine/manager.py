@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
 from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
@@ -13,7 +13,7 @@ from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, StreamOwner
-from mig_agent.core.planning.capacity import RemainingCapacity
+from mig_agent.core.planning.capacity import Available, RemainingCapacity, available
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
@@ -28,6 +28,8 @@ from mig_agent.engine.thread_check import LoopBound
 
 MOST_EXPLAINED_LINES = 4096
 """The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""
+
+_Found = TypeVar("_Found")
 
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
@@ -307,7 +309,15 @@ class Manager:
             paused=context.driver_use.paused,
             silent=self.silent,
             left=self._leases_without_process(),
+            available=self._available(),
         )
+
+    def _available(self) -> tuple[Available, ...]:
+        """Return how many devices of each profile could be leased now; empty while the agent is paused or stops."""
+        context = self._context
+        if context.driver_use.paused or context.closing:
+            return ()
+        return available(context.state.working_view, context.policy, reserved=self._parts.queue.reserved)
 
     def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host
@@ -324,12 +334,26 @@ class Manager:
         """
         return self._context.events.subscribe(after_revision, self._context.state.revision)
 
-    async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
-        """Return the latest `limit` recorded events since a moment, oldest first; of one GPU (index or UUID) or all."""
+    async def events(
+        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest `limit` recorded events since a moment, oldest first.
+
+        Of one GPU (index or UUID), of one lease, and before the event of a number in the ledger, where these are given.
+        Raises RefusedError (LEDGER_FAILED).
+        """
         ledger = self._parts.ledger
+        return await self._query_events(lambda: ledger.events(since, gpu or "", limit, lease=lease, before=before))
+
+    async def count_events(self, since: float, gpu: str | None, *, lease: str = "", before: int = 0) -> int:
+        """Return how many events `events` would return without a limit. Raises RefusedError (LEDGER_FAILED)."""
+        ledger = self._parts.ledger
+        return await self._query_events(lambda: ledger.count_events(since, gpu or "", lease=lease, before=before))
+
+    async def _query_events(self, query: Callable[[], _Found]) -> _Found:
         try:
             async with self._event_queries:
-                return await self._context.blocking_calls.run(lambda: ledger.events(since, gpu or "", limit))
+                return await self._context.blocking_calls.run(query)
         except LedgerError as error:
             raise refuse(Reason.LEDGER_FAILED, str(error)) from error
 

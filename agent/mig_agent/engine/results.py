@@ -20,6 +20,7 @@ from mig_agent.core.model import (
     RequestKey,
     Want,
 )
+from mig_agent.core.planning.capacity import Available
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,8 @@ class Snapshot:
     """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
     left: frozenset[LeaseId] = frozenset()
     """Leases whose holder's process has ended; another process may have its pid by now."""
+    available: tuple[Available, ...] = ()
+    """How many devices of each profile could be leased now; empty while the agent is paused or stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

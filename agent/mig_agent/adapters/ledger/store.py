@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.ledger.commit_counter import counter_of, open_counter
@@ -30,13 +30,22 @@ from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read
 from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_evidence
 from mig_agent.adapters.ledger.lease_evidence_writer import LeaseEvidenceWriter
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
-from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger.reader import (
+    Contents,
+    EventQuery,
+    RecordedLease,
+    count_events,
+    find_request,
+    read_events,
+)
 from mig_agent.adapters.ledger.records import AddEvent, Record
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
 from mig_agent.core.errors import LedgerError, MigAgentError
 from mig_agent.core.events import Event
 from mig_agent.core.model import LeaseId, RequestKey
+
+_Found = TypeVar("_Found")
 
 LEDGER_FILE = "ledger.sqlite3"
 _MOST_IN_A_BATCH = 512
@@ -162,11 +171,22 @@ class Ledger:
         else:
             self._close_files()
 
-    def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
-        """Return the latest events since a time, oldest first. Blocking, from any thread. Raises LedgerError."""
+    def events(
+        self, since: float = 0.0, gpu: str = "", limit: int = 1000, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest events that match, oldest first. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
+        return self._read(lambda connection: read_events(connection, query, limit))
+
+    def count_events(self, since: float = 0.0, gpu: str = "", *, lease: str = "", before: int = 0) -> int:
+        """Return how many events match. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
+        return self._read(lambda connection: count_events(connection, query))
+
+    def _read(self, read: Callable[[sqlite3.Connection], _Found]) -> _Found:
         try:
             with closing(connect(self.path, "ro")) as connection:
-                return read_events(connection, since, gpu, limit)
+                return read(connection)
         except READING_ERRORS as error:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 

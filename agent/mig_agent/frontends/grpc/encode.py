@@ -23,9 +23,11 @@ from mig_agent.core.model import (
     Profile,
     Slot,
     live_devices,
+    slices_in,
 )
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Pod, PodOwner
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.plan import (
     CreateInstance,
     DevicePlan,
@@ -150,6 +152,7 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         memory_slices=each.layout.memory_slices,
         memory_mib=each.layout.memory_mib,
         instances=[instance(one, each.index, leases) for one in each.instances],
+        unusable_slices=slices_in(unusable_mask(each)),
     )
 
 
@@ -214,6 +217,7 @@ def event(each: Event) -> pb.Event:
         generation=each.generation,
         holder=visible(each.holder),
         data={visible(name): _fact(value) for name, value in each.data.items()},
+        number=each.number,
     )
 
 
@@ -257,6 +261,10 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         ],
         ledger_doubt=_doubt(snapshot),
         socket_problems=map(visible, snapshot.socket_problems),
+        available=[
+            pb.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in snapshot.available
+        ],
     )
 
 
