@@ -55,7 +55,7 @@ MISTAKES = [
     ("request --gpu-memory 0", "it is zero. Hint: write a number with a unit"),
     ("events --since 0", "it is zero. Hint: write a number with a unit, such as 90s"),
     ("top --interval 0", "it is zero"),
-    ("request --device foo", "as a device. Hint: write a profile such as 2g.10gb, a quantity of memory such as 4G"),
+    ("request --device foo", "as a device. Hint: write a profile such as 1g.10gb, a quantity of memory such as 4G"),
     ("request --num-gpus 99", "Hint: `migctl status` shows how many there are"),
     ("request --gpu-memory -1G", "negative"),
     ("request --gpu-memory nan", "not a number"),

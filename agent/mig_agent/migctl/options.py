@@ -212,7 +212,9 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         shell_complete=completer_of("profile"),
         help="One device of exactly this profile: 1g.10gb.",
     ),
-    click.option("--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25."),
+    click.option(
+        "--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25, 25% or 1/4."
+    ),
     click.option("--num-gpus", metavar="N", type=Number("a number of GPUs"), help="So many whole GPUs."),
     click.option(
         "--device",

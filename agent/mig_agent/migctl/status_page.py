@@ -124,7 +124,7 @@ def _map(node: Status, page: Page) -> list[list[str]]:
     notes += [one_line(f"GPU {index} has not answered yet: {why}") for index, why in node.missing_gpus.items()]
     if page.boxes:
         boxes = [render_text(each, page.width, color=page.color, unicode=page.unicode).splitlines() for each in gpus]
-        return [*boxes, *filter(None, (legend, fits, notes))]
+        return [*boxes, *filter(None, (legend, notes))]  # what fits is counted over all GPUs
     lines = render_lines(gpus, page.width, color=page.color, unicode=page.unicode)
     return [part for part in ([*lines, *legend], fits, notes) if part]
 

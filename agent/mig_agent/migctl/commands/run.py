@@ -14,7 +14,7 @@ import click
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
-from mig_agent.migctl.options import Common, asking_of, asking_options, verb
+from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ _EACH_HINT = "give --each to run the command once on each device"
 @verb(context_settings={"allow_interspersed_args": False})
 @asking_options
 @click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
-@click.argument("command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED, shell_complete=completer_of("command")
+)
 def run(
     common: Common,
     *,
