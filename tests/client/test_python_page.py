@@ -19,13 +19,14 @@ METHODS = {name: method for name, method in inspect.getmembers(Client, inspect.i
 
 def arguments_of(method: object) -> str:
     """A method's arguments as the table writes them."""
-    parts = []
+    parts: list[str] = []
+    stars: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     for name, each in inspect.signature(method).parameters.items():  # type: ignore[arg-type] # a function
         if name == "self":
             continue
         if each.kind is inspect.Parameter.KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
             parts.append("*")
-        prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
+        prefix = stars.get(each.kind, "")
         default = "" if each.default is inspect.Parameter.empty else f"={each.default!r}"
         parts.append(f"{prefix}{name}{default}".replace("'", '"'))
     return ", ".join(parts)

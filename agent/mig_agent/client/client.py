@@ -130,7 +130,8 @@ class Client:
     def plan(self, *, explain: bool = False, **args: Unpack[RequestArgs]) -> types.Plan | types.NoPlan:
         """Return how a request would be served now, or why not; with `explain` also why so. Changes nothing.
 
-        A request that would be refused gives a NoPlan. Raises NoAgent, UsageError, and Refused if the agent cannot plan.
+        A request that would be refused gives a NoPlan. Raises NoAgent, UsageError, and Refused if the agent cannot
+        plan.
         """
         return self.plan_each([args], explain=explain)[0]
 
@@ -142,7 +143,10 @@ class Client:
         return self._call(api_methods.plan_each(args_list, explain=explain))
 
     def status(self) -> types.Status:
-        """Return the node's state: GPUs, instances, leases and the queue. Raises NoAgent, and Refused without a role."""
+        """Return the node's state: GPUs, instances, leases, the queue and what fits now.
+
+        Raises NoAgent, and Refused without a role.
+        """
         return self._call(api_methods.status())
 
     def profiles(self) -> tuple[types.GpuModel, ...]:
