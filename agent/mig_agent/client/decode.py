@@ -85,6 +85,7 @@ def status(message: pb.StatusResponse) -> types.Status:
                 position=each.position,
                 since=each.since,
                 wants=each.wants,
+                holder_uid=each.holder.uid if each.holder.HasField("uid") else None,
             )
             for each in message.queue
         ),

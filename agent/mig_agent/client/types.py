@@ -188,6 +188,8 @@ class Waiting:
     position: int
     since: float
     wants: str
+    holder_uid: int | None = None
+    """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -313,11 +313,14 @@ class Manager:
         )
 
     def _available(self) -> tuple[Available, ...]:
-        """Return how many devices of each profile could be leased now; empty while the agent is paused or stops."""
-        context = self._context
+        """Return how many devices of each profile a new request could get now; empty while paused or stopping."""
+        context, queue = self._context, self._parts.queue
         if context.driver_use.paused or context.closing:
             return ()
-        return available(context.state.working_view, context.policy, reserved=self._parts.queue.reserved)
+        view = context.state.working_view
+        # With strict_fifo a new request waits whenever another does.
+        nothing = len(queue) > 0 and context.settings.strict_fifo
+        return available(view, context.policy, reserved=frozenset(view.by_uuid) if nothing else queue.reserved)
 
     def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host

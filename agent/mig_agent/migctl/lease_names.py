@@ -13,7 +13,7 @@ from mig_agent.migctl.printing import place
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.types import LeaseInfo, Status
+    from mig_agent.client.types import LeaseInfo, Status, Waiting
 
 LONGEST_NAME = 128
 _WHOLE_ID = re.compile(r"[0-9a-f]{16}")
@@ -52,6 +52,16 @@ def own_leases(client: Client, node: Status) -> tuple[LeaseInfo, ...]:
     remembered = frozenset(RememberedTokens.of_this_person().leases(str(client.address)))
     uid = os.getuid() if client.address.path is not None else None
     return tuple(each for each in node.leases if each.id in remembered or (uid is not None and each.holder_uid == uid))
+
+
+def own_requests(client: Client, node: Status) -> tuple[Waiting, ...]:
+    """Return this person's waiting requests: made under the same uid on this machine.
+
+    Over TCP those whose ids the agent tells: to an administrator all.
+    """
+    if client.address.path is None:
+        return tuple(each for each in node.queue if each.request_id)
+    return tuple(each for each in node.queue if each.holder_uid == os.getuid())
 
 
 def find_lease(client: Client, text: str, node: Status | None = None) -> str:

@@ -227,8 +227,8 @@ def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
     if doubt.restored:
         yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"
     else:
-        yield "leases of before do not count: what the ledger does not account for is foreign, and left alone"
+        yield "leases from before do not count: what the ledger does not account for is foreign, and left alone"
     if doubt.recoverable:
         known = counted(doubt.recoverable, "lease")
-        yield f"{known} of before can come back: who has the token types `migctl recover` (or `migctl recover LEASE`)"
-    yield "when nobody counts on it any more: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"
+        yield f"{known} from before can be recovered: whoever has the token types `migctl recover`, or with LEASE"
+    yield "what is no longer needed: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"

@@ -30,17 +30,17 @@ _OTHER_SCREEN, _FIRST_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _FROM_THE_TOP, _REST_OF_LINE, _REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-def watch_node(client: Client, look: Callable[[], Status], page: Callable[[], Page | None]) -> None:
+def watch_node(client: Client, look: Callable[[], Status], page: Callable[[], Page] | None) -> None:
     """Show the node now and after each event, until Ctrl-C. Raises Refused, and NoAgent if none answers at first.
 
-    `look` returns the state to show, and `page` how to draw it; None: as a line of JSON.
+    `look` returns the state to show, and `page` how to draw it each time; without it, it is a line of JSON.
     """
     node, trouble = look(), ""
-    live = sys.stdout.isatty() and page() is not None
+    live = sys.stdout.isatty() and page is not None
     changed = threading.Event()
     threading.Thread(target=_follow, args=(client, changed), daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt), _screen() if live else contextlib.nullcontext():
-        _show(node, page(), trouble, live=live)
+        _show(node, page and page(), trouble, live=live)
         while True:
             if changed.wait(_REDRAW_SECONDS if live else None):
                 time.sleep(_TOGETHER_SECONDS)
@@ -54,7 +54,7 @@ def watch_node(client: Client, look: Callable[[], Status], page: Callable[[], Pa
                     trouble = str(error)
                 if not live and node == before:
                     continue
-            _show(node, page(), trouble, live=live)
+            _show(node, page and page(), trouble, live=live)
 
 
 def _follow(client: Client, changed: threading.Event) -> None:

@@ -56,11 +56,13 @@ def status(
         def look() -> Status:
             return _selected(client, client.status(), mine=mine, user=user, gpus=chosen)
 
+        def page() -> Page:
+            return _page(all_leases=all_leases, mine=mine, user=user, gpus=chosen)
+
         if watch:
             from mig_agent.migctl.watching import watch_node  # noqa: PLC0415 -- only where it is needed
 
-            page = None if output == "json" else _page(all_leases=all_leases, mine=mine, user=user, gpus=chosen)
-            watch_node(client, look, lambda: page)
+            watch_node(client, look, None if output == "json" else page)
             return failures.DONE
         node = look()
     if output == "json":
@@ -68,7 +70,7 @@ def status(
         return failures.DONE
     from mig_agent.migctl.status_page import render  # noqa: PLC0415 -- JSON needs none of it
 
-    print_whole(render(node, _page(all_leases=all_leases, mine=mine, user=user, gpus=chosen)))
+    print_whole(render(node, page()))
     return failures.DONE
 
 
@@ -89,14 +91,13 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
     """Return the node with the GPUs, leases and waiting requests that were asked for. Raises UsageError."""
-    from mig_agent.migctl.lease_names import own_leases, user_of  # noqa: PLC0415 -- after the client is imported
+    from mig_agent.migctl.lease_names import own_leases, own_requests, user_of  # noqa: PLC0415 -- after the client is imported
 
     leases, queue = node.leases, node.queue
     if mine:
         own = own_leases(client, node)
         leases = tuple(each for each in leases if each in own)
-        # The agent tells the ids of requests to who made them; to administrators it tells all.
-        queue = tuple(each for each in queue if each.request_id)
+        queue = own_requests(client, node)
     if user is not None:
         leases = tuple(each for each in leases if _is_of(each, user))
         queue = tuple(each for each in queue if user in {each.holder, user_of(each.holder), each.tenant})
