@@ -73,6 +73,11 @@ def test_names_and_beginnings_of_ids_work_wherever_a_lease_is_named(agent: Agent
     assert agent.migctl("release", lease[:5]).stdout == f"released {lease}\n"
     assert "no lease of tested is called so" in agent.migctl("show", "sweep-1", code=3).stderr
     assert agent.ask("release", "sweep-1", code=3)["error"]["reason"] == "unknown-lease"
+    assert f"`migctl events --lease {lease}` shows" in agent.migctl("show", lease, code=3).stderr
+    assert lease in agent.migctl("events", "--lease", lease).stdout, "also of one that has ended"
+    another = agent.ask("request", "--gpu-memory", "4G", "--name", "sweep-2")["lease"]
+    agent.migctl("release", "sweep-2", "sweep-3", code=3)
+    assert [each["lease"] for each in agent.ask("status")["leases"]] == [another], "a mistake releases none"
 
 
 def test_an_ambiguous_name_is_refused_with_its_candidates(agent: Agent) -> None:

@@ -65,9 +65,10 @@ def own_requests(client: Client, node: Status) -> tuple[Waiting, ...]:
 
 
 def find_lease(client: Client, text: str, node: Status | None = None) -> str:
-    """Return the id of the lease that is meant; the text itself if no lease is called so, for the agent to say it.
+    """Return the id of the lease that is meant. A whole id is returned as it is: the lease may have ended.
 
-    `node`: its state, where it is known already. Raises UsageError if several leases are meant.
+    `node`: its state, where it is known already. Raises UsageError if several leases are meant, and Refused
+    (`unknown-lease`) if none is called so.
     """
     if _WHOLE_ID.fullmatch(text):
         return text
@@ -78,7 +79,15 @@ def find_lease(client: Client, text: str, node: Status | None = None) -> str:
         found = [each for each in found if each.id in own] or found
     if len(found) > 1:
         raise _ambiguous(text, found)
-    return found[0].id if found else text
+    if not found:
+        from mig_agent.client import Refused  # noqa: PLC0415 -- whoever has a client has imported it
+
+        raise Refused(
+            reason="unknown-lease",
+            message=f"cannot find lease {shown(text)}: no lease of {node.node} is called so",
+            hint="`migctl status --leases` lists them; one that has ended is named by its whole id",
+        )
+    return found[0].id
 
 
 def describe(lease: LeaseInfo) -> str:

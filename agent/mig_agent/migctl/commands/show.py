@@ -34,8 +34,8 @@ def show(common: Common, *, lease: str) -> int:
         if found is None:
             raise Refused(
                 reason="unknown-lease",
-                message=f"cannot show lease {failures.one_line(lease)}: no lease of {node.node} is called so",
-                hint="`migctl status --leases` lists them; `migctl events --lease ID` shows one that has ended",
+                message=f"cannot show lease {name}: no lease of {node.node} has this id",
+                hint=f"`migctl status --leases` lists them; `migctl events --lease {name}` shows one that has ended",
             )
         usage = client.usage()
     if output == "json":
