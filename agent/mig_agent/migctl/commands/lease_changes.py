@@ -23,7 +23,11 @@ if TYPE_CHECKING:
 
 @verb()
 @click.argument("leases", metavar="LEASE...", nargs=-1, shell_complete=completer_of("own_lease"))
-@click.option("--mine", is_flag=True, help="All of your own leases. Asks nothing, and says what it released.")
+@click.option(
+    "--mine",
+    is_flag=True,
+    help="All of your own leases, those of a running `migctl run` too. Asks nothing, and says what it released.",
+)
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
 @click.option(
     "--force",
