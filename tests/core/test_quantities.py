@@ -154,6 +154,8 @@ def test_memory_is_written_as_people_write_it(amount: int, text: str) -> None:
         ("10m", 600),
         ("2h", 7200),
         ("1h30m", 5400),
+        ("1w", 604_800),
+        ("1w2d", 777_600),
         ("1d2h3m4s", 93784),
         ("1.5h", 5400),
         ("500ms", 0.5),
