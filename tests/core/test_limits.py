@@ -9,10 +9,10 @@ import pytest
 from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.limits import (
     NO_LIMITS,
-    Account,
     Amount,
     Held,
     Limit,
+    LimitedCaller,
     LimitValue,
     UsageLimits,
     amount_of,
@@ -27,7 +27,7 @@ from mig_agent.core.model import CallerId, Request
 from support.nodes import A30, H100, WHOLE, Has, Machine, memory, node, profile, request, whole
 
 GIB = 1 << 30
-ALICE = Account(caller_id=CallerId("uid 1000"), names=("alice", "uid 1000"), role="user", tenant="vision")
+ALICE = LimitedCaller(caller_id=CallerId("uid 1000"), names=("alice", "uid 1000"), role="user", tenant="vision")
 NODE = node(Machine(H100), Machine(A30))
 
 

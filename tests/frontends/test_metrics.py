@@ -44,7 +44,9 @@ async def test_the_gauges_show_the_node(tmp_path: Path) -> None:
         assert value(metrics, "mig_agent_instances", profile="1g.5gb", state="leased") == 1
         assert value(metrics, "mig_agent_instances", profile="2g.20gb", state="idle") == 1
         assert value(metrics, "mig_agent_memory_slices", gpu_uuid=uuid, state="leased") == 1
-        assert value(metrics, "mig_agent_memory_slices", gpu_uuid=uuid, state="free") == 7
+        assert value(metrics, "mig_agent_memory_slices", gpu_uuid=uuid, state="free") == 6
+        # Slice 7: every placement that reaches it also takes slice 6.
+        assert value(metrics, "mig_agent_memory_slices", gpu_uuid=uuid, state="unusable") == 1
         assert value(metrics, "mig_agent_memory_slices", gpu_uuid=node.gpu(1).uuid) == 8
         assert value(metrics, "mig_agent_gpus", state="ready") == 2
         assert value(metrics, "mig_agent_ledger_writable") == 1

@@ -21,7 +21,7 @@ import pytest
 from mig_agent.client.types import Gpu, Instance, LeaseInfo, MigMode, Placement, ProcessUsage, Status, Usage
 from mig_agent.migctl.commands.top import render
 from mig_agent.migctl.keys import decode
-from mig_agent.migctl.top_view import ORDERS, Reading, View, list_lines, page, page_size, plain
+from mig_agent.migctl.top_view import ORDERS, NodeReading, View, list_lines, page, page_size, plain
 from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 
 TRAIN = ProcessUsage(pid=4711, uid=1000, command="python train.py", memory_used_mib=900)
@@ -107,11 +107,11 @@ def usage(mib: int | None, *processes: ProcessUsage, details: bool = True, total
     )
 
 
-def reading(readings: dict[int, Usage] | None = None, gpus: int = 1, holders: Sequence[str] = HOLDERS) -> Reading:
-    return Reading(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
+def reading(readings: dict[int, Usage] | None = None, gpus: int = 1, holders: Sequence[str] = HOLDERS) -> NodeReading:
+    return NodeReading(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
 
 
-def listed(of: Reading, view: View, width: int | None = None) -> list[str]:
+def listed(of: NodeReading, view: View, width: int | None = None) -> list[str]:
     return plain(list_lines(of, view, width)[1]).splitlines()
 
 

@@ -6,7 +6,8 @@ third. So texts, the list of blockers and the explanation are shortened until th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -82,8 +83,10 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         end_reason=refusal.end_reason,  # a word
     )
     space = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
-    for blocker in refusal.blockers:
-        message = _blocker(blocker)
+    messages = [_blocker(each) for each in refusal.blockers]
+    if sum(each.ByteSize() + 4 for each in messages) > space:
+        messages = _first_of_each_gpu(messages)
+    for message in messages:
         space -= message.ByteSize() + 4  # its tag and length
         if space < 0:
             break
@@ -104,6 +107,16 @@ def shortened(text: str, most: int) -> str:
     if len(encoded) <= most:
         return text
     return encoded[: most - len(_ELLIPSIS.encode())].decode("utf-8", "ignore") + _ELLIPSIS
+
+
+def _first_of_each_gpu(blockers: Sequence[pb.Blocker]) -> list[pb.Blocker]:
+    """Return the blockers with the first one of each GPU first, then the second ones: no GPU is cut off as a whole."""
+    ranks: Counter[int] = Counter()
+    ranked = []
+    for each in blockers:
+        ranked.append((ranks[each.gpu_index], each))
+        ranks[each.gpu_index] += 1
+    return [each for _, each in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def _blocker(blocker: Blocker) -> pb.Blocker:

@@ -118,8 +118,7 @@ def diagnose(address: Address) -> NoAgent | None:
 def _why(error: OSError, path: Path) -> tuple[str, str]:
     """Return what a failed connection means, and a hint."""
     elsewhere = (
-        "ask the administrator whether it runs (systemctl status mig-agent), or say where it is with --address or "
-        f"{ADDRESS_VARIABLE}"
+        f"ask the administrator (`systemctl status mig-agent`), or say where it is with --address or {ADDRESS_VARIABLE}"
     )
     match error:
         case TimeoutError():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -116,15 +116,35 @@ def profiles() -> Call[tuple[types.GpuModel, ...]]:
     return Call(method="Profiles", request=pb.ProfilesRequest(), read=decode.models)
 
 
-def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[types.Event, ...]]:
-    """Return the call for past events. Raises UsageError."""
+def events(
+    since: float | None, gpu: str | int | None, limit: int, lease: str, *, before: int = 0
+) -> Call[types.EventPage]:
+    """Return the call for one page of past events, the newest or those before a number. Raises UsageError."""
     arg_checks.MOMENT.check("since", since)
     arg_checks.check_count("limit", limit)
+    arg_checks.TEXT.check("lease", lease)
+    chosen = "" if gpu is None else _gpu_name(gpu)
     return Call(
         method="Events",
-        request=pb.EventsRequest(since=since, gpu="" if gpu is None else _gpu_name(gpu), limit=limit),
-        read=lambda answer: tuple(decode.event(each) for each in answer.events),
+        request=pb.EventsRequest(since=since, gpu=chosen, limit=limit, before=before, lease=lease),
+        read=decode.event_page,
     )
+
+
+def event_pages(
+    since: float | None, gpu: str | int | None, limit: int, lease: str
+) -> Generator[Call[types.EventPage], types.EventPage, types.EventPage]:
+    """Yield the calls that read up to `limit` events, page by page, and return all of them. Raises UsageError.
+
+    Each page is sent in as the value of its `yield`. A limit of 0 reads what the agent gives at once.
+    """
+    page = yield events(since, gpu, limit, lease)
+    found = page.events
+    # An older agent does not number its events, and tells nothing of earlier ones.
+    while page.events and page.events[0].number and page.earlier and len(found) < limit:
+        page = yield events(since, gpu, limit - len(found), lease, before=page.events[0].number)
+        found = page.events + found
+    return types.EventPage(events=found, earlier=page.earlier)
 
 
 def usage() -> Call[dict[int, types.Usage]]:

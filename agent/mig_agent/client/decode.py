@@ -67,6 +67,7 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
         ),
         warning=message.warning,
         idle_since=message.idle_since if message.HasField("idle_since") else None,
+        request_id=message.request_id,
     )
 
 
@@ -90,6 +91,10 @@ def status(message: pb.StatusResponse) -> types.Status:
         socket_problems=tuple(message.socket_problems),
         problems=tuple(message.problems),
         boot_id=message.boot_id,
+        available=tuple(
+            types.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in message.available
+        ),
     )
 
 
@@ -136,6 +141,7 @@ def gpu(message: pb.Gpu) -> types.Gpu:
         instances=tuple(instance(each) for each in message.instances),
         draining=message.draining,
         drain_deadline=message.drain_deadline if message.HasField("drain_deadline") else None,
+        unusable_slices=tuple(message.unusable_slices),
     )
 
 
@@ -258,7 +264,13 @@ def event(message: pb.Event) -> types.Event:
         generation=message.generation if message.HasField("generation") else None,
         holder=message.holder,
         data={name: _fact(value) for name, value in sorted(message.data.items())},
+        number=message.number,
     )
+
+
+def event_page(message: pb.EventsResponse) -> types.EventPage:
+    """Decode recorded events."""
+    return types.EventPage(events=tuple(event(each) for each in message.events), earlier=message.earlier)
 
 
 def usage(message: pb.InstanceUsage) -> types.Usage:

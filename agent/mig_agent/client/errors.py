@@ -13,7 +13,8 @@ class ClientError(MigAgentError):
         self.message = message
         """Starts with "cannot"."""
         self.hint = hint
-        """What would work; may be empty."""
+        """What would work; may be empty. A traceback shows it below the message."""
+        self._show_hint(hint)
 
     @property
     def reason(self) -> str:

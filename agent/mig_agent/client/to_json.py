@@ -30,10 +30,14 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Status: (
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
         " reservation_after_seconds=reservation_after paused missing_gpus socket_problems problems ledger_doubt"
+        " available"
     ),
+    types.Available: "profile memory_mib count",
     types.Waiting: "request_id holder tenant priority position since wants limit-",
     types.LedgerDoubt: "since why kept_as restored recoverable",
-    types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances draining- drain_deadline-",
+    types.Gpu: (
+        "index uuid model mig state reason memory_slices memory_mib instances unusable_slices draining- drain_deadline-"
+    ),
     types.Drained: "gpus leases",
     types.MigMode: "current pending capable",
     types.Instance: (
@@ -115,6 +119,15 @@ def shown(value: Json) -> Json:
             return value
 
 
+def events(page: types.EventPage) -> Json:
+    """Encode recorded events, and whether older ones that match were left out, and how many."""
+    return {
+        "events": [encode(each) for each in page.events],
+        "truncated": page.earlier > 0,
+        "earlier": page.earlier,
+    }
+
+
 def adopted(instances: Iterable[types.Instance]) -> Json:
     """Encode the instances that were adopted."""
     return {"adopted": [encode(each) for each in instances]}
@@ -123,6 +136,22 @@ def adopted(instances: Iterable[types.Instance]) -> Json:
 def cancelled(requests: Iterable[types.Waiting]) -> Json:
     """Encode the requests that were cancelled, as they waited."""
     return {"cancelled": [encode(each) for each in requests]}
+
+
+def lease_in_full(lease: types.LeaseInfo, node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
+    """Encode a lease with the environment of its processes and what is used on each device; without its token."""
+    instances = {each.uuid: each for gpu in node.gpus for each in gpu.instances}
+    usage = [
+        encode(readings.get(instances[each.uuid].generation, _UNKNOWN) if each.uuid in instances else _UNKNOWN)
+        for each in lease.devices
+    ]
+    uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
+    return {
+        **_encode_fields(lease, _KEYS[types.LeaseInfo]),
+        "request_id": lease.request_id or None,
+        "env": {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids, "MIG_AGENT_LEASE": lease.id},
+        "usage": usage,
+    }
 
 
 def reclaimed(instances: Iterable[types.Instance]) -> Json:

@@ -105,6 +105,8 @@ class LeaseInfo:
     """Why the lease will or may end without its holder's doing (idle, a drained GPU); empty if it will not."""
     idle_since: float | None = None
     """When a process was last seen on its devices, in seconds since the epoch; None if the lease is not idle."""
+    request_id: str = ""
+    """The id of its request; empty unless the reader requested it, or is an administrator."""
 
     @property
     def promised(self) -> bool:
@@ -166,6 +168,8 @@ class Gpu:
     memory_slices: int
     memory_mib: int
     instances: tuple[Instance, ...]
+    unusable_slices: tuple[int, ...] = ()
+    """Free memory slices that no profile can use beside what is on the GPU; empty from an older agent."""
     draining: bool = False
     """True if it is cordoned to become empty."""
     drain_deadline: float | None = None
@@ -181,6 +185,15 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """How many devices of one profile could be leased now if nothing else were."""
+
+    profile: str
+    memory_mib: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """A request in the queue; position 1 is the next one."""
 
@@ -193,6 +206,8 @@ class Waiting:
     wants: str
     limit: str = ""
     """Which limit of its caller or tenant keeps it waiting, for people; empty if none does, or to other readers."""
+    holder_uid: int | None = None
+    """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +252,8 @@ class Status:
     """Messages about what does not work though leases are given, such as `metrics: off (...)`."""
     boot_id: str = ""
     """Boot id of the kernel that the agent runs on: a program with the same one is on its machine. Empty: not known."""
+    available: tuple[Available, ...] = ()
+    """What fits now, one kind at a time, the smallest profile first; empty while paused, and from an older agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +357,16 @@ class Event:
     generation: int | None = None
     holder: str = ""
     data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    number: int = 0
+    """Its number in the agent's ledger, which rises; 0 for an event of `watch`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Recorded events, the oldest first, and how many older ones match that were left out."""
+
+    events: tuple[Event, ...]
+    earlier: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Messages start with "cannot", name the thing and who holds it; the hint says wha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -111,6 +112,12 @@ class Refusal:
 class MigAgentError(Exception):
     """The base of all errors of this project."""
 
+    def _show_hint(self, hint: str) -> None:
+        """Have tracebacks end with the hint."""
+        if hint:
+            with suppress(AttributeError):  # exceptions take notes since Python 3.11
+                self.add_note(f"Hint: {hint}")
+
 
 class RefusedError(MigAgentError):
     """Carries a refusal through code that raises."""
@@ -136,6 +143,7 @@ class UsageError(MigAgentError, ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self._show_hint(hint)
 
 
 class ConfigError(UsageError):

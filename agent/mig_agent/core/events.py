@@ -109,3 +109,5 @@ class Event:
     generation: Generation | None = None
     holder: str = ""
     data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
+    """Its number in the ledger, which rises; 0 until it is read from there."""

@@ -78,7 +78,7 @@ NO_LIMITS: Final = UsageLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class LimitedCaller:
     """Who a request counts for: its caller, and the tenant of its lease."""
 
     caller_id: CallerId
@@ -175,7 +175,7 @@ def held(view: NodeView, leases: Iterable[Lease], in_progress: Iterable[tuple[Ca
 
 
 def never_within(
-    limits: UsageLimits, account: Account, request: Request, amount: Amount, memory: int
+    limits: UsageLimits, account: LimitedCaller, request: Request, amount: Amount, memory: int
 ) -> Refusal | None:
     """Return why a request is outside its limits whatever else is held; None if it is not.
 
@@ -195,7 +195,7 @@ def never_within(
     return None
 
 
-def exceeded_now(limits: UsageLimits, account: Account, amount: Amount, now: Held) -> Refusal | None:
+def exceeded_now(limits: UsageLimits, account: LimitedCaller, amount: Amount, now: Held) -> Refusal | None:
     """Return why a request cannot be granted beside what its caller and its tenant hold now; None if it can."""
     for scope in _scopes(limits, account):
         if scope.is_tenant:
@@ -208,7 +208,7 @@ def exceeded_now(limits: UsageLimits, account: Account, amount: Amount, now: Hel
     return None
 
 
-def too_many_waiting(limits: UsageLimits, account: Account, of_caller: int, of_tenant: int) -> Refusal | None:
+def too_many_waiting(limits: UsageLimits, account: LimitedCaller, of_caller: int, of_tenant: int) -> Refusal | None:
     """Return why a request cannot wait beside the waiting requests of its caller and its tenant; None if it can."""
     for scope in _scopes(limits, account):
         bound, waiting = scope.bounds.get(Limit.WAITING), of_tenant if scope.is_tenant else of_caller
@@ -219,7 +219,7 @@ def too_many_waiting(limits: UsageLimits, account: Account, of_caller: int, of_t
     return None
 
 
-def ttl_within(limits: UsageLimits, account: Account, ttl_seconds: float | None) -> float | Refusal | None:
+def ttl_within(limits: UsageLimits, account: LimitedCaller, ttl_seconds: float | None) -> float | Refusal | None:
     """Return the `ttl` of a new lease: the one asked for, else the default, else the longest; or why it is too long."""
     longest = _shortest(limits, account, Limit.LONGEST_TTL)
     if ttl_seconds is not None:
@@ -228,7 +228,7 @@ def ttl_within(limits: UsageLimits, account: Account, ttl_seconds: float | None)
     return min(given, default=None)
 
 
-def renewal_within(limits: UsageLimits, account: Account, ttl_seconds: float | None) -> Refusal | None:
+def renewal_within(limits: UsageLimits, account: LimitedCaller, ttl_seconds: float | None) -> Refusal | None:
     """Return why a lease cannot be renewed for this time, with None for ever; None if it can."""
     longest = _shortest(limits, account, Limit.LONGEST_TTL)
     if longest is None or (ttl_seconds is not None and ttl_seconds <= longest.value):
@@ -238,12 +238,12 @@ def renewal_within(limits: UsageLimits, account: Account, ttl_seconds: float | N
     return _outside(words, longest, f"give --ttl {longest.text} or less, and renew the lease in time")
 
 
-def _shortest(limits: UsageLimits, account: Account, which: Limit) -> LimitValue | None:
+def _shortest(limits: UsageLimits, account: LimitedCaller, which: Limit) -> LimitValue | None:
     given = [scope.bounds[which] for scope in _scopes(limits, account) if which in scope.bounds]
     return min(given, key=lambda each: each.value, default=None)
 
 
-def _scopes(limits: UsageLimits, account: Account) -> Iterator[_Scope]:
+def _scopes(limits: UsageLimits, account: LimitedCaller) -> Iterator[_Scope]:
     """Yield the limits of the caller and of the tenant; a value under the own name wins over the general one."""
     own = next((limits.users[name] for name in account.names if name in limits.users), _NO_BOUNDS)
     by_role = limits.roles.get(account.role, _NO_BOUNDS)

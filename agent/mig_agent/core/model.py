@@ -87,6 +87,11 @@ class Placement:
         return str(self.start) if self.size == 1 else f"{self.start}-{last}"
 
 
+def slices_in(mask: int) -> tuple[int, ...]:
+    """Return the numbers of the slices in a bit mask, rising."""
+    return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
     """The engines of an instance or a GPU: counts, summed over all instances against the GPU's totals."""

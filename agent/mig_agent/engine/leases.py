@@ -173,13 +173,19 @@ class Leases:
             return active
         if active is None and remembered is None:
             raise _unknown(lease)
-        raise refuse(
-            Reason.WRONG_TOKEN,
-            f"cannot touch lease {lease}: the token is not its token"
-            if token
-            else f"cannot touch lease {lease}: it takes its token, since you are not who asked for it",
-            "give the token that came with the lease: --token",
-        )
+        held = active or (remembered.lease if remembered else None)
+        raise _not_permitted(lease, held, with_token=bool(token))
+
+
+def _not_permitted(lease: LeaseId, held: Lease | None, *, with_token: bool) -> RefusedError:
+    """Return the refusal of a caller that may not change a lease: with whose it is, as status shows it to everybody."""
+    whose = f"it is held by {held.holder}" if held is not None else "it is held by somebody else"
+    ask = f"ask {held.holder.tenant or held.holder} or an administrator" if held is not None else "ask an administrator"
+    if with_token:
+        words, hint = f"the token is not its token; {whose}", f"give the token that came with the lease, or {ask}"
+    else:
+        words, hint = whose, f"{ask}; if it is yours, give the token that came with it: --token"
+    return refuse(Reason.WRONG_TOKEN, f"cannot touch lease {lease}: {words}", hint)
 
 
 def _ended(what: str) -> RefusedError:

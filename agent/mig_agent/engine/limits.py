@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from mig_agent.core import limits
 from mig_agent.core.errors import Refusal, RefusedError
-from mig_agent.core.limits import Account, Amount, Held, UsageLimits
+from mig_agent.core.limits import Amount, Held, LimitedCaller, UsageLimits
 from mig_agent.core.model import CallerId, Lease, Request
 from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
@@ -132,10 +132,10 @@ def _of(request: Request, refusal: Refusal | None) -> Refusal | None:
     return None if refusal is None else limits.named(refusal, f"serve {describe(request)}")
 
 
-def _account(request: Request, caller: Caller) -> Account:
+def _account(request: Request, caller: Caller) -> LimitedCaller:
     return _account_of(caller, caller.caller_id, request.holder.tenant)
 
 
-def _account_of(caller: Caller, caller_id: CallerId, tenant: str) -> Account:
+def _account_of(caller: Caller, caller_id: CallerId, tenant: str) -> LimitedCaller:
     names = [str(caller), *([] if caller.uid is None else [f"uid {caller.uid}"])]
-    return Account(caller_id=caller_id, names=tuple(dict.fromkeys(names)), role=caller.role.value, tenant=tenant)
+    return LimitedCaller(caller_id=caller_id, names=tuple(dict.fromkeys(names)), role=caller.role.value, tenant=tenant)

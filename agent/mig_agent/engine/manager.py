@@ -16,7 +16,7 @@ from mig_agent.core.limits import UsageLimits
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, PodOwner, StreamOwner
-from mig_agent.core.planning.capacity import RemainingCapacity
+from mig_agent.core.planning.capacity import Available, RemainingCapacity, available
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
@@ -389,7 +389,18 @@ class Manager:
             silent=self.silent,
             left=self._leases_without_process(),
             boot_id=self._boot_id,
+            available=self._available(),
         )
+
+    def _available(self) -> tuple[Available, ...]:
+        """Return how many devices of each profile a new request could get now; empty while paused or stopping."""
+        context, queue = self._context, self._parts.queue
+        if context.driver_use.paused or context.closing:
+            return ()
+        view = context.state.working_view
+        # With strict_fifo a new request waits whenever another does.
+        nothing = len(queue) > 0 and context.settings.strict_fifo
+        return available(view, context.policy, reserved=frozenset(view.by_uuid) if nothing else queue.reserved)
 
     def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host
@@ -406,10 +417,21 @@ class Manager:
         """
         return self._context.events.subscribe(after_revision, self._context.state.revision)
 
-    async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
-        """Return the latest `limit` recorded events since a moment, oldest first; of one GPU (index or UUID) or all."""
+    async def events(
+        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest `limit` recorded events since a moment, oldest first.
+
+        Of one GPU (index or UUID), of one lease, and before the event of a number in the ledger, where these are given.
+        Raises RefusedError (LEDGER_FAILED).
+        """
         ledger = self._parts.ledger
-        return await self._query(lambda: ledger.events(since, gpu or "", limit))
+        return await self._query(lambda: ledger.events(since, gpu or "", limit, lease=lease, before=before))
+
+    async def count_events(self, since: float, gpu: str | None, *, lease: str = "", before: int = 0) -> int:
+        """Return how many events `events` would return without a limit. Raises RefusedError (LEDGER_FAILED)."""
+        ledger = self._parts.ledger
+        return await self._query(lambda: ledger.count_events(since, gpu or "", lease=lease, before=before))
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
         """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""

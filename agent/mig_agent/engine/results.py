@@ -21,6 +21,7 @@ from mig_agent.core.model import (
     RequestKey,
     Want,
 )
+from mig_agent.core.planning.capacity import Available
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,8 @@ class Snapshot:
     """Leases whose holder's process has ended; another process may have its pid by now."""
     boot_id: str = ""
     """The boot id of the kernel that the agent runs on; empty if it is not known."""
+    available: tuple[Available, ...] = ()
+    """How many devices of each profile could be leased now; empty while the agent is paused or stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

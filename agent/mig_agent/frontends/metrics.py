@@ -19,6 +19,7 @@ from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.texts import visible
 from mig_agent.engine.results import Published
 
@@ -278,7 +279,9 @@ def _instances(view: NodeView) -> Metric:
 
 def _slices(view: NodeView) -> Metric:
     family = GaugeMetricFamily(
-        "mig_agent_memory_slices", "Memory slices by GPU and state.", labels=("gpu_uuid", "state")
+        "mig_agent_memory_slices",
+        "Memory slices by GPU and state; unusable: free, but no profile fits there beside what is on the GPU.",
+        labels=("gpu_uuid", "state"),
     )
     for gpu in view.gpus:
         for state, number in _slices_of(gpu).items():
@@ -288,12 +291,13 @@ def _slices(view: NodeView) -> Metric:
 
 def _slices_of(gpu: Gpu) -> dict[str, int]:
     """Return the memory slices by state. All states are present, so that a graph falls to zero rather than ends."""
-    sizes = dict.fromkeys((*(state.value for state in InstanceState), "free"), 0)
+    sizes = dict.fromkeys((*(state.value for state in InstanceState), "free", "unusable"), 0)
     taken = 0
     for each in gpu.instances:
         sizes[each.state.value] += each.slot.placement.size
         taken |= each.slot.placement.mask
-    sizes["free"] = gpu.layout.memory_slices - taken.bit_count()
+    sizes["unusable"] = unusable_mask(gpu).bit_count()
+    sizes["free"] = gpu.layout.memory_slices - taken.bit_count() - sizes["unusable"]
     return sizes
 
 

@@ -52,7 +52,7 @@ class InstanceRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class NodeReading:
     """One reading of the node, and the names of its users."""
 
     node: Status
@@ -145,7 +145,7 @@ class View:
         return f"q quit   arrows scroll   s sort: {self.order}   / filter   p processes{kept}"
 
 
-def head(reading: Reading) -> str:
+def head(reading: NodeReading) -> str:
     """Return the first line: how many leases there are, and how much of what is leased is used."""
     node = reading.node
     leased = [row for row in reading.rows() if row.instance.lease]
@@ -159,7 +159,7 @@ def head(reading: Reading) -> str:
     return one_line(", ".join(parts))
 
 
-def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, list[Line]]:
+def list_lines(reading: NodeReading, view: View, width: int | None) -> tuple[Line, list[Line]]:
     """Return the header of the list, and its lines: each instance with its processes below it."""
     rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
     cells = [_HEADER, *map(_cells, rows)]
@@ -173,7 +173,7 @@ def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, l
     return tuple(_cut(iter([(header, "bold")]), width)), lines
 
 
-def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
+def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
     if not words:
         return True
     each = row.instance
@@ -219,7 +219,7 @@ def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int]) -> It
             yield "  ", ""
 
 
-def _process(each: ProcessUsage, reading: Reading) -> Iterator[Segment]:
+def _process(each: ProcessUsage, reading: NodeReading) -> Iterator[Segment]:
     user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
     used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
     yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
@@ -241,7 +241,7 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
-def page(reading: Reading, view: View, width: int, height: int) -> list[Line]:
+def page(reading: NodeReading, view: View, width: int, height: int) -> list[Line]:
     """Return the whole screen: the head, the keys, and as much of the list as there is place for."""
     header, lines = list_lines(reading, view, width)
     size = page_size(height)

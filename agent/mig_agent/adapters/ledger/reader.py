@@ -165,11 +165,34 @@ _LEASE_COLUMNS = (
 _ACTIVE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
 _BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker = ?"  # noqa: S608 -- of constants
-_EVENTS = (
-    "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
-    " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
-    " ORDER BY number DESC LIMIT ?) ORDER BY number"
+_WANTED_EVENTS = (
+    "FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?) AND (? = '' OR lease = ?)"
+    " AND (? = 0 OR number < ?)"
 )
+_EVENTS = (
+    "SELECT number, at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"  # noqa: S608 -- of constants
+    f" (SELECT * {_WANTED_EVENTS} ORDER BY number DESC LIMIT ?) ORDER BY number"
+)
+_NUMBER_OF_EVENTS = f"SELECT count(*) {_WANTED_EVENTS}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventQuery:
+    """Which of the recorded events are wanted: all that match every condition."""
+
+    since: float = 0.0
+    """In seconds since the epoch."""
+    gpu: str = ""
+    """An index or UUID; empty: any GPU or none."""
+    lease: str = ""
+    """Empty: any lease or none."""
+    before: int = 0
+    """Only events with a smaller number; 0: up to the newest."""
+
+    @property
+    def parameters(self) -> tuple[float | str, ...]:
+        """The values for the placeholders of _WANTED_EVENTS."""
+        return (self.since, *(self.gpu,) * 3, *(self.lease,) * 2, *(self.before,) * 2)
 
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
@@ -226,13 +249,18 @@ def find_request(connection: sqlite3.Connection, request: RequestKey) -> Recorde
     return None if row is None else _lease(row)
 
 
-def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
-    """Return the latest `limit` events since a time, the oldest first; of one GPU (index or UUID) or, with "", of all.
+def read_events(connection: sqlite3.Connection, query: EventQuery, limit: int) -> tuple[Event, ...]:
+    """Return the latest `limit` of the wanted events, the oldest first.
 
     Damaged events are left out: nothing depends on them.
     """
     connection.text_factory = _readable
-    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (since, gpu, gpu, gpu, limit)))))
+    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (*query.parameters, limit)))))
+
+
+def count_events(connection: sqlite3.Connection, query: EventQuery) -> int:
+    """Return how many of the recorded events are wanted."""
+    return _int(connection.execute(_NUMBER_OF_EVENTS, query.parameters).fetchone()[0])
 
 
 _KINDS = frozenset(kind.value for kind in EventKind)
@@ -243,7 +271,7 @@ def _readable(text: bytes) -> str:
 
 
 def _event(row: tuple[Any, ...]) -> Event | None:
-    at, revision, kind, words, uuid, index, lease, generation, holder, data = row
+    number, at, revision, kind, words, uuid, index, lease, generation, holder, data = row
     if kind not in _KINDS:
         return None  # a newer version may have written kinds that this one does not know
     try:
@@ -258,6 +286,7 @@ def _event(row: tuple[Any, ...]) -> Event | None:
             generation=None if generation is None else Generation(_int(generation)),
             holder=str(holder),
             data=_facts(json.loads(data)),
+            number=_int(number),
         )
     except (ValueError, TypeError, RecursionError):
         return None

@@ -31,7 +31,14 @@ from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read
 from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_evidence
 from mig_agent.adapters.ledger.lease_evidence_writer import LeaseEvidenceWriter
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
-from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger.reader import (
+    Contents,
+    EventQuery,
+    RecordedLease,
+    count_events,
+    find_request,
+    read_events,
+)
 from mig_agent.adapters.ledger.records import AddEvent, Record
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
@@ -164,10 +171,19 @@ class Ledger:
         else:
             self._close_files()
 
-    def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
-        """Return the latest events since a time, oldest first. Blocking, from any thread. Raises LedgerError."""
+    def events(
+        self, since: float = 0.0, gpu: str = "", limit: int = 1000, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest events that match, oldest first. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
         with self._reading() as connection:
-            return read_events(connection, since, gpu, limit)
+            return read_events(connection, query, limit)
+
+    def count_events(self, since: float = 0.0, gpu: str = "", *, lease: str = "", before: int = 0) -> int:
+        """Return how many events match. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
+        with self._reading() as connection:
+            return count_events(connection, query)
 
     def uses(
         self, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]

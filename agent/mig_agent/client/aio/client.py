@@ -155,10 +155,23 @@ class AsyncClient:
         return await self._call(api_methods.profiles())
 
     async def events(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
     ) -> tuple[types.Event, ...]:
         """Return past events, as `Client.events`."""
-        return await self._call(api_methods.events(since, gpu, limit))
+        return (await self.event_page(since=since, gpu=gpu, limit=limit, lease=lease)).events
+
+    async def event_page(
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+    ) -> types.EventPage:
+        """Return past events and how many were left out, as `Client.event_page`."""
+        pages = api_methods.event_pages(since, gpu, limit, lease)
+        call = next(pages)
+        while True:
+            try:
+                call = pages.send(await self._call(call))
+            except StopIteration as end:
+                found: types.EventPage = end.value
+                return found
 
     async def usage(self) -> dict[int, types.Usage]:
         """Return the usage of each instance, as `Client.usage`."""

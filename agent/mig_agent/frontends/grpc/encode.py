@@ -25,9 +25,11 @@ from mig_agent.core.model import (
     Profile,
     Slot,
     live_devices,
+    slices_in,
 )
 from mig_agent.core.observation import InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.plan import (
     CreateInstance,
     DevicePlan,
@@ -163,6 +165,7 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         instances=[instance(one, each.index, leases) for one in each.instances],
         draining=each.draining,
         drain_deadline=each.drain_until,
+        unusable_slices=slices_in(unusable_mask(each)),
     )
 
 
@@ -228,6 +231,7 @@ def event(each: Event) -> pb.Event:
         generation=each.generation,
         holder=visible(each.holder),
         data={visible(name): _fact(value) for name, value in each.data.items()},
+        number=each.number,
     )
 
 
@@ -275,6 +279,10 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         socket_problems=map(visible, snapshot.socket_problems),
         problems=map(visible, snapshot.problems),
         boot_id=snapshot.boot_id,
+        available=[
+            pb.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in snapshot.available
+        ],
     )
 
 

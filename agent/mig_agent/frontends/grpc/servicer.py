@@ -31,6 +31,8 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
 """The largest number of events in one answer of Events."""
+_MOST_NUMBER = 2**63 - 1
+"""The largest integer of SQLite."""
 MOST_ANSWER_BYTES = 3 << 20
 """The limit for answers of unbounded size: by default, gRPC's libraries reject messages above 4 MiB."""
 MOST_PLANS = 256
@@ -243,8 +245,14 @@ class PartitionManagerServicer:
             raise UsageError("cannot list events since a moment that is not a number")
         gpu = parse_gpu(message.gpu) if message.gpu else None
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
-        events = await self._manager.events(since, gpu, limit)
-        return pb.EventsResponse(events=encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES))
+        lease, before = message.lease, min(message.before, _MOST_NUMBER)
+        events = await self._manager.events(since, gpu, limit, lease=lease, before=before)
+        latest = encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES)
+        earlier = len(events) - len(latest)
+        if events:
+            oldest = events[0].number
+            earlier += await self._manager.count_events(since, gpu, lease=lease, before=oldest)
+        return pb.EventsResponse(events=latest, earlier=earlier)
 
     async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
         """Return the current usage of each instance."""

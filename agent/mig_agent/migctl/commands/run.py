@@ -16,7 +16,7 @@ from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
-from mig_agent.migctl.options import Common, asking_of, asking_options, verb
+from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ _EACH_HINT = "give --each to run the command once on each device"
     default="10s",
     help="How long after SIGTERM what has to end gets SIGKILL: 10s (default), 2m.",
 )
-@click.argument("command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED, shell_complete=completer_of("command")
+)
 def run(
     common: Common,
     *,

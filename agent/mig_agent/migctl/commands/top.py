@@ -63,17 +63,17 @@ def top(common: Common, *, once: bool, interval: str, sort: str, words: str) -> 
     return failures.DONE
 
 
-def render(reading: top_view.Reading, view: top_view.View) -> str:
+def render(reading: top_view.NodeReading, view: top_view.View) -> str:
     """Return the list as plain text, as wide as it needs to be."""
     header, lines = top_view.list_lines(reading, view, None)
     head = top_view.head(reading)
     return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\nno instances"
 
 
-def _read(client: Client) -> top_view.Reading:
+def _read(client: Client) -> top_view.NodeReading:
     # The agent's users are this machine's where it is on this machine.
     name = _user_name if str(client.address).startswith("unix:") else _uid
-    return top_view.Reading(client.status(), client.usage(), name)
+    return top_view.NodeReading(client.status(), client.usage(), name)
 
 
 def _uid(uid: int) -> str:

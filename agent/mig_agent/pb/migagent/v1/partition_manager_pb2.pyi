@@ -1234,6 +1234,7 @@ class Gpu(google.protobuf.message.Message):
     INSTANCES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     DRAIN_DEADLINE_FIELD_NUMBER: builtins.int
+    UNUSABLE_SLICES_FIELD_NUMBER: builtins.int
     index: builtins.int
     uuid: builtins.str
     model: builtins.str
@@ -1251,6 +1252,12 @@ class Gpu(google.protobuf.message.Message):
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Instance]:
         """Sorted by the start of their placement."""
 
+    @property
+    def unusable_slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Free memory slices that no profile can use beside what is on the GPU now, such as slice 7 of an A100 with seven
+        1g.10gb.
+        """
+
     def __init__(
         self,
         *,
@@ -1265,9 +1272,10 @@ class Gpu(google.protobuf.message.Message):
         instances: collections.abc.Iterable[global___Instance] | None = ...,
         draining: builtins.bool = ...,
         drain_deadline: builtins.float | None = ...,
+        unusable_slices: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "mig", b"mig"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "uuid", b"uuid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "unusable_slices", b"unusable_slices", "uuid", b"uuid"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_drain_deadline", b"_drain_deadline"]) -> typing.Literal["drain_deadline"] | None: ...
 
 global___Gpu = Gpu
@@ -1315,6 +1323,32 @@ class QueuedRequest(google.protobuf.message.Message):
 global___QueuedRequest = QueuedRequest
 
 @typing.final
+class Available(google.protobuf.message.Message):
+    """How many devices of one profile could be leased now if nothing else were asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: builtins.int
+    MEMORY_MIB_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    profile: builtins.str
+    """"1g.10gb", or "whole". Of one name on all GPU models."""
+    memory_mib: builtins.int
+    """What the driver reports; the least where GPU models differ."""
+    count: builtins.int
+    """Idle instances count as free. GPUs that are reserved for a waiting request, cordoned or lost do not count."""
+    def __init__(
+        self,
+        *,
+        profile: builtins.str = ...,
+        memory_mib: builtins.int = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "memory_mib", b"memory_mib", "profile", b"profile"]) -> None: ...
+
+global___Available = Available
+
+@typing.final
 class StatusResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1335,6 +1369,7 @@ class StatusResponse(google.protobuf.message.Message):
     SOCKET_PROBLEMS_FIELD_NUMBER: builtins.int
     PROBLEMS_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
+    AVAILABLE_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1385,6 +1420,12 @@ class StatusResponse(google.protobuf.message.Message):
         use by dcgm-exporter (pid 4711))".
         """
 
+    @property
+    def available(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Available]:
+        """What fits now, one kind at a time: each profile without attributes that the GPUs offer, the smallest first, also
+        those of which none fits. Empty while the agent is paused.
+        """
+
     def __init__(
         self,
         *,
@@ -1405,9 +1446,10 @@ class StatusResponse(google.protobuf.message.Message):
         socket_problems: collections.abc.Iterable[builtins.str] | None = ...,
         problems: collections.abc.Iterable[builtins.str] | None = ...,
         boot_id: builtins.str = ...,
+        available: collections.abc.Iterable[global___Available] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["available", b"available", "boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
@@ -1708,6 +1750,7 @@ class Event(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     HOLDER_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """A word, such as "lease-granted", "instance-created", "gpu-cordoned"."""
     at: builtins.float
@@ -1720,6 +1763,8 @@ class Event(google.protobuf.message.Message):
     lease: builtins.str
     generation: builtins.int
     holder: builtins.str
+    number: builtins.int
+    """Its number in the agent's ledger, which rises. 0 in Watch."""
     @property
     def data(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Fact]: ...
     def __init__(
@@ -1735,9 +1780,10 @@ class Event(google.protobuf.message.Message):
         generation: builtins.int | None = ...,
         holder: builtins.str = ...,
         data: collections.abc.Mapping[builtins.str, global___Fact] | None = ...,
+        number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "generation", b"generation", "gpu_index", b"gpu_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "message", b"message", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "message", b"message", "number", b"number", "revision", b"revision"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -1752,21 +1798,29 @@ class EventsRequest(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     GPU_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
     since: builtins.float
     """Only what happened at or after this moment. Absent: all that is remembered."""
     gpu: builtins.str
     """Only about this GPU, by index or UUID. Empty: any."""
     limit: builtins.int
     """At most so many, the newest; 0: as many as the agent gives at once (1000)."""
+    before: builtins.int
+    """Only those before this number: the first one of an answer, to read on backwards. 0: up to now."""
+    lease: builtins.str
+    """Only about this lease, by its id. Empty: any."""
     def __init__(
         self,
         *,
         since: builtins.float | None = ...,
         gpu: builtins.str = ...,
         limit: builtins.int = ...,
+        before: builtins.int = ...,
+        lease: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_since", b"_since", "since", b"since"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_since", b"_since", "gpu", b"gpu", "limit", b"limit", "since", b"since"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "before", b"before", "gpu", b"gpu", "lease", b"lease", "limit", b"limit", "since", b"since"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
 
 global___EventsRequest = EventsRequest
@@ -1776,14 +1830,18 @@ class EventsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: builtins.int
+    EARLIER_FIELD_NUMBER: builtins.int
+    earlier: builtins.int
+    """How many more match and are older than those above; ask again with `before`."""
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Event]: ...
     def __init__(
         self,
         *,
         events: collections.abc.Iterable[global___Event] | None = ...,
+        earlier: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["earlier", b"earlier", "events", b"events"]) -> None: ...
 
 global___EventsResponse = EventsResponse
 
