@@ -137,5 +137,5 @@ def _account(request: Request, caller: Caller) -> Account:
 
 
 def _account_of(caller: Caller, caller_id: CallerId, tenant: str) -> Account:
-    names = [str(caller), *([] if caller.uid is None else [f"uid {caller.uid}"])]
+    names = [str(caller), *([] if caller.uid is None else [f"uid {caller.uid}", str(caller.uid)])]
     return Account(caller_id=caller_id, names=tuple(dict.fromkeys(names)), role=caller.role.value, tenant=tenant)
