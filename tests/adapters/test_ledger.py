@@ -607,3 +607,22 @@ for number in range(1, 10):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == ["1", "2", "3", "4"]
     assert contents(tmp_path).boot_id == ("4" if point == "before-commit" else "5")
+
+
+def test_a_drain_is_of_the_cordon_that_it_was_recorded_with(tmp_path: Path) -> None:
+    """A version that knows no drains may take the cordon away and make another one in between."""
+    writer = Writer(tmp_path)
+    writer.write(PutCordon(GPU, "fan", 7.0, draining=True, drain_until=99.5))
+    writer.ledger.close()
+    drained = Cordon(reason="fan", since=7.0, draining=True, drain_until=99.5)
+    assert contents(tmp_path).cordons == {GPU: drained}
+    writer = Writer(tmp_path)
+    writer.write(PutCordon(GPU, "dust", 8.0, draining=True))
+    writer.ledger.close()
+    assert contents(tmp_path).cordons == {GPU: Cordon(reason="dust", since=8.0, draining=True)}
+    writer = Writer(tmp_path)
+    writer.write(DropCordon(GPU))
+    writer.write(PutCordon(GPU, "mice", 9.0))
+    writer.ledger.close()
+    assert contents(tmp_path).cordons == {GPU: Cordon(reason="mice", since=9.0)}
+    assert reader._cordon("rats", 10.0, "[9.0, 99.5]") == Cordon(reason="rats", since=10.0)

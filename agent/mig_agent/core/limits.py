@@ -65,7 +65,7 @@ class UsageLimits:
     roles: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
     """By role: the limits of each single user with that role, where `users` has none."""
     users: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
-    """By the name of a user or certificate, or `uid 1000`."""
+    """By the name of a user or certificate, or the number of a user."""
     tenants: Mapping[str, LimitValues] = field(default_factory=lambda: _NOTHING)
     """By tenant, for all of its leases together; EVERY for each tenant without an own value."""
 

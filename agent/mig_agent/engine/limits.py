@@ -137,5 +137,5 @@ def _account(request: Request, caller: Caller) -> LimitedCaller:
 
 
 def _account_of(caller: Caller, caller_id: CallerId, tenant: str) -> LimitedCaller:
-    names = [str(caller), *([] if caller.uid is None else [f"uid {caller.uid}"])]
+    names = [str(caller), *([] if caller.uid is None else [f"uid {caller.uid}", str(caller.uid)])]
     return LimitedCaller(caller_id=caller_id, names=tuple(dict.fromkeys(names)), role=caller.role.value, tenant=tenant)

@@ -150,8 +150,10 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
 
 
 def _cordon(reason: str, since: float, drain: str | None) -> Cordon:
-    until = float(drain) if drain else None
-    return Cordon(reason=reason, since=since, draining=drain is not None, drain_until=until)
+    begun, until = json.loads(drain) if drain else (None, None)
+    if begun != since:
+        return Cordon(reason=reason, since=since)  # an older version has cordoned the GPU anew, and left the drain
+    return Cordon(reason=reason, since=since, draining=True, drain_until=until)
 
 
 _INSTANCES = (

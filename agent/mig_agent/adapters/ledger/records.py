@@ -222,7 +222,7 @@ class PutCordon:
         """Yield the SQL statements of this change, with their values."""
         yield _PUT_CORDON, (self.gpu, self.reason, self.since)
         if self.draining:
-            yield _PUT_FACT, (f"{DRAIN}{self.gpu}", "" if self.drain_until is None else repr(self.drain_until))
+            yield _PUT_FACT, (f"{DRAIN}{self.gpu}", json.dumps((self.since, self.drain_until)))
         else:
             yield _DROP_FACT, (f"{DRAIN}{self.gpu}",)
 

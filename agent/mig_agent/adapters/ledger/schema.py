@@ -21,8 +21,9 @@ _NO_LEDGER = "0" * 32
 UNCONFIRMED = "unconfirmed/"
 """Prefix of the name of a fact about a lease that its client has not confirmed; the lease's id follows."""
 DRAIN = "drain/"
-"""Prefix of the name of a fact about a cordon that drains a GPU; the GPU's UUID follows. Its value is the deadline, in
-seconds since the epoch, or empty. A version that does not know it takes the GPU for cordoned."""
+"""Prefix of the name of a fact about a cordon that drains a GPU; the GPU's UUID follows. Its value is JSON: when
+the cordon began, and the deadline or null, in seconds since the epoch. A version that does not know it takes the GPU
+for cordoned."""
 APPLICATION_ID = 0x4D494741
 """`MIGA` in the file's header, so that another program's database is not taken for a ledger."""
 
