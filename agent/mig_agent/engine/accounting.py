@@ -142,9 +142,19 @@ class Accounting:
 
     # Peaks
 
-    def sampled(self, readings: Mapping[Generation, InstanceUsage]) -> None:
-        """Take readings of the memory in use; what the driver did not report is no sample."""
+    @property
+    def leases(self) -> frozenset[LeaseId]:
+        """The leases that are active."""
+        return frozenset(self._active)
+
+    def sampled(self, readings: Mapping[Generation, InstanceUsage], leases: frozenset[LeaseId]) -> None:
+        """Take readings of the memory in use; what the driver did not report is no sample.
+
+        `leases` were active before the reading began: what was read may be of an earlier lease of the same instance.
+        """
         for identity, (lease, _) in self._active.items():
+            if identity not in leases:
+                continue
             peaks = self._peaks[identity]
             for number, generation in enumerate(lease.instances[: len(peaks)]):
                 usage = readings.get(generation)
