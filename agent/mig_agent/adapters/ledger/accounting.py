@@ -295,7 +295,7 @@ def read_uses(
         "user": reader.user,
         "without": json.dumps(without),
     }
-    rows = connection.execute(f"SELECT {_KEYS[by]}, {_SUMS}", values).fetchall()  # noqa: S608 -- of constants
+    rows = connection.execute(f"SELECT {_KEYS[by]}, {_SUMS}", values).fetchall()
     known = connection.execute("SELECT value FROM fact WHERE name = ?", (SINCE,)).fetchone()
     uses = [
         (
