@@ -123,6 +123,17 @@ async def test_a_kill_costs_only_the_latest_samples(tmp_path: Path) -> None:
         assert used.memory_mib_seconds == granted.devices[0].memory_mib * 2000.0
 
 
+async def test_a_restart_keeps_all_samples(tmp_path: Path) -> None:
+    node = await start(tmp_path, GPUS)
+    granted = await lease(node, ALICE, "1g.5gb")
+    node.simulator.occupy(node.where(granted), used_mib=1500)
+    await sampled(node)
+    await node.manager.close()
+    async with engine(tmp_path, clock=VirtualClock(node.clock.now() + 10.0)) as node:
+        used = (await account(node)).rows["alice"]
+        assert used.peak_mib_seconds == pytest.approx(1500 * 10.0, rel=0.1)
+
+
 async def test_names_of_others_are_not_shown(tmp_path: Path) -> None:
     async with engine(tmp_path, GPUS) as node:
         for each in (await lease(node, ALICE, "1g.5gb", "secret"), await lease(node, BOB, "1g.5gb", "train")):
