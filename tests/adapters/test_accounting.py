@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_agent.adapters.ledger.accounting import AddAccounting, TrimAccounting, read_history, read_uses, uses_of
@@ -98,6 +98,7 @@ def numbers(use: Use) -> tuple[float, ...]:
     )
 
 
+@settings(max_examples=40)
 @given(
     leases=st.lists(accounted(), max_size=8, unique_by=lambda each: each[0].id),
     edges=st.tuples(MOMENT, MOMENT).map(sorted),
@@ -127,6 +128,7 @@ def test_sql_sums_up_what_the_core_does(
     } == rows_of(expected)
 
 
+@settings(max_examples=25)
 @given(leases=st.lists(accounted(), max_size=12, unique_by=lambda each: each[0].id), most=st.integers(0, 5))
 def test_merging_keeps_the_sums(
     leases: list[tuple[Lease, LeaseAccount, tuple[Peak | None, ...], float]], most: int

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mig_agent.core.accounting import Account, By, Use
+from mig_agent.core.accounting import OTHERS, Account, By, Use
 from mig_agent.core.advice import Verdict
 from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import Holder, InstanceState
+from mig_agent.core.observation import InstanceUsage
+from mig_agent.engine import accounting as accounting_module
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.results import Granted
@@ -121,6 +123,17 @@ async def test_a_kill_costs_only_the_latest_samples(tmp_path: Path) -> None:
         assert used.memory_mib_seconds == granted.devices[0].memory_mib * 2000.0
 
 
+async def test_a_restart_keeps_all_samples(tmp_path: Path) -> None:
+    node = await start(tmp_path, GPUS)
+    granted = await lease(node, ALICE, "1g.5gb")
+    node.simulator.occupy(node.where(granted), used_mib=1500)
+    await sampled(node)
+    await node.manager.close()
+    async with engine(tmp_path, clock=VirtualClock(node.clock.now() + 10.0)) as node:
+        used = (await account(node)).rows["alice"]
+        assert used.peak_mib_seconds == pytest.approx(1500 * 10.0, rel=0.1)
+
+
 async def test_names_of_others_are_not_shown(tmp_path: Path) -> None:
     async with engine(tmp_path, GPUS) as node:
         for each in (await lease(node, ALICE, "1g.5gb", "secret"), await lease(node, BOB, "1g.5gb", "train")):
@@ -178,6 +191,56 @@ async def test_counters_by_tenant_go_on_after_a_restart(tmp_path: Path) -> None:
         node.clock.advance(50.0)
         assert node.manager.published.tenants["bob"].memory_mib_seconds(node.clock.now()) == mib * 300.0
         assert node.manager.published.tenants["bob"].leases == 1
+
+
+async def test_a_reading_from_before_the_grant_is_no_sample(tmp_path: Path) -> None:
+    """It is of whoever had the instance before."""
+    async with engine(tmp_path, "a30") as node:
+        first = await lease(node, ALICE, "1g.6gb")
+        accounting = node.manager._context.accounting
+        before = accounting.leases
+        reading = {first.devices[0].generation: InstanceUsage(memory_used_mib=5000, memory_total_mib=5952)}
+        await node.release(first)
+        again = await lease(node, BOB, "1g.6gb")
+        assert again.devices[0].generation == first.devices[0].generation
+        accounting.sampled(reading, before)
+        assert not (await account(node)).total.measured_mib_seconds
+        accounting.sampled(reading, accounting.leases)
+        node.clock.advance(1.0)
+        assert (await account(node)).rows["bob"].peak_mib_seconds == 5000
+
+
+async def test_records_are_kept_for_their_time(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a30", keep_accounting_seconds=10 * HOUR) as node:
+        for _ in range(3):
+            granted = await lease(node, ALICE, "1g.6gb")
+            node.clock.advance(4 * HOUR)
+            await node.release(granted)
+        await node.look()
+        await node.quiet()
+        kept = await account(node)
+        assert kept.total.leases == 3, "a lease that ended within the time is kept whole"
+        ended = node.clock.now() - 8 * HOUR
+        node.clock.advance(4 * HOUR)
+        await node.look()
+        await node.quiet()
+        kept = await account(node)
+        assert kept.total.leases == 2
+        assert kept.complete_since == pytest.approx(ended)
+
+
+async def test_many_tenants_share_the_last_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting_module, "MOST_TENANTS", 2)
+    node = await start(tmp_path, "a30")
+    for number in range(4):
+        await lease(node, ALICE, "1g.6gb", tenant=f"team-{number}")
+        node.clock.advance(1.0)
+    assert set(node.manager.published.tenants) == {"team-0", "team-1", OTHERS}
+    before = {key: each.memory_mib_seconds(0.0) for key, each in node.manager.published.tenants.items()}
+    await killed(node)
+    async with engine(tmp_path, clock=VirtualClock(node.clock.now())) as node:
+        after = {key: each.memory_mib_seconds(0.0) for key, each in node.manager.published.tenants.items()}
+        assert after == before
 
 
 # The property

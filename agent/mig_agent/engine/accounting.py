@@ -36,6 +36,8 @@ MOST_TENANTS = 256
 """How many tenants have a total of their own; further ones share one."""
 MOST_KEYS = 2000
 """How many groups one answer lists; the smallest of more are summed up."""
+FIRST_TRIM_SECONDS = 600.0
+"""From the start to the first trim of the records, in seconds."""
 TRIM_SECONDS = 3600.0
 """The pause between two trims of the records, in seconds ..."""
 TRIM_AFTER_LEASES = 1000
@@ -55,7 +57,7 @@ class Accounting:
         self.totals: Mapping[str, TenantTotal] = MappingProxyType(dict(self._totals))
         """What each tenant has leased so far: a finished value, which any thread may read."""
         self._is_accounting = contents.is_accounting
-        self._trim_at = 0.0
+        self._trim_at: float | None = None
         self._ended_since_trim = 0
         instances = {each.generation: each for each in contents.instances}
         for recorded in sorted(contents.leases, key=lambda each: each.lease.created_at):
@@ -142,9 +144,19 @@ class Accounting:
 
     # Peaks
 
-    def sampled(self, readings: Mapping[Generation, InstanceUsage]) -> None:
-        """Take readings of the memory in use; what the driver did not report is no sample."""
+    @property
+    def leases(self) -> frozenset[LeaseId]:
+        """The leases that are active."""
+        return frozenset(self._active)
+
+    def sampled(self, readings: Mapping[Generation, InstanceUsage], leases: frozenset[LeaseId]) -> None:
+        """Take readings of the memory in use; what the driver did not report is no sample.
+
+        `leases` were active before the reading began: what was read may be of an earlier lease of the same instance.
+        """
         for identity, (lease, _) in self._active.items():
+            if identity not in leases:
+                continue
             peaks = self._peaks[identity]
             for number, generation in enumerate(lease.instances[: len(peaks)]):
                 usage = readings.get(generation)
@@ -167,6 +179,8 @@ class Accounting:
 
     def trim_changes(self, now: float, keep_seconds: float) -> tuple[Change, ...]:
         """Return the changes that keep the records within their bounds; none while that is not due."""
+        if self._trim_at is None:
+            self._trim_at = now + FIRST_TRIM_SECONDS
         if now < self._trim_at and self._ended_since_trim < TRIM_AFTER_LEASES:
             return ()
         self._trim_at, self._ended_since_trim = now + TRIM_SECONDS, 0

@@ -40,7 +40,8 @@ class PeakSampler:
         """
         context = self._context
         if not context.driver_use.paused:
-            context.accounting.sampled(await read_usage(context, frozenset({InstanceState.LEASED})))
+            leases = context.accounting.leases
+            context.accounting.sampled(await read_usage(context, frozenset({InstanceState.LEASED})), leases)
         now = context.clock.now()
         if now >= self._record_at and not context.journal.error:
             self._record_at = now + RECORD_SECONDS

@@ -115,6 +115,9 @@ class Parts:
         self.lifecycle.close()
         self.quarantine.close()
         await self.stop_background()
+        peaks = context.accounting.peak_changes()
+        if peaks:
+            context.journal.commit(peaks)  # the ledger writes it before it closes
         await context.tasks.end(CLOSING_SECONDS)
         for worker in context.gpu_workers.values():
             worker.close()

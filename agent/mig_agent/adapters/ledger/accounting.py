@@ -260,8 +260,8 @@ _KEYS: Mapping[By, str] = {
     ),
 }
 # A merged row spreads what it has evenly over the time that it covers.
-_USE = (
-    "SELECT {key}, sum(leases * is_in), sum(devices * is_in), sum(memory_mib * seconds * part),"
+_SUMS = (
+    "sum(leases * is_in), sum(devices * is_in), sum(memory_mib * seconds * part),"
     " sum(slices * seconds * part), sum(waited * waited_part), sum(memory_mib * measured_seconds * part),"
     " sum(peak_mib_seconds * part) FROM (SELECT *, granted_at < :until AS is_in,"
     " CASE WHEN ended_at > granted_at"
@@ -295,7 +295,7 @@ def read_uses(
         "user": reader.user,
         "without": json.dumps(without),
     }
-    rows = connection.execute(_USE.format(key=_KEYS[by]), values).fetchall()
+    rows = connection.execute(f"SELECT {_KEYS[by]}, {_SUMS}", values).fetchall()
     known = connection.execute("SELECT value FROM fact WHERE name = ?", (SINCE,)).fetchone()
     uses = [
         (
