@@ -50,7 +50,7 @@ wheel_of() { # FOLDER
 }
 
 build_client() {
-  wheel_of client
+  wheel_of ./client
   cp "$work/wheels"/mig_agent_client-*.whl "$out/"
   ls "$out"/mig_agent_client-"$version"-*.whl
 }
