@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,6 +22,14 @@ pytestmark = pytest.mark.timeout(600)
 DECLARED = tomllib.loads((ROOT / "client/pyproject.toml").read_text())["project"]
 WHOLE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 _PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+OLD_PYTHON = next(
+    (
+        each
+        for each in ("python3.10", *sorted(map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python"))))
+        if shutil.which(each) and not subprocess.run([each, "-c", ""], capture_output=True, check=False).returncode
+    ),
+    None,
+)
 IMPORTED = """
 import importlib, json, pkgutil, sys
 import mig_agent.client as client, mig_agent.client.aio as aio
@@ -95,6 +104,30 @@ def test_the_client_imports_nothing_else(light: Path) -> None:
 def test_a_program_gets_a_device_with_it(light: Path, agent: Agent) -> None:
     shown = run(light / "python", "-I", "-c", PROGRAM, cwd=light, MIG_AGENT_ADDRESS=agent.address)
     assert shown.startswith("MIG-")
+
+
+def test_the_blocking_client_is_also_for_python_3_10(tmp_path: Path) -> None:
+    """Where there is one to run it is run below; here the types of each version's library say what it has."""
+    files = sorted(map(str, (ROOT / "agent/mig_agent/client").glob("*.py")))
+    command = (sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "--python-version", "3.10", *files)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    # The package for asyncio refuses to be imported there.
+    assert not [line for line in done.stdout.splitlines() if ": error: " in line and "client/aio/" not in line]
+    assert not done.stderr
+
+
+@pytest.mark.skipif(OLD_PYTHON is None, reason="no Python 3.10 here")
+def test_it_runs_with_python_3_10(wheel: Path, agent: Agent, tmp_path: Path) -> None:
+    assert OLD_PYTHON
+    run(OLD_PYTHON, "-m", "venv", tmp_path / "old", cwd=tmp_path)
+    python = tmp_path / "old/bin/python"
+    run(python, "-m", "pip", "--quiet", "install", wheel, cwd=tmp_path)
+    assert run(python, "-I", "-c", PROGRAM, cwd=tmp_path, MIG_AGENT_ADDRESS=agent.address).startswith("MIG-")
+    code = "try: from mig_agent.client import AsyncClient\nexcept ImportError as error: print(error)"
+    assert "it needs Python 3.11 or newer" in run(python, "-I", "-c", code, cwd=tmp_path)
+    done = subprocess.run([tmp_path / "old/bin/migctl", "status"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (127, "")
+    assert done.stderr.startswith("migctl: cannot start: it needs Python 3.11 or newer")
 
 
 def test_migctl_says_what_it_lacks(light: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -21,6 +21,8 @@ from mig_agent.client.hold_stream import Holding, OnQueued
 from mig_agent.client.leases import Lease
 
 if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # noqa: UP035 -- mig-agent-client is also for Python 3.10
+
     from mig_agent.client.request_args import RequestArgs
 
 

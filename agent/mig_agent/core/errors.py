@@ -6,7 +6,8 @@ Messages start with "cannot", name the thing and who holds it; the hint says wha
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from mig_agent.core.strenum import StrEnum
 
 
 class Reason(StrEnum):

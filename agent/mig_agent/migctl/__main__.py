@@ -34,15 +34,21 @@ def main() -> None:
 
 
 def _run() -> int:
+    if sys.version_info < (3, 11):  # noqa: UP036 -- mig-agent-client is also for 3.10
+        return _refuse("it needs Python 3.11 or newer", "the Python client works with this one")
     try:
         from mig_agent.migctl.cli import run_command_line  # noqa: PLC0415 -- see main
     except ModuleNotFoundError as error:
         if error.name != "click":
             raise
-        # The distribution mig-agent-client, which is for programs, without its extra for people.
-        sys.stderr.write("migctl: cannot start: there is no click. Hint: pip install 'mig-agent-client[migctl]'\n")
-        return _NOT_WHOLE
+        return _refuse("there is no click", "pip install 'mig-agent-client[migctl]'")
     return run_command_line(sys.argv[1:])
+
+
+def _refuse(why: str, hint: str) -> int:
+    """Report what is missing in an environment that has the distribution mig-agent-client, and return the exit code."""
+    sys.stderr.write(f"migctl: cannot start: {why}. Hint: {hint}\n")
+    return _NOT_WHOLE
 
 
 if __name__ == "__main__":
