@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.agent import eventually
 from support.machine import Machine
 
 _FILES = (
@@ -44,16 +45,17 @@ def _offered(machine: Machine, package: Path) -> Iterator[str]:
 def test_an_upgrade_keeps_leases_and_what_runs(before: set[str], installed: Machine, next_package: Path) -> None:
     assert before
     lease = json.loads(installed.run("migctl request --gpu-memory 4G -o json", user="alice"))["lease"]
-    job = installed.start("migctl run --gpu-memory 4G -- sh -c 'sleep 12; echo done'", user="alice")
-    while len(_leases(installed)) != len(("requested", "running")):
-        pass
-    running = set(_leases(installed))
+    waiting = "until test -e /tmp/upgraded; do sleep 0.1; done; echo done"
+    job = installed.start(f"migctl run --gpu-memory 4G -- sh -c '{waiting}'", user="alice")
+    running = eventually(lambda: len(_leases(installed)) == len(("requested", "running")) and {*_leases(installed)})
     with _offered(installed, next_package) as path:
         told = installed.run(f"apt install {path}")
     assert "does not serve" not in told
     assert lease in running == {*_leases(installed)}
+    installed.run("touch /tmp/upgraded")
     assert job.communicate(timeout=60)[0] == "done\n"
     assert _leases(installed) == [lease]
+    installed.run("rm /tmp/upgraded")
     assert installed.run("cat /etc/mig-agent/config.yaml").count("simulate") == 1, "the administrator's own"
 
 

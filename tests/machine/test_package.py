@@ -16,7 +16,7 @@ def test_the_service_runs_from_the_package(installed: Machine) -> None:
     assert found["UnitFileState"] == "enabled"
     assert found["FragmentPath"].endswith("/lib/systemd/system/mig-agent.service")
     for address in found["Documentation"].split():
-        kind, _, name = address.partition(":")
+        kind, _, name = address.strip('"').partition(":")
         if kind == "file":
             installed.run(["test", "-s", name.removeprefix("//")])
         else:

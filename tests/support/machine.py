@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 SUITE = "bookworm"
-_PACKAGES = ("adduser", "bash-completion", "dbus", "man-db", "python3", "systemd-sysv")
+_PACKAGES = ("adduser", "bash-completion", "dbus", "man-db", "python3", "python3-pip", "python3-venv", "systemd-sysv")
 _TOOLS = {
     "/usr/bin/dpkg-deb": "dpkg",
     "/usr/bin/mmdebstrap": "mmdebstrap",
