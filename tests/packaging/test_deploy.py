@@ -31,8 +31,8 @@ def unit() -> configparser.SectionProxy:
 
 
 def test_the_unit_starts_what_there_is(unit: configparser.SectionProxy) -> None:
-    path, verb, *flags = shlex.split(unit["ExecStart"])
-    assert path.endswith("/mig-agent")
+    name, verb, *flags = shlex.split(unit["ExecStart"])
+    assert name == "mig-agent", "systemd looks in /usr/local/bin, for pip, and in /usr/bin, for the package"
     shown = CliRunner().invoke(program, [verb, "--help"]).output
     assert all(flag in shown for flag in flags if flag.startswith("--"))
 
@@ -88,9 +88,9 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     program = tmp_path / "mig-agent"
     program.touch(mode=0o755)
     text = (ROOT / "deploy/mig-agent.service").read_text()
-    assert "/usr/local/bin/mig-agent" in text
+    assert "ExecStart=mig-agent " in text
     unit = tmp_path / "mig-agent.service"
-    unit.write_text(text.replace("/usr/local/bin/mig-agent", str(program)))
+    unit.write_text(text.replace("ExecStart=mig-agent ", f"ExecStart={program} "))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,
@@ -107,7 +107,7 @@ def test_the_guide_installs_the_configuration_that_the_unit_reads(unit: configpa
     guide = (ROOT / "docs/admin.md").read_text()
     config = re.search(r"--config (\S+)", unit["ExecStart"])
     assert config
-    assert f"docs/mig-agent.example.yaml {config[1]}" in guide
+    assert f"deploy/debian/config.yaml {config[1]}" in guide
 
 
 def test_the_image_copies_what_is_there() -> None:

@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -24,6 +24,8 @@ from mig_agent.client.leases import Lease
 from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack  # noqa: UP035 -- mig-agent-client is also for Python 3.10
+
     from mig_agent.client.request_args import RequestArgs
 
 

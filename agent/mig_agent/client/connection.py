@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count, takewhile
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
@@ -16,17 +17,19 @@ from mig_agent.client.api_methods import Answer, Call
 from mig_agent.client.channels import Tls, Versions, open_channel, versions_of
 from mig_agent.client.error_mapping import Dropped, TooSlow, failure_of
 from mig_agent.client.errors import ClientError, NoAgent, Refused
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 PATIENCE_SECONDS = 15.0
 """Time during which an interrupted call is repeated, as when the agent restarts."""
-LONGEST_PAUSE_SECONDS = 5.0
-"""The longest pause between two tries to reach an agent that is away for long."""
+_PAUSES = Backoff(first=0.1, longest=1.0)
+_LONG_PAUSES = Backoff(first=0.1, longest=5.0)
+"""For an agent that may be away for long."""
 MOST_FORMER = 8
 """Limit of replaced channels kept open for their unfinished calls after certificates were renewed."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
-"""Reasons of refusals worth retry_arguments: `cancelled` comes from the broken connection before."""
+"""Reasons of refusals worth repeating: `cancelled` comes from the broken connection before."""
 OnFailure: TypeAlias = Callable[[ClientError], None]
 
 
@@ -57,24 +60,19 @@ class BaseConnection:
         """Return True if a call may be repeated; False if no agent ever answered, so that NoAgent comes at once."""
         return is_interruption(error) and (self._answered or isinstance(error, Dropped))
 
-    def retry_arguments(self, until: float | None, on_failure: OnFailure | None) -> dict[str, Any]:
-        """Return tenacity's arguments: repeat interrupted calls with growing pauses.
+    def pauses(self, until: float | None) -> Iterator[float]:
+        """Return the pauses before further tries of an interrupted call, in seconds.
 
-        Repeats for the connection's patience, and on until the moment `until` of `time.monotonic`.
+        They go on for the connection's patience, and on until the moment `until` of `time.monotonic`. They grow, and
+        are random, so that the clients of an agent that restarts do not all come at once.
         """
-        # Imported here because most runs never need it.
-        from tenacity import retry_if_exception, stop_after_delay, wait_random_exponential  # noqa: PLC0415 -- see above
+        from random import random  # noqa: PLC0415 -- most runs never need it
 
-        left = 0.0 if until is None else until - time.monotonic()
-        arguments = {
-            "retry": retry_if_exception(is_interruption),
-            "stop": stop_after_delay(max(self._patience, left)),
-            "wait": wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE_SECONDS if left > self._patience else 1),
-            "reraise": True,
-        }
-        if on_failure is not None:
-            arguments["before_sleep"] = lambda state: on_failure(state.outcome.exception())
-        return arguments
+        soon = time.monotonic() + self._patience
+        last = soon if until is None else max(soon, until)
+        backoff = _LONG_PAUSES if last > soon else _PAUSES
+        growing = (backoff.pause(failures, random()) for failures in count(1))  # noqa: S311 -- nobody guesses it
+        return takewhile(lambda _: time.monotonic() < last, growing)
 
 
 class Connection(BaseConnection):
@@ -154,12 +152,17 @@ class Connection(BaseConnection):
         except ClientError as error:
             if not self.is_worth_repeating(error):
                 raise
-        from tenacity import Retrying, sleep_using_event, stop_when_event_set  # noqa: PLC0415 -- as above
-
-        rules = self.retry_arguments(until, on_failure)
-        rules["stop"] |= stop_when_event_set(unwanted)
-        answer: Answer = Retrying(sleep=sleep_using_event(unwanted), **rules)(self.call, work)
-        return answer
+        pauses = self.pauses(until)
+        while True:
+            try:
+                return self.call(work)
+            except ClientError as error:
+                pause = next(pauses, None) if is_interruption(error) else None
+                if pause is None or unwanted.is_set():
+                    raise
+                if on_failure is not None:
+                    on_failure(error)
+            unwanted.wait(pause)
 
 
 AnyConnection = TypeVar("AnyConnection", bound=BaseConnection)

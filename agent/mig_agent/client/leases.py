@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from mig_agent.client import api_methods
 from mig_agent.client.errors import ClientError, NoAgent
 from mig_agent.client.types import Device, Grant
 
 if TYPE_CHECKING:
+    from typing_extensions import Self  # noqa: UP035 -- mig-agent-client is also for Python 3.10
+
     from mig_agent.client.acquire_stream import Acquiring
     from mig_agent.client.client import Client
     from mig_agent.client.hold_stream import Holding

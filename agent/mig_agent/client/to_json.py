@@ -6,7 +6,7 @@ Times are RFC 3339 strings in UTC; null is what is not known or not there. Keys 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Final, TypeAlias
 
 from mig_agent.client import types
@@ -221,6 +221,7 @@ def moment(at: float | None) -> str | None:
     if at is None:
         return None
     try:
-        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = datetime.fromtimestamp(at, timezone.utc)  # noqa: UP017 -- mig-agent-client is also for Python 3.10
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return None

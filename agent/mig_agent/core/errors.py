@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from mig_agent.core.strenum import StrEnum
 
 
 class Reason(StrEnum):

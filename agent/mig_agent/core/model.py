@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 from mig_agent.core.owner import TOKEN_OWNER, Owner
+from mig_agent.core.strenum import StrEnum
 
 RequestId = NewType("RequestId", str)
 CallerId = NewType("CallerId", str)

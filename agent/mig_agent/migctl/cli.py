@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from mig_agent import __version__
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
@@ -77,7 +78,7 @@ class _Verbs(click.Group):
     params=[option() for option in COMMON_OPTIONS],
     invoke_without_command=True,
 )
-@click.version_option(package_name="mig-agent", message="%(version)s")
+@click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def cli(context: click.Context, /, **common: str | None) -> None:
     """Ask for GPU memory, and get a MIG instance made for it.

@@ -11,7 +11,7 @@ import grpc
 from mig_agent.client.addresses import Address
 from mig_agent.client.api_methods import Answer
 from mig_agent.client.channels import Tls, open_async_channel
-from mig_agent.client.connection import MOST_FORMER, BaseConnection, OnFailure
+from mig_agent.client.connection import MOST_FORMER, BaseConnection, OnFailure, is_interruption
 from mig_agent.client.error_mapping import Dropped, failure_of
 from mig_agent.client.errors import ClientError
 from mig_agent.core.errors import UsageError
@@ -110,10 +110,17 @@ class AsyncConnection(BaseConnection):
         except ClientError as error:
             if not self.is_worth_repeating(error):
                 raise
-        from tenacity import AsyncRetrying  # noqa: PLC0415 -- only now: most runs never need it
-
-        answer: Answer = await AsyncRetrying(**self.retry_arguments(until, on_failure))(self.call, work)
-        return answer
+        pauses = self.pauses(until)
+        while True:
+            try:
+                return await self.call(work)
+            except ClientError as error:
+                pause = next(pauses, None) if is_interruption(error) else None
+                if pause is None:
+                    raise
+                if on_failure is not None:
+                    on_failure(error)
+            await asyncio.sleep(pause)
 
 
 def _stub_of(channel: grpc.aio.Channel) -> PartitionManagerAsyncStub:
