@@ -130,6 +130,13 @@ class Client:
         """Return how each of several requests would be served now, each as if it came alone."""
         return self._call(api_methods.plan_each(args_list, explain=explain))
 
+    def record_plans(self, args_list: Sequence[RequestArgs] = ()) -> str:
+        """Return the plans of these requests and of those that wait, with everything that they depend on, as JSON.
+
+        `mig-agent replay` reads it. Empty from an agent that cannot record. Changes nothing.
+        """
+        return self._call(api_methods.record_plans(args_list))
+
     def status(self) -> types.Status:
         """Return the node's state: GPUs, instances, leases and the queue."""
         return self._call(api_methods.status())

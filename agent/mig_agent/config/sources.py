@@ -46,22 +46,22 @@ def from_flags(flags: Mapping[str, str | tuple[str, ...] | None]) -> dict[str, G
     return {name: Given(value, ROWS[name].flag) for name, value in flags.items() if value is not None}
 
 
-def from_environment() -> dict[str, Given]:
+def from_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Given]:
     """Return the values of MIG_AGENT_ variables. Raises ConfigError for a mistyped one."""
     variables = {row.variable: row.name for row in ROWS.values()}
-    for variable in sorted(os.environ):
+    for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables and variable not in _OTHERS:
             near = difflib.get_close_matches(variable, variables, n=1, cutoff=_SIMILARITY)
             if near:
                 raise ConfigError(f"cannot use {variable}: it is not a setting", f"did you mean {near[0]}?")
-    set_ones = {variable: os.environ.get(variable, "") for variable in variables}
+    set_ones = {variable: environment.get(variable, "") for variable in variables}
     # A service file or a pod unsets a variable by making it empty.
     return {variables[variable]: Given(text, variable) for variable, text in set_ones.items() if text}
 
 
-def from_cuda() -> dict[str, Given]:
+def from_cuda(environment: Mapping[str, str] = os.environ) -> dict[str, Given]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Raises ConfigError if none are."""
-    text = os.environ.get(_CUDA_VARIABLE)
+    text = environment.get(_CUDA_VARIABLE)
     if text is None or text.strip() in {"all", "void"}:
         return {}
     names = [part.strip() for part in text.split(",") if part.strip()]

@@ -73,6 +73,11 @@ class RequestQueue:
         return self._queue.position(request)
 
     @property
+    def waiting(self) -> tuple[Request, ...]:
+        """The requests that wait as they were made, in queue order."""
+        return tuple(each.request for each in self._queue.waiting)
+
+    @property
     def queued(self) -> tuple[QueueEntry, ...]:
         """The requests that wait, in queue order."""
         return tuple(

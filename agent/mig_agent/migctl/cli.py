@@ -33,6 +33,8 @@ _VERBS = {
     "resume": "pausing",
     "events": "events",
     "top": "top",
+    "doctor": "doctor",
+    "bundle": "bundle",
     "completion": "completion",
 }
 """Each verb and its module."""

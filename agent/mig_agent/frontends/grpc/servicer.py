@@ -16,6 +16,7 @@ from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, Connect
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import LeaseId
+from mig_agent.core.planning import recording
 from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
@@ -189,6 +190,13 @@ class PartitionManagerServicer:
                 "send them in parts",
             )
         encode.explain(answer.outcomes, explained, bytes_left)
+        if message.record:
+            answer.recording = recording.to_json(await self._manager.record_plans(requests, __version__))
+            if answer.ByteSize() > MOST_ANSWER_BYTES:
+                raise UsageError(
+                    f"cannot record {len(requests)} plans at once: that is more than one message takes",
+                    "send fewer, or none: then only the node and what waits are recorded",
+                )
         return answer
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
