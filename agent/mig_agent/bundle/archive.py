@@ -9,6 +9,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -54,10 +55,10 @@ def write(path: Path, content: bytes, *, force: bool) -> None:
     exists = UsageError(f"cannot write {path}: there is such a file", "give another name, or --force")
     if not force and path.exists():
         raise exists
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for its owner alone
+        temporary = Path(name)
         try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()

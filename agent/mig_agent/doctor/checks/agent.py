@@ -27,8 +27,10 @@ def serves(subject: Subject) -> Iterator[Finding]:
     if isinstance(error, TimeoutError):
         yield failed(name, f"the agent has not answered within {AGENT_SECONDS:g} s: it hangs", _JOURNAL)
     elif isinstance(error, (ClientError, UsageError)):
-        refused = "permission denied" in error.message
-        yield failed(name, error.message, error.hint if refused or subject.address.path is None else hint)
+        if "permission denied" in error.message:  # `caller.socket` says what to do
+            yield unknown(name, error.message, SUDO_HINT)
+        else:
+            yield failed(name, error.message, error.hint if subject.address.path is None else hint)
     else:
         yield failed(name, f"the agent does not answer: {words_of(error)}", hint)
 

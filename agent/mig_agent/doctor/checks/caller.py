@@ -85,13 +85,14 @@ def rights(subject: Subject) -> Iterator[Finding]:
 def address(subject: Subject) -> Iterator[Finding]:
     """Check that this machine's agent is the one that is asked."""
     variable = subject.probe.environment.get("MIG_AGENT_ADDRESS")
-    if variable and subject.node is None:
+    path = subject.address.path
+    if variable and subject.node is None and (path is None or not path.exists()):
         yield warning(
             "caller.address",
             f"MIG_AGENT_ADDRESS is set to {variable}, where no agent answers",
             "unset MIG_AGENT_ADDRESS",
         )
-    elif subject.address.path is None and subject.node is not None:
+    elif path is None and subject.node is not None:
         yield unknown(
             "caller.address",
             f"the agent is on another machine ({subject.node.node}), and this one was examined",

@@ -8,6 +8,7 @@ from typing import Final
 
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
+from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import DRIVER_SECONDS, Subject, words_of
 
 _LOADED: Final = "/sys/module/nvidia/version"
@@ -90,8 +91,12 @@ def nvml(subject: Subject) -> Iterator[Finding]:
                 f"NVML cannot be used: {words_of(error)}",
                 "install the driver's libraries; on Debian sudo apt install libnvidia-ml1; then nvidia-smi must answer",
             )
+        case PermissionError() if subject.simulated:
+            yield unknown(name, f"the simulated machine cannot be read: {words_of(error)}", SUDO_HINT)
         case _ if subject.simulated:
-            yield failed(name, f"the simulated machine cannot be used: {words_of(error)}", "sudo migctl doctor")
+            yield failed(
+                name, f"the simulated machine cannot be used: {words_of(error)}", "remove its folder to begin anew"
+            )
         case _:
             yield failed(name, f"NVML cannot be used: {words_of(error)}", "nvidia-smi tells more")
 
@@ -99,7 +104,9 @@ def nvml(subject: Subject) -> Iterator[Finding]:
 def version(subject: Subject) -> Iterator[Finding]:
     """Check that the driver is new enough for MIG as the agent uses it."""
     name = "driver.version"
+    node = subject.node
     text = subject.survey.value.driver_version if subject.survey.value else module_version(subject)
+    text = text or ("" if node is None else node.driver_version)
     major = text.partition(".")[0]
     if not major.isdigit():
         yield unknown(name, "the driver's version is not known")
@@ -113,7 +120,6 @@ def version(subject: Subject) -> Iterator[Finding]:
         yield ok(name, f"driver {text} is new enough; before {_SEVERAL_DEVICES} a CUDA process sees one MIG device")
     else:
         yield ok(name, f"driver {text} is new enough")
-    node = subject.node
     if node is not None and subject.survey.value is not None and node.driver_version not in {"", text}:
         yield warning(
             "driver.agent-version",

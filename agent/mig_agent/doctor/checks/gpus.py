@@ -7,15 +7,11 @@ later it needs none and is lost when the driver is unloaded and at a reboot. Not
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from mig_agent.core.model import MigMode
 from mig_agent.core.quantities import counted
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
 from mig_agent.doctor.subject import Subject, words_of
-
-if TYPE_CHECKING:
-    from mig_agent.adapters.nvml.survey import SurveyedGpu
-    from mig_agent.client.types import Gpu
 
 _RESET = "end what runs there, then sudo nvidia-smi --gpu-reset -i {index}; where that is refused: sudo reboot"
 
@@ -42,43 +38,33 @@ def present(subject: Subject) -> Iterator[Finding]:
 
 
 def mig_mode(subject: Subject) -> Iterator[Finding]:
-    """Check the MIG mode of each GPU, current and pending."""
-    survey = subject.survey.value
+    """Check the MIG mode of each GPU, current and pending; as the agent knows it if the driver cannot be asked."""
+    survey, node = subject.survey.value, subject.node
+    managed = set() if node is None else {each.uuid for each in node.gpus}
     if survey is not None:
-        known = {} if subject.node is None else {each.uuid: each for each in subject.node.gpus}
         for gpu in survey.gpus:
-            yield _mode(gpu, known.get(gpu.uuid))
-    elif subject.node is not None:
-        for each in subject.node.gpus:
-            switched = each.mig.current == each.mig.pending
-            text = f"GPU {each.index} ({each.model}): MIG mode is {_on(on=each.mig.current)}, as the agent knew it last"
-            if switched:
-                yield ok("gpu.mig-mode", text)
+            if gpu.mode is None:
+                why = f"GPU {gpu.index} does not answer: {words_of(gpu.error)}"
+                yield failed("gpu.mig-mode", why, "sudo dmesg | grep -i -e nvrm -e xid; then reboot")
             else:
-                yield warning(
-                    "gpu.mig-mode", f"{text}; {_on(on=each.mig.pending)} after a reset", _RESET.format(index=each.index)
-                )
+                yield _mode(gpu.index, gpu.model, gpu.mode, managed=gpu.uuid in managed)
+    elif node is not None:
+        for each in node.gpus:
+            mode = MigMode(capable=each.mig.capable, current=each.mig.current, pending=each.mig.pending)
+            yield _mode(each.index, each.model, mode, managed=True)
 
 
-def _mode(gpu: SurveyedGpu, known: Gpu | None) -> Finding:
-    name, who = "gpu.mig-mode", f"GPU {gpu.index}{f' ({gpu.model})' if gpu.model else ''}"
-    mode = gpu.mode
-    if mode is None:
-        return failed(
-            name, f"{who} does not answer: {words_of(gpu.error)}", "sudo dmesg | grep -i -e nvrm -e xid; then reboot"
-        )
+def _mode(index: int, model: str, mode: MigMode, *, managed: bool) -> Finding:
+    name, gpu = "gpu.mig-mode", f"GPU {index} ({model})"
     if not mode.capable:
-        return ok(name, f"{who} has no MIG: it is leased whole (migctl request --num-gpus 1)")
+        return ok(name, f"{gpu} has no MIG: it is leased whole (migctl request --num-gpus 1)")
     if mode.current != mode.pending:
-        return warning(
-            name,
-            f"{who}: MIG mode is {_on(on=mode.current)} and will be {_on(on=mode.pending)} after a reset",
-            _RESET.format(index=gpu.index),
-        )
+        text = f"{gpu}: MIG mode is {_on(on=mode.current)} and will be {_on(on=mode.pending)} after a reset"
+        return warning(name, text, _RESET.format(index=index))
     if not mode.current:
-        enable = f"sudo migctl mode enable --gpu {gpu.index}" if known else f"sudo nvidia-smi -i {gpu.index} -mig 1"
-        return warning(name, f"{who}: MIG mode is off, so it is only leased whole", enable)
-    return ok(name, f"{who}: MIG mode is on")
+        enable = f"sudo migctl mode enable --gpu {index}" if managed else f"sudo nvidia-smi -i {index} -mig 1"
+        return warning(name, f"{gpu}: MIG mode is off, so it is only leased whole", enable)
+    return ok(name, f"{gpu}: MIG mode is on")
 
 
 def _on(*, on: bool) -> str:

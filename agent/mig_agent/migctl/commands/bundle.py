@@ -65,7 +65,8 @@ def bundle(common: Common, *, file: Path | None, force: bool, lines: int, log: P
     for each in contents.missing:
         if isinstance(each, dict):
             hint = f" ({each['hint']})" if each["hint"] else ""
-            found.append(f"  not in it: {each['file']}: {failures.one_line(str(each['why']))}{hint}")
+            how = "incomplete" if each["file"] in contents.files else "not in it"
+            found.append(f"  {how}: {each['file']}: {failures.one_line(str(each['why']))}{hint}")
     found.append("look through it before you send it: names of users and of their programs are in it, secrets are not")
     print_whole("\n".join(found))
     return failures.DONE
