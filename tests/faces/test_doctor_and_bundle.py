@@ -122,6 +122,17 @@ def another_planner_is_noticed(path: Path, folder: Path) -> None:
     assert "different" in replayed.stdout
 
 
+@pytest.mark.parametrize("view", ['"x"', "[]", "null", '{"$": "MigMode", "capable": true}'])
+def test_a_recording_that_was_tampered_with_gets_no_traceback(folder: Path, view: str) -> None:
+    request = '{"$": "Request", "wants": [{"$": "Want", "profile": "1g.10gb"}]}'
+    plans = f'[{{"$": "RecordedPlan", "request": {request}, "outcome": null}}]'
+    fields = f'"version": "0.1.0", "now": 0, "policy": {{"$": "Policy"}}, "view": {view}, "plans": {plans}'
+    (folder / "r.json").write_text(f'{{"format": 1, "recording": {{"$": "Recording", {fields}}}}}')
+    done = forks.run(*forks.AGENT, "replay", str(folder / "r.json"), env=environment(folder))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("mig-agent: cannot replay ")
+
+
 def test_a_bundle_with_no_agent_says_what_is_missing(folder: Path) -> None:
     variables = environment(folder, MIG_AGENT_ADDRESS=f"unix://{folder}/none.sock")
     path = folder / "b.tar.gz"

@@ -33,7 +33,7 @@ def pack(files: Mapping[str, str], manifest: Mapping[str, Json]) -> bytes:
         for name, content in sorted(raw.items())
     }
     whole: dict[str, Json] = {"format": FORMAT, **manifest, "files": listed}
-    raw[MANIFEST] = (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+    raw[MANIFEST] = (json.dumps(whole, indent=2) + "\n").encode("utf-8", errors="replace")
     packed = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,

@@ -44,7 +44,7 @@ class BundleContents:
 
     def add_json(self, name: str, value: Json) -> None:
         """Add a file of JSON, redacted."""
-        self.files[name] = json.dumps(redact_json(value), indent=2, ensure_ascii=False) + "\n"
+        self.files[name] = json.dumps(redact_json(value), indent=2) + "\n"
 
     def miss(self, name: str, why: str, hint: str = "") -> None:
         """Record that a file is missing or not whole, and why."""
@@ -113,7 +113,7 @@ def _add_answers(contents: BundleContents, subject: Subject, open_client: Callab
         recording = within(AGENT_SECONDS, lambda: client.record_plans(asked))
     if recording.value:
         # Redacted alike in holders and in refusals that name them, so that the plans stay the same.
-        contents.files[RECORDING] = json.dumps(redact_json(json.loads(recording.value)), ensure_ascii=False) + "\n"
+        contents.files[RECORDING] = json.dumps(redact_json(json.loads(recording.value))) + "\n"
     else:
         why = "the agent is too old to record its plans" if recording.value == "" else words_of(recording.error)
         contents.miss(RECORDING, why)
@@ -154,7 +154,7 @@ def _add_events(contents: BundleContents, subject: Subject, told: Answered[tuple
     else:
         contents.miss(name, words_of(kept.error or told.error), _AS_ROOT)
         return
-    contents.files[name] = "".join(json.dumps(redact_json(each), ensure_ascii=False) + "\n" for each in lines)
+    contents.files[name] = "".join(json.dumps(redact_json(each)) + "\n" for each in lines)
 
 
 def _events_of_ledger(subject: Subject) -> Answered[tuple[Event, ...]]:

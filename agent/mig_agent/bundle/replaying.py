@@ -13,6 +13,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.planning.plan import Plan
 from mig_agent.core.planning.recording import Recording, describe, from_json, replay
 from mig_agent.core.quantities import counted
+from mig_agent.core.texts import visible
 
 
 def read_recording(path: Path) -> Recording:
@@ -32,10 +33,19 @@ def replay_and_report(path: Path, echo: Callable[[str], None], *, verbose: bool)
     `verbose` also shows the plans that are identical.
     """
     recording = read_recording(path)
+    try:
+        return _report(recording, lambda line: echo(visible(line)), verbose=verbose)  # others wrote the names in it
+    except (AttributeError, TypeError, LookupError, ArithmeticError, ValueError) as error:
+        raise UsageError(
+            f"cannot replay {path}: its recording is not as an agent writes it ({error})", "make the bundle again"
+        ) from error
+
+
+def _report(recording: Recording, show: Callable[[str], None], *, verbose: bool) -> bool:
     leases = counted(len(recording.view.leases), "lease")
     gpus = counted(len(recording.view.gpus), "GPU")
-    echo(f"{recording.view.node}, revision {recording.view.revision}: {gpus}, {leases}")
-    echo(f"recorded by mig-agent {recording.version}, replayed by {__version__}")
+    show(f"{recording.view.node}, revision {recording.view.revision}: {gpus}, {leases}")
+    show(f"recorded by mig-agent {recording.version}, replayed by {__version__}")
     planned = refused = different = 0
     for each in replay(recording):
         if isinstance(each.recorded.outcome, Plan):
@@ -44,12 +54,12 @@ def replay_and_report(path: Path, echo: Callable[[str], None], *, verbose: bool)
             refused += 1
         if each.is_identical:
             if verbose:
-                echo(f"  same       {each.recorded.text}: {describe(each.outcome, recording.view)}")
+                show(f"  same       {each.recorded.text}: {describe(each.outcome, recording.view)}")
             continue
         different += 1
-        echo(f"  different  {each.recorded.text}")
-        echo(f"    recorded  {describe(each.recorded.outcome, recording.view)}")
-        echo(f"    replayed  {describe(each.outcome, recording.view)}")
+        show(f"  different  {each.recorded.text}")
+        show(f"    recorded  {describe(each.recorded.outcome, recording.view)}")
+        show(f"    replayed  {describe(each.outcome, recording.view)}")
     whole = f"{counted(planned, 'plan')} and {counted(refused, 'refusal')}"
-    echo(f"{whole}: identical" if not different else f"{whole}: {different} of them different")
+    show(f"{whole}: identical" if not different else f"{whole}: {different} of them different")
     return not different

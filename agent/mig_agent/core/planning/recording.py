@@ -152,10 +152,13 @@ _SHARED: Final = (Layout, Profile)
 
 
 def to_json(recording: Recording) -> str:
-    """Return a recording as JSON. Raises TypeError for a value whose type is not among those of recordings."""
+    """Return a recording as JSON, in ASCII: names of older versions may have characters that must not be shown.
+
+    Raises TypeError for a value whose type is not among those of recordings.
+    """
     encoder = _Encoder()
     value = encoder.encode(recording)
-    return json.dumps({"format": FORMAT, "shared": encoder.shared, "recording": value}, ensure_ascii=False)
+    return json.dumps({"format": FORMAT, "shared": encoder.shared, "recording": value})
 
 
 def from_json(text: str) -> Recording:

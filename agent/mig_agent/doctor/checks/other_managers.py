@@ -2,7 +2,7 @@
 
 Any client of the driver blocks a change of MIG mode: DCGM, its exporter, nvidia-persistenced, CUDA programs. NVIDIA's
 MIG manager (of the GPU operator, or nvidia-mig-manager.service of mig-parted) destroys instances to get the layout that
-its label or file names, and so must not run beside the agent (docs/kubernetes.md, "Beside the GPU operator").
+its label or file names, and so must not run beside the agent (docs/kubernetes.md, "With NVIDIA's GPU operator").
 """
 
 from __future__ import annotations
