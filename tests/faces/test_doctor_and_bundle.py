@@ -17,6 +17,7 @@ from mig_agent.client.tokens import RememberedTokens
 from support import forks
 from support.agent import Agent, environment, eventually
 
+ROOT = Path(__file__).resolve().parents[2]
 CHECKS = "driver.nvml gpu.mig-mode managers.mig-manager devices.nodes containers.toolkit caller.socket agent.serves"
 
 
@@ -42,6 +43,28 @@ def test_doctor_with_no_agent(folder: Path) -> None:
     assert "-> sudo systemctl start mig-agent" in done.stdout
     assert "\033[" not in done.stdout
     assert "cannot complete this check" not in done.stdout
+
+
+LIGHT = """
+import sys
+for name in ("pynvml", "yaml", "structlog", "prometheus_client", "rich", "kubernetes"):
+    sys.modules[name] = None
+from mig_agent.migctl.cli import run_command_line
+sys.exit(run_command_line(sys.argv[1:]))
+"""
+
+
+def test_a_light_client_says_what_it_could_not_check(agent: Agent, folder: Path) -> None:
+    done = forks.run("-c", LIGHT, "doctor", "-o", "json", env=agent.person({"PYTHONPATH": str(ROOT / "agent")}))
+    found = by_check(json.loads(done.stdout))
+    assert found["agent.serves"][0]["status"] == "ok"
+    assert found["driver.nvml"][0]["hint"].startswith("pip install nvidia-ml-py")
+    assert found["agent.settings"][0]["status"] == "unknown"
+    assert "without yaml" in found["agent.settings"][0]["message"]
+    path = folder / "b.tar.gz"
+    done = forks.run("-c", LIGHT, "bundle", str(path), env=agent.person({"PYTHONPATH": str(ROOT / "agent")}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "recording.json" not in done.stdout
 
 
 def test_doctor_of_a_simulated_agent(seen: Agent) -> None:

@@ -7,12 +7,13 @@ module is the second line, for what people write into names, reasons and argumen
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mig_agent.client.to_json import Json
-from mig_agent.config import Settings
-from mig_agent.config.field_types import Row
-from mig_agent.config.settings import ROWS
+
+if TYPE_CHECKING:
+    from mig_agent.config import Settings
+    from mig_agent.config.field_types import Row
 
 LEFT_OUT: Final = "(left out)"
 _HEX = re.compile(r"(?<![0-9A-Za-z])[0-9a-fA-F]{64,}(?![0-9A-Za-z])")
@@ -56,6 +57,8 @@ def settings_json(settings: Settings) -> dict[str, Json]:
     Paths of keys and certificates are kept, their contents are never read. Free text that could be a secret is left
     out.
     """
+    from mig_agent.config.settings import ROWS  # noqa: PLC0415 -- a light client has none
+
     return {
         name: {
             "value": row.kind.write(getattr(settings, name)) if _is_public(row) else LEFT_OUT,

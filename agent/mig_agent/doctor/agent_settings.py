@@ -8,15 +8,15 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from mig_agent.config import Settings
-from mig_agent.config.flags import settings_flags, texts_of
-from mig_agent.config.load import load
 from mig_agent.core.errors import ConfigError
 from mig_agent.doctor.probe import DeniedError, Probe
+
+if TYPE_CHECKING:
+    from mig_agent.config import Settings
 
 CONFIG_FILE: Final = Path("/etc/mig-agent/config.yaml")
 """The file that the service unit names."""
@@ -61,6 +61,19 @@ def listener_of(path: Path) -> int | None:
 def find_settings(probe: Probe, socket_path: Path | None, config: Path | None = None) -> FoundSettings:
     """Return the settings of the agent that listens on the socket; without it those of `config` or the usual file."""
     pid = None if socket_path is None else listener_of(socket_path)
+    try:
+        return _find(probe, pid, config)
+    except ImportError as error:
+        missing = ConfigError(
+            f"cannot read the agent's settings: this client is installed without {error.name}",
+            "run the migctl of the agent's own installation",
+        )
+        return FoundSettings(where="an unknown place", pid=pid, error=missing)
+
+
+def _find(probe: Probe, pid: int | None, config: Path | None) -> FoundSettings:
+    from mig_agent.config.load import load  # noqa: PLC0415 -- a light client has no PyYAML
+
     if pid is not None and config is None:
         found = _of_process(probe, pid)
         if found is not None:
@@ -89,6 +102,8 @@ def _of_process(probe: Probe, pid: int) -> FoundSettings | None:
         return None
     if "serve" not in words:
         return None
+    from mig_agent.config.load import load  # noqa: PLC0415 -- a light client has no PyYAML
+
     arguments = words[words.index("serve") + 1 :]
     where = f"the agent (pid {pid})"
     try:
@@ -117,6 +132,8 @@ def _environment_of(probe: Probe, pid: int) -> dict[str, str]:
 
 def _parse(arguments: Sequence[str]) -> tuple[Path | None, dict[str, str | tuple[str, ...] | None]]:
     """Return the configuration file and the flags of `mig-agent serve`. Raises ClickException."""
+    from mig_agent.config.flags import settings_flags, texts_of  # noqa: PLC0415 -- as above
+
     config = click.Option(["--config"], type=click.Path(path_type=Path))
     command = click.Command("serve", params=[config, *settings_flags()])
     with command.make_context("serve", list(arguments)) as context:

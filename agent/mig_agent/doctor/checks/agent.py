@@ -89,9 +89,12 @@ def settings(subject: Subject) -> Iterator[Finding]:
     """Check that the settings can be used."""
     name, found = "agent.settings", subject.found
     if found.error is not None:
-        unreadable = "Permission denied" in found.error.message
-        make = unknown if unreadable else failed
-        yield make(name, found.error.message, SUDO_HINT if unreadable else found.error.hint)
+        if "Permission denied" in found.error.message:
+            yield unknown(name, found.error.message, SUDO_HINT)
+        elif "installed without" in found.error.message:
+            yield unknown(name, found.error.message, found.error.hint)
+        else:
+            yield failed(name, found.error.message, found.error.hint)
         return
     of = "" if found.settings is None else f": {counted(len(found.settings.given), 'setting')} given"
     partly = "; its environment is hidden from this user" if found.partly else ""
