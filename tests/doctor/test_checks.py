@@ -29,7 +29,7 @@ from mig_agent.doctor.checks import (
     other_managers,
 )
 from mig_agent.doctor.examination import CHECKS, examine, run
-from mig_agent.doctor.findings import CheckStatus, Finding, counts, ok
+from mig_agent.doctor.findings import CheckStatus, Finding, counts, ok, warning
 from mig_agent.doctor.probe import DeniedError
 from mig_agent.doctor.report import is_failed, to_json
 from mig_agent.doctor.subject import Subject, within
@@ -468,3 +468,16 @@ def test_a_check_that_fails_hides_no_other(tmp_path: Path) -> None:
     assert [each.status for each in found] == ["unknown", "unknown", "ok"]
     assert found[0].message == "cannot read /proc/1/environ: permission denied"
     assert "sudo" in found[0].hint
+
+
+def test_colours_and_hints_for_people() -> None:
+    from mig_agent.migctl.commands.doctor import _lines  # noqa: PLC0415 -- beside what it shows
+
+    found = {"Group": (ok("a", "it is"), warning("b", "it is\x1b[2J not", "mend it"))}
+    assert list(_lines(found, color=True, all_of_them=False)) == [
+        "Group",
+        "  \033[33mwarning\033[0m  it is\\u001b[2J not",
+        "           -> mend it",
+        "2 findings: 1 ok, 1 warning",
+    ]
+    assert list(_lines(found, color=False, all_of_them=True))[1] == "  ok       it is"

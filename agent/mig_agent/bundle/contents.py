@@ -33,6 +33,7 @@ _MOST_REQUESTS: Final = 256
 _AMOUNTS: Final = ("1G", "4G", "10G", "20G", "40G")
 _FRACTIONS: Final = (0.125, 0.25, 0.5, 1.0)
 _AS_ROOT: Final = "sudo migctl bundle"
+_NAME_LOG: Final = "name the agent's log with --log FILE"
 
 
 @dataclass(slots=True, kw_only=True)

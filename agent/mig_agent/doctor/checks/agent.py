@@ -25,7 +25,11 @@ def serves(subject: Subject) -> Iterator[Finding]:
         return
     hint = f"sudo systemctl start mig-agent; {_JOURNAL} tells why it ended"
     if isinstance(error, TimeoutError):
-        yield failed(name, f"the agent has not answered within {AGENT_SECONDS:g} s: it hangs", _JOURNAL)
+        yield failed(
+            name,
+            f"the agent has not answered within {AGENT_SECONDS:g} s: it hangs",
+            f"{_JOURNAL}; sudo systemctl restart mig-agent",
+        )
     elif isinstance(error, (ClientError, UsageError)):
         if "permission denied" in error.message:  # `caller.socket` says what to do
             yield unknown(name, error.message, SUDO_HINT)

@@ -50,7 +50,10 @@ def bundle(common: Common, *, file: Path | None, force: bool, lines: int, log: P
     from mig_agent.doctor.subject import gather  # noqa: PLC0415 -- as above
 
     address = resolve(common.address or None)
-    path = (file or Path(time.strftime("mig-agent-bundle-%Y%m%d-%H%M%S.tar.gz"))).absolute()
+    usual = time.strftime("mig-agent-bundle-%Y%m%d-%H%M%S.tar.gz")
+    path = (file or Path(usual)).absolute()
+    if path.is_dir():
+        path /= usual
     if not force and path.exists():  # before all the work; it is checked again when the file is written
         raise UsageError(f"cannot write {path}: there is such a file", "give another name, or --force")
     subject = gather(Probe(), address, common.tls(), config)
