@@ -32,7 +32,7 @@ from mig_agent.doctor.examination import CHECKS, examine, run
 from mig_agent.doctor.findings import CheckStatus, Finding, counts, ok, warning
 from mig_agent.doctor.probe import DeniedError
 from mig_agent.doctor.report import is_failed, to_json
-from mig_agent.doctor.subject import Subject, within
+from mig_agent.doctor.subject import Answered, Subject, within
 from support.examined import ALICE, NOW, OFF, ROOT, found_by, gpu, only, process, status, subject, survey, tree
 
 PCI = {"sys/bus/pci/devices/0000:3b:00.0/vendor": "0x10de\n", "sys/bus/pci/devices/0000:3b:00.0/class": "0x030200\n"}
@@ -276,10 +276,12 @@ def test_containers_without_the_toolkit(tmp_path: Path) -> None:
 def test_a_stale_cdi_file(tmp_path: Path) -> None:
     there, gone = (f"MIG-00000000-0000-0000-0000-00000000000{n}" for n in (1, 2))
     tree(tmp_path, {"var/run/cdi/nvidia.yaml": f"- {there}\n", "var/run/cdi/mig-agent-lease.json": gone})
-    of = subject(tmp_path, node=status(gpus=(known(leased(there)),)))
+    of = subject(tmp_path, node=status(gpus=(known(leased(there)),)), driver=survey(gpu()))
     assert only(containers.cdi, of).status is CheckStatus.OK
     tree(tmp_path, {"etc/cdi/nvidia.yaml": gone})
     assert "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml" in only(containers.cdi, of).hint
+    with_unmanaged = replace(of, survey=Answered(value=survey(gpu(), gpu(1))))
+    assert only(containers.cdi, with_unmanaged).status is CheckStatus.OK
 
 
 # The caller and the socket

@@ -64,7 +64,7 @@ def _docker(subject: Subject) -> Iterator[Finding]:
 def cdi(subject: Subject) -> Iterator[Finding]:
     """Check that CDI files name only instances that exist."""
     name = "containers.cdi"
-    node = subject.node
+    known = _existing(subject)
     files, stale = [], []
     for folder in _CDI_FOLDERS:
         for file in subject.probe.names(folder):
@@ -72,14 +72,14 @@ def cdi(subject: Subject) -> Iterator[Finding]:
                 continue
             path = f"{folder}/{file}"
             files.append(path)
-            if node is None or file.startswith(_OWN_CDI):
+            if known is None or file.startswith(_OWN_CDI):
                 continue
             try:
                 named = set(_MIG_UUID.findall(subject.probe.read(path) or ""))
             except DeniedError as error:
                 yield unknown(name, str(error))
                 continue
-            if named - {each.uuid for gpu in node.gpus for each in gpu.instances}:
+            if named - known:
                 stale.append(path)
     if stale:
         yield warning(
@@ -91,3 +91,13 @@ def cdi(subject: Subject) -> Iterator[Finding]:
         yield ok(name, f"CDI files: {', '.join(files)}")
     else:
         yield ok(name, "there are no CDI files; `docker run --gpus` needs none")
+
+
+def _existing(subject: Subject) -> set[str] | None:
+    """Return the MIG UUIDs of the machine; None if the agent does not know those of all GPUs."""
+    node, survey = subject.node, subject.survey.value
+    if node is None or survey is None or node.missing_gpus:
+        return None
+    if {each.uuid for each in survey.gpus} - {each.uuid for each in node.gpus}:
+        return None
+    return {each.uuid for gpu in node.gpus for each in gpu.instances}
