@@ -400,7 +400,10 @@ def test_a_ledger_that_is_not_there_yet(tmp_path: Path) -> None:
 def test_a_file_that_is_no_ledger(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     tree(tmp_path, {"ledger.sqlite3": "not a database, though as long as one" * 100})
-    assert only(ledger.file, subject(tmp_path, found=in_folder(tmp_path))).status is CheckStatus.FAILED
+    found = only(ledger.file, subject(tmp_path, found=in_folder(tmp_path)))
+    assert found.status is CheckStatus.FAILED
+    assert "is damaged: file is not a database" in found.message
+    assert "mig-agent restore FILE" in found.hint
 
 
 # The machine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -42,6 +43,7 @@ class BundleContents:
 
     files: dict[str, str] = field(default_factory=dict)
     missing: list[Json] = field(default_factory=list)
+    by_root: bool = False
 
     def add_json(self, name: str, value: Json) -> None:
         """Add a file of JSON, redacted."""
@@ -49,6 +51,7 @@ class BundleContents:
 
     def miss(self, name: str, why: str, hint: str = "") -> None:
         """Record that a file is missing or not whole, and why."""
+        hint = "" if self.by_root and hint == _AS_ROOT else hint
         self.missing.append({"file": name, "why": redact(why), "hint": hint or None})
 
 
@@ -56,7 +59,7 @@ def gather_contents(
     subject: Subject, open_client: Callable[[], Client], *, lines: int, log: Path | None
 ) -> tuple[BundleContents, dict[str, Json]]:
     """Return all parts that this user may see, and the manifest's facts. Raises nothing: what fails is missing."""
-    contents = BundleContents()
+    contents = BundleContents(by_root=subject.probe.person.is_root)
     contents.add_json("doctor.json", doctor_json(subject, examine(subject)))
     _add_settings(contents, subject)
     _add_answers(contents, subject, open_client)
@@ -190,11 +193,10 @@ def _add_log(contents: BundleContents, subject: Subject, lines: int, log: Path |
     name = "log.txt"
     if log is not None:
         try:
-            text = log.read_text(encoding="utf-8", errors="replace")
+            with log.open(encoding="utf-8", errors="replace") as file:
+                contents.files[name] = redact("".join(deque(file, maxlen=lines)))
         except OSError as error:
-            contents.miss(name, f"{log}: {error.strerror or error}", _AS_ROOT)
-            return
-        contents.files[name] = redact("".join(text.splitlines(keepends=True)[-lines:]))
+            contents.miss(name, f"{log}: {error.strerror or error}", _NAME_LOG)
         return
     journal = subject.probe.run(
         ("journalctl", "--unit=mig-agent", f"--lines={lines}", "--no-pager", "--quiet", "--output=short-iso-precise")
@@ -202,8 +204,8 @@ def _add_log(contents: BundleContents, subject: Subject, lines: int, log: Path |
     if journal:
         contents.files[name] = redact(journal)
     elif journal is None:
-        contents.miss(name, "there is no journalctl here", "name the agent's log with --log FILE")
+        contents.miss(name, "there is no journalctl here", _NAME_LOG)
+    elif subject.probe.person.is_root:
+        contents.miss(name, "the journal has nothing of mig-agent.service", _NAME_LOG)
     else:
-        contents.miss(
-            name, "the journal has nothing of mig-agent that this user may read", f"{_AS_ROOT}, or --log FILE"
-        )
+        contents.miss(name, "the journal has nothing of mig-agent.service that this user may read", _AS_ROOT)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mig_agent.adapters.ledger.creation import connect, verify
-from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError
+from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
 from mig_agent.adapters.ledger.reader import read_events
 from mig_agent.adapters.ledger.schema import check_version
 from mig_agent.adapters.ledger.store import LEDGER_FILE
@@ -40,28 +40,30 @@ def ledger_in(folder: Path) -> Path:
 
 def read_summary(path: Path) -> LedgerSummary:
     """Check every page and row of a ledger. Raises LedgerError if it cannot be read, or is of another version."""
-    with _opened(path) as connection:
-        try:
+    try:
+        with _opened(path) as connection:
             verify(connection)
-        except DamagedError as error:
+            (leases,) = connection.execute("SELECT count(*) FROM lease WHERE ended_at IS NULL").fetchone()
+            (events,) = connection.execute("SELECT count(*) FROM event").fetchone()
+            return LedgerSummary(leases=leases, events=events, mib=round(path.stat().st_size / _MIB, 1))
+    except (DamagedError, OSError, *READING_ERRORS) as error:
+        if isinstance(error, DamagedError) or is_damage(error, path):
             return LedgerSummary(leases=0, events=0, mib=0.0, damage=str(error))
-        (leases,) = connection.execute("SELECT count(*) FROM lease WHERE ended_at IS NULL").fetchone()
-        (events,) = connection.execute("SELECT count(*) FROM event").fetchone()
-        return LedgerSummary(leases=leases, events=events, mib=round(path.stat().st_size / _MIB, 1))
+        raise LedgerError(f"cannot read {path}: {error}") from error
 
 
 def read_all_events(path: Path) -> tuple[Event, ...]:
     """Return all events that a ledger keeps, the oldest first. Raises LedgerError."""
-    with _opened(path) as connection:
-        return read_events(connection, 0.0, "", _MOST_EVENTS)
+    try:
+        with _opened(path) as connection:
+            return read_events(connection, 0.0, "", _MOST_EVENTS)
+    except (DamagedError, OSError, *READING_ERRORS) as error:
+        raise LedgerError(f"cannot read {path}: {error}") from error
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    try:
-        with closing(connect(path, "ro")) as connection:
-            connection.execute("BEGIN")  # one moment of it: the agent may commit meanwhile
-            check_version(connection, str(path))
-            yield connection
-    except (DamagedError, OSError, *READING_ERRORS) as error:
-        raise LedgerError(f"cannot read {path}: {error}") from error
+    with closing(connect(path, "ro")) as connection:
+        connection.execute("BEGIN")  # one moment of it: the agent may commit meanwhile
+        check_version(connection, str(path))
+        yield connection

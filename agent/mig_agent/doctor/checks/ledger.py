@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 30.0
 """How long the check of all rows may take."""
+_MEND_SETTINGS: Final = "mend the settings first"
 _OTHERS: Final = 0o077
 
 
@@ -40,7 +41,7 @@ def file(subject: Subject) -> Iterator[Finding]:
     """Check the ledger's file, every row of it."""
     name, folder = "ledger.file", subject.state_dir
     if folder is None:
-        yield unknown(name, "where the ledger is is not known", SUDO_HINT)
+        yield unknown(name, "the ledger was not checked: the settings do not say where it is", _MEND_SETTINGS)
         return
     from mig_agent.adapters.ledger.inspection import ledger_in, read_summary  # noqa: PLC0415 -- imports sqlite3
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
-from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import Subject
 
 _MIB: Final = 1 << 20
 _FULL_MIB: Final = 50
 _NEARLY_FULL_MIB: Final = 500
 _TOLERANCE_SECONDS: Final = 120.0
+_MEND_SETTINGS: Final = "mend the settings first"
 _PACKAGES: Final = ("grpcio", "protobuf", "nvidia-ml-py")
 
 
@@ -63,7 +63,7 @@ def disk(subject: Subject) -> Iterator[Finding]:
     """Check that the file system of the ledger has space and can be written."""
     name, folder = "machine.disk", subject.state_dir
     if folder is None:
-        yield unknown(name, "where the agent keeps its state is not known", SUDO_HINT)
+        yield unknown(name, "the disk was not checked: the settings do not say where the ledger is", _MEND_SETTINGS)
         return
     there = next((each for each in (folder, *folder.parents) if _is_there(each)), Path("/"))
     found = os.statvfs(there)
