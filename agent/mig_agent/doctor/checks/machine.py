@@ -56,7 +56,7 @@ def clock(subject: Subject) -> Iterator[Finding]:
         case "no":
             yield warning(name, "the clock is not synchronised: deadlines count by it", "sudo timedatectl set-ntp true")
         case _:
-            yield unknown(name, "whether the clock is synchronised is not known: there is no timedatectl")
+            yield unknown(name, "whether the clock is synchronised is not known: timedatectl does not tell")
 
 
 def disk(subject: Subject) -> Iterator[Finding]:
