@@ -1,4 +1,4 @@
-"""The program `mig-agent`: serve, check, health, backup, restore, demo, leave, version."""
+"""The program `mig-agent`: serve, check, health, backup, restore, replay, demo, leave, version."""
 
 from __future__ import annotations
 
@@ -236,6 +236,25 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
         sys.exit(1)
     click.echo(f"restored {counted(leases, 'lease')} from {file}; the former ledger is kept as {aside}")
     click.echo("start the agent; `migctl status` says what is left to do")
+
+
+@program.command()
+@click.argument("bundle", type=click.Path(path_type=Path), metavar="BUNDLE")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the plans that are the same.")
+def replay(bundle: Path, *, verbose: bool) -> None:
+    """Make the plans of a bundle (`migctl bundle`) again, with this version's planner, and compare them.
+
+    What is planned again: a request for each profile and size that the node offers, and those that waited, on the node
+    as it was when the bundle was made. Ends with 0 if all plans and refusals are identical, else with 1.
+    """
+    from mig_agent.bundle.replaying import replay_and_report  # noqa: PLC0415 -- `--help` must not wait for it
+
+    try:
+        identical = replay_and_report(bundle, click.echo, verbose=verbose)
+    except UsageError as error:
+        _print_error(error.message, error.hint)
+        sys.exit(_USAGE)
+    sys.exit(0 if identical else 1)
 
 
 @program.command()

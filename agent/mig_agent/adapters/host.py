@@ -80,16 +80,20 @@ class Host:
 
     def has_nvidia_gpu(self) -> bool:
         """Return True if the PCI bus has an NVIDIA GPU, with or without its driver, or if this cannot be read."""
+        return self.count_nvidia_gpus() != 0
+
+    def count_nvidia_gpus(self) -> int | None:
+        """Return the number of NVIDIA GPUs on the PCI bus, with or without their driver; None if it cannot be read."""
         buses = self.root / _BUSES
         if not buses.is_dir():
-            return True
+            return None
         try:
             devices = list((buses / "pci/devices").iterdir())
         except FileNotFoundError:
-            return False
+            return 0
         except OSError:
-            return True
-        return any(
+            return None
+        return sum(
             _text(each / "vendor").startswith(_NVIDIA) and _text(each / "class").startswith(_DISPLAY)
             for each in devices
         )

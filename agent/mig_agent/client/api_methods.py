@@ -106,6 +106,15 @@ def plan_each(args_list: Sequence[RequestArgs], *, explain: bool) -> Call[list[t
     )
 
 
+def record_plans(args_list: Sequence[RequestArgs]) -> Call[str]:
+    """Return the call that plans requests and records what the plans depend on. Raises UsageError."""
+    return Call(
+        method="Plan",
+        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], record=True),
+        read=lambda answer: str(answer.recording),
+    )
+
+
 def status() -> Call[types.Status]:
     """Return the call for the node's state."""
     return Call(method="Status", request=pb.StatusRequest(), read=decode.status)

@@ -172,6 +172,13 @@ class Client:
         """
         return self._call(api_methods.plan_each(args_list, explain=explain))
 
+    def record_plans(self, args_list: Sequence[RequestArgs] = ()) -> str:
+        """Return the plans of these requests and of those that wait, with everything that they depend on, as JSON.
+
+        `mig-agent replay` reads it. Empty from an agent that cannot record. Changes nothing.
+        """
+        return self._call(api_methods.record_plans(args_list))
+
     def status(self) -> types.Status:
         """Return the node's state: GPUs, instances, leases, the queue and what fits now.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,29 +30,33 @@ class Reading:
     """The settings that any source gives, each as it was written last."""
 
 
-def load(file: Path | None = None, flags: Flags | None = None) -> Settings:
+def load(
+    file: Path | None = None, flags: Flags | None = None, *, environment: Mapping[str, str] = os.environ
+) -> Settings:
     """Return the settings of the file, the environment and the flags; later ones win.
 
     Raises InvalidConfigError, a ConfigError with all mistakes; each message names the place and what would be right.
     """
-    reading = read(file, flags)
+    reading = read(file, flags, environment=environment)
     if reading.settings is None:
         raise InvalidConfigError(reading.problems)
     return reading.settings
 
 
-def read(file: Path | None = None, flags: Flags | None = None) -> Reading:
+def read(
+    file: Path | None = None, flags: Flags | None = None, *, environment: Mapping[str, str] = os.environ
+) -> Reading:
     """Read all sources as `load` does, and return all mistakes instead of raising an error."""
     found = (
         sources.from_file(file) if file is not None else Found(),
-        sources.from_environment(),
+        sources.from_environment(environment),
         sources.from_flags(flags or {}),
     )
     problems = [problem for each in found for problem in each.problems]
     given = {name: value for each in found for name, value in each.given.items()}
     # CUDA_VISIBLE_DEVICES is about real GPUs, not simulated ones.
     if "gpus" not in given and not (given.get("simulate") and given["simulate"].value):
-        cuda = sources.from_cuda()
+        cuda = sources.from_cuda(environment)
         problems += cuda.problems
         given |= cuda.given
     values: dict[str, Any] = {}

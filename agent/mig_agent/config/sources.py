@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,26 +57,26 @@ def from_flags(flags: Mapping[str, str | tuple[str, ...] | None]) -> Found:
     return Found({name: Given(value, ROWS[name].flag) for name, value in flags.items() if value is not None})
 
 
-def from_environment() -> Found:
+def from_environment(environment: Mapping[str, str]) -> Found:
     """Return the values of MIG_AGENT_ variables; a mistyped one is a problem."""
     found = Found()
     variables = {row.variable: row.name for row in ROWS.values()}
-    for variable in sorted(os.environ):
+    for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables and variable not in _OTHERS:
             near = difflib.get_close_matches(variable, variables, n=1, cutoff=_SIMILARITY)
             if near:
                 found.problems.append(
                     Problem(message=f"cannot use {variable}: it is not a setting", hint=f"did you mean {near[0]}?")
                 )
-    set_ones = {variable: os.environ.get(variable, "") for variable in variables}
+    set_ones = {variable: environment.get(variable, "") for variable in variables}
     # A service file or a pod unsets a variable by making it empty.
     found.given = {variables[variable]: Given(text, variable) for variable, text in set_ones.items() if text}
     return found
 
 
-def from_cuda() -> Found:
+def from_cuda(environment: Mapping[str, str]) -> Found:
     """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible; that it leaves none is a problem."""
-    text = os.environ.get(_CUDA_VARIABLE)
+    text = environment.get(_CUDA_VARIABLE)
     if text is None or text.strip() in {"all", "void"}:
         return Found()
     names = [part.strip() for part in text.split(",") if part.strip()]

@@ -20,6 +20,7 @@ from mig_agent.core.planning.capacity import Available, RemainingCapacity, avail
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.recording import RecordedPlan, Recording, record
 from mig_agent.core.replay import ReplayedNode
 from mig_agent.engine.accounting import read_account, read_runs
 from mig_agent.engine.callers import Caller
@@ -35,6 +36,8 @@ from mig_agent.engine.thread_check import LoopBound
 MOST_EXPLAINED_LINES = 4096
 """The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""
 
+MOST_WAITING_RECORDED = 256
+"""The most waiting requests in one recording of plans."""
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
 MOST_RUNS = 1000
@@ -292,6 +295,21 @@ class Manager:
         if caller is None:
             return None
         return limits.never(request, caller) or limits.exceeded(request, caller, limits.held())
+
+    async def record_plans(self, requests: Sequence[Request], version: str) -> Recording:
+        """Plan each request, and the first of those that wait, and return the plans with all that they depend on.
+
+        As if each came alone: neither a reservation nor a pause counts. Other calls run in between.
+        """
+        context = self._context
+        view, now, policy = context.state.working_view, context.clock.now(), context.policy
+        waiting = self._parts.queue.waiting[:MOST_WAITING_RECORDED]
+        plans = []
+        for request, waits in (*((each, False) for each in requests), *((each, True) for each in waiting)):
+            await context.fairness.yield_turn()
+            bare = replace(request, if_revision=None)
+            plans.append(RecordedPlan(request=bare, outcome=plan(view, bare, policy, now), waits=waits))
+        return record(view, policy, now, tuple(plans), version)
 
     @property
     def step_times(self) -> StepTimes:

@@ -85,6 +85,11 @@ class RequestQueue:
         return next(places, None)
 
     @property
+    def waiting(self) -> tuple[Request, ...]:
+        """The requests that wait as they were made, in queue order."""
+        return tuple(each.request for each in self._queue.waiting)
+
+    @property
     def queued(self) -> tuple[QueueEntry, ...]:
         """The requests that wait, in queue order."""
         held = self._limits.held()

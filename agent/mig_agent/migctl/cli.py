@@ -40,6 +40,8 @@ _VERBS = {
     "top": "top",
     "usage": "usage",
     "advise": "advise",
+    "doctor": "doctor",
+    "bundle": "bundle",
     "completion": "completion",
     "help": "help",
     "version": "help",

@@ -18,7 +18,7 @@ from mig_agent.migctl.failures import StdoutClosedError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from mig_agent.client import Client
+    from mig_agent.client import Client, Tls
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.completions import Completer
 
@@ -113,13 +113,19 @@ class Common:
 
     def client(self, **settings: float) -> Client:
         """Return a client of the agent, not yet connected; `settings` are the Client's own. Raises UsageError."""
-        from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+        from mig_agent.client import Client  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
         bootstrap.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
+        return Client(self.address or None, tls=self.tls(), **settings)
+
+    def tls(self) -> Tls | None:
+        """Return the certificates of these options, else of the environment; None if neither has any."""
+        from mig_agent.client import Tls  # noqa: PLC0415 -- as above
+
         given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
         if given is not None and self.tls_server_name:
             given = replace(given, server_name=self.tls_server_name)
-        return Client(self.address or None, tls=given, **settings)
+        return given
 
 
 CONNECTION = """\

@@ -146,6 +146,10 @@ class AsyncClient:
         """Plan several requests, as `Client.plan_each`."""
         return await self._call(api_methods.plan_each(args_list, explain=explain))
 
+    async def record_plans(self, args_list: Sequence[RequestArgs] = ()) -> str:
+        """Return what plans depend on, as `Client.record_plans`."""
+        return await self._call(api_methods.record_plans(args_list))
+
     async def status(self) -> types.Status:
         """Return the node's state, as `Client.status`."""
         return await self._call(api_methods.status())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Final, Literal, TypeAlias
 
@@ -16,7 +16,9 @@ from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, Connect
 from mig_agent.core.accounting import By
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Lease, LeaseId
+from mig_agent.core.model import Lease, LeaseId, Request
+from mig_agent.core.planning import recording
+from mig_agent.core.quantities import counted
 from mig_agent.core.requests import parse_gpu, parse_reason, validate_drain_deadline, validate_ttl
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
@@ -37,6 +39,9 @@ MOST_ANSWER_BYTES = 3 << 20
 """The limit for answers of unbounded size: by default, gRPC's libraries reject messages above 4 MiB."""
 MOST_PLANS = 256
 """The largest number of requests in one call of Plan."""
+
+MOST_DEVICES_RECORDED = 1024
+"""The largest number of devices in the requests of one call of Plan that is recorded."""
 
 _CONNECTION_END_SECONDS = 0.25
 """How long to wait for the end of the connection: gRPC may report the end of a stream a moment earlier."""
@@ -213,7 +218,25 @@ class PartitionManagerServicer:
                 "send them in parts",
             )
         encode.explain(answer.outcomes, explained, bytes_left)
+        if message.record:
+            answer.recording = await self._record(requests)
+            if answer.ByteSize() > MOST_ANSWER_BYTES:
+                raise UsageError(
+                    f"cannot record {counted(len(requests), 'plan')} at once: that is more than one message takes",
+                    "send fewer, or none: then only the node and what waits are recorded",
+                )
         return answer
+
+    async def _record(self, requests: Sequence[Request]) -> str:
+        """Return a recording of these plans, encoded in a thread: a large node's takes long."""
+        devices = sum(len(each.wants) for each in requests)
+        if devices > MOST_DEVICES_RECORDED:
+            raise UsageError(
+                f"cannot record plans for {devices} devices at once: at most {MOST_DEVICES_RECORDED}",
+                "send them in parts",
+            )
+        made = await self._manager.record_plans(requests, __version__)
+        return await asyncio.to_thread(recording.to_json, made)
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """Return the node as last published, as far as the caller may see it; wait for nothing."""

@@ -905,8 +905,11 @@ class PlanRequest(google.protobuf.message.Message):
 
     REQUESTS_FIELD_NUMBER: builtins.int
     EXPLAIN_FIELD_NUMBER: builtins.int
+    RECORD_FIELD_NUMBER: builtins.int
     explain: builtins.bool
     """Tell also how each answer came about."""
+    record: builtins.bool
+    """Return also everything that the answers depend on (PlanResponse.recording), for a bug report."""
     @property
     def requests(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Request]:
         """Their request ids and waits are not looked at."""
@@ -916,8 +919,9 @@ class PlanRequest(google.protobuf.message.Message):
         *,
         requests: collections.abc.Iterable[global___Request] | None = ...,
         explain: builtins.bool = ...,
+        record: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["explain", b"explain", "requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["explain", b"explain", "record", b"record", "requests", b"requests"]) -> None: ...
 
 global___PlanRequest = PlanRequest
 
@@ -1100,8 +1104,14 @@ class PlanResponse(google.protobuf.message.Message):
 
     OUTCOMES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    RECORDING_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Of the node that the plans are for; Acquire takes it as if_revision."""
+    recording: builtins.str
+    """When it was asked for: the node, the placement policy, the requests that were sent and those that wait, and the plan
+    of each, as JSON that `mig-agent replay` reads. Without request ids. Only a version that knows all of its fields
+    can replay it.
+    """
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlanOutcome]:
         """One for each request, in the same order."""
@@ -1111,8 +1121,9 @@ class PlanResponse(google.protobuf.message.Message):
         *,
         outcomes: collections.abc.Iterable[global___PlanOutcome] | None = ...,
         revision: builtins.int = ...,
+        recording: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "recording", b"recording", "revision", b"revision"]) -> None: ...
 
 global___PlanResponse = PlanResponse
 
