@@ -32,6 +32,8 @@ def _property(row: Row) -> dict[str, Any]:
     """
     if row.kind.many:
         return {"description": row.words, "type": ["array", "string"]}
+    if row.kind.section is not None:
+        return {"description": row.words, "type": ["object", "string"]}
     if row.kind.is_switch:
         return {"description": row.words, "type": ["boolean", "string"]}
     return {"description": row.words, "type": ["string", "number", "boolean"], "minimum": 0}

@@ -1,10 +1,10 @@
-"""Writes the lists of exact packages that the image is made of, with the hashes of their files.
+"""Writes the lists of exact packages that the image and the Debian package are made of, with the hashes of their files.
 
 Usage: .venv/bin/python hack/lock.py [check]     "check" only reports whether they fit pyproject.toml; needs no network
 
-`deploy/requirements.txt` is what the agent runs on, `deploy/requirements-build.txt` what builds its wheel. Versions
-that pyproject.toml pins for the tests are taken from there, so that the image has what was tested; pip chooses the
-rest.
+`deploy/requirements.txt` is what the agent runs on in the image, `deploy/requirements-deb.txt` what it runs on from the
+Debian package, without Kubernetes, and `deploy/requirements-build.txt` what builds its wheel. Versions that
+pyproject.toml pins for the tests are taken from there, so that both have what was tested; pip chooses the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS = {"requirements.txt": ".[kubernetes]", "requirements-build.txt": ""}
+LISTS = {"requirements.txt": ".[kubernetes]", "requirements-deb.txt": ".", "requirements-build.txt": ""}
 """File in deploy/, and what it is made from; empty: `build-system.requires`."""
 INDEX = "https://pypi.org/simple/"
 # Wheels for the images that people build: Python 3.11 to 3.13 on 64-bit Linux.
@@ -58,7 +58,9 @@ def required(file: str) -> list[str]:
     if not LISTS[file]:
         return list(whole["build-system"]["requires"])  # type: ignore[index] # TOML
     described = whole["project"]
-    return [*described["dependencies"], *described["optional-dependencies"]["kubernetes"]]  # type: ignore[index] # TOML
+    extras = re.findall(r"\[(\w+)\]", LISTS[file])
+    optional = [each for extra in extras for each in described["optional-dependencies"][extra]]  # type: ignore[index] # TOML
+    return [*described["dependencies"], *optional]  # type: ignore[index] # TOML
 
 
 def locked(file: str) -> dict[str, str]:

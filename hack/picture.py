@@ -18,7 +18,9 @@ from mig_agent.core.model import (
     NodeView,
     Request,
     Want,
+    slices_in,
 )
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.plan import CreateInstance, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.quantities import parse_memory
@@ -89,4 +91,5 @@ def _mapped(gpu: Gpu, names: Mapping[Generation, str]) -> SliceMapGpu:
             )
             for each in gpu.instances
         ),
+        unusable=frozenset(slices_in(unusable_mask(gpu))),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from mig_agent.core.slicemap import FREE, SliceMapBlock, SliceMapGpu, filled
+from mig_agent.core.slicemap import FREE, UNUSABLE, SliceMapBlock, SliceMapGpu, filled
 from mig_agent.core.texts import visible
 
 _WIDTH = 760
@@ -26,6 +26,7 @@ _COLORS = {
     "creating": ("#f2c14e", "#3d2f00"),
     "destroying": ("#f2c14e", "#3d2f00"),
     FREE: ("#f4f5f7", "#7a828c"),
+    UNUSABLE: ("#e3e5e9", "#7a828c"),
 }
 _UNKNOWN = ("#999999", "#000000")
 # Patterns distinguish the states without colour.
@@ -34,6 +35,7 @@ _PATTERNS = {
     "foreign": '<path d="M0 8 L8 0" stroke="#8f6fbb" stroke-width="1.5"/>',
     "blocked": '<path d="M0 0 L8 8 M0 8 L8 0" stroke="#b8423a" stroke-width="1.2"/>',
     "creating": '<path d="M4 1 V7 M1 4 H7" stroke="#c99516" stroke-width="1.2"/>',
+    UNUSABLE: '<path d="M0 8 L8 0" stroke="#c3c8cf" stroke-width="1"/>',
     "destroying": '<path d="M0 4 H8" stroke="#c99516" stroke-width="1.5"/>',
 }
 

@@ -1,4 +1,4 @@
-"""The program `mig-agent`: serve, health, backup, restore, demo, leave, version."""
+"""The program `mig-agent`: serve, check, health, backup, restore, replay, demo, leave, version."""
 
 from __future__ import annotations
 
@@ -15,17 +15,25 @@ import click
 
 from mig_agent import __version__, bootstrap
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
-from mig_agent.config.load import load
+from mig_agent.config.load import Reading, load, read
+from mig_agent.config.settings import DEFAULT_CONFIG
 from mig_agent.core.errors import ConfigError, LedgerError, UsageError
 from mig_agent.core.quantities import counted, parse_duration
+from mig_agent.daemon.journal_stream import is_journal, with_priority
 
 _NAME = "mig-agent"
 _USAGE = 2
 
 
 def _print_error(message: str, hint: str) -> None:
+    _print_finding("error", message, hint, who=_NAME)
+
+
+def _print_finding(level: str, message: str, hint: str, *, who: str = "") -> None:
+    """Print one line to standard error, which begins with the program's name or with the level."""
+    line = f"{who or level}: {message}{f'. Hint: {hint}' if hint else ''}"
     with contextlib.suppress(OSError):  # a full disk must not change the exit code
-        click.echo(f"mig-agent: {message}{f'. Hint: {hint}' if hint else ''}", err=True)
+        click.echo(with_priority(line, level) if is_journal() else line, err=True)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -43,21 +51,67 @@ def program() -> None:
     help="Read settings from this YAML file first; flags and MIG_AGENT_ variables win over it.",
 )
 def serve(config: Path | None, **flags: object) -> None:
-    """Serve until SIGTERM: take requests, partition GPUs, keep leases.
+    """Serve until SIGTERM: take requests, partition GPUs, keep leases. SIGHUP reads the configuration again.
 
     On a machine with no GPU: mig-agent serve --simulate h100-80gb:2 --state-dir /tmp/mig --listen unix:///tmp/mig/agent.sock
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # also before there is an event loop that logs it
-    try:
-        settings = load(config, texts_of(flags))
-    except ConfigError as error:
-        _print_error(error.message, error.hint)
+
+    def read_again() -> Reading:
+        return read(config, texts_of(flags))
+
+    reading = read_again()
+    if reading.settings is None:
+        for problem in reading.problems:
+            _print_error(problem.message, problem.hint)
         sys.exit(_USAGE)
     gc.disable()  # nearly all objects of the start stay; `daemon.serve` enables it again
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines are not JSON, and ours report the same
     from mig_agent.daemon.serve import serve as until_stopped  # noqa: PLC0415 -- `--help` must not wait for gRPC
 
-    until_stopped(settings)
+    until_stopped(reading.settings, read_again)
+
+
+def _is_absent(path: Path) -> bool:
+    """Return True if there is no such file; False also where that cannot be seen, so that reading it says why."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@program.command()
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    envvar="MIG_AGENT_CONFIG",
+    metavar="FILE",
+    help=f"The configuration to check.  [default: {DEFAULT_CONFIG} if it is there]",
+)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print the result.")
+def check(config: Path | None, output: str) -> None:
+    """Check the configuration without starting the agent; end with 0 if it can be used, else with 1.
+
+    Finds all mistakes in the file and in MIG_AGENT_ variables at once. Warnings are about this machine and the user who
+    checks, such as a certificate that cannot be read; they do not change the exit code.
+    """
+    from mig_agent.daemon.check import as_json, findings  # noqa: PLC0415 -- `--help` must not wait for it
+
+    if config is None and not _is_absent(DEFAULT_CONFIG):
+        config = DEFAULT_CONFIG
+    found = findings(read(config))
+    errors = sum(each.is_error for each in found)
+    if output == "json":
+        click.echo(as_json(config, found))
+        sys.exit(1 if errors else 0)
+    for each in found:
+        _print_finding("error" if each.is_error else "warning", each.problem.message, each.problem.hint)
+    counts = [counted(errors, "error"), counted(len(found) - errors, "warning")]
+    click.echo(f"{config or 'no configuration file, only the environment'}: {', '.join(counts)}")
+    sys.exit(1 if errors else 0)
 
 
 @program.command()
@@ -182,6 +236,25 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
         sys.exit(1)
     click.echo(f"restored {counted(leases, 'lease')} from {file}; the former ledger is kept as {aside}")
     click.echo("start the agent; `migctl status` says what is left to do")
+
+
+@program.command()
+@click.argument("bundle", type=click.Path(path_type=Path), metavar="BUNDLE")
+@click.option("-v", "--verbose", is_flag=True, help="Also show the plans that are the same.")
+def replay(bundle: Path, *, verbose: bool) -> None:
+    """Make the plans of a bundle (`migctl bundle`) again, with this version's planner, and compare them.
+
+    What is planned again: a request for each profile and size that the node offers, and those that waited, on the node
+    as it was when the bundle was made. Ends with 0 if all plans and refusals are identical, else with 1.
+    """
+    from mig_agent.bundle.replaying import replay_and_report  # noqa: PLC0415 -- `--help` must not wait for it
+
+    try:
+        identical = replay_and_report(bundle, click.echo, verbose=verbose)
+    except UsageError as error:
+        _print_error(error.message, error.hint)
+        sys.exit(_USAGE)
+    sys.exit(0 if identical else 1)
 
 
 @program.command()

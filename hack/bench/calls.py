@@ -67,6 +67,20 @@ def lease_pair(channel: grpc.aio.Channel, memory_mib: int = 4000) -> Pair:
     return pair
 
 
+def unconfirmed_lease_pair(channel: grpc.aio.Channel, memory_mib: int = 4000) -> Pair:
+    """Return Acquire and Release as a pair, for an agent that awaits no confirmation."""
+    stub = stub_on(channel)
+
+    async def pair() -> None:
+        request = pb.Request(wants=[pb.Want(memory_bytes=memory_mib << 20)], request_id=uuid.uuid4().hex)
+        call = stub.Acquire()
+        await call.write(pb.AcquireRequest(request=request))
+        (granted,) = [answer.granted async for answer in call if answer.HasField("granted")]
+        await release(stub, granted)
+
+    return pair
+
+
 def echo_pair(channel: grpc.aio.Channel) -> Pair:
     """Return two echoes of the size of such a request as a pair."""
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(METHOD)

@@ -30,14 +30,19 @@ class Served:
 
 @contextlib.contextmanager
 def agent(
-    gpus: str, *, state_dir: Path | None = None, create_seconds: float = 0.0, destroy_seconds: float = 0.0
+    gpus: str,
+    *,
+    state_dir: Path | None = None,
+    create_seconds: float = 0.0,
+    destroy_seconds: float = 0.0,
+    program: tuple[str, ...] = ("-m", "mig_agent"),
 ) -> Iterator[Served]:
-    """Run `mig-agent serve` with these simulated GPUs; kill it at the end."""
+    """Run `mig-agent serve` with these simulated GPUs; kill it at the end. `program` is what Python runs."""
     with contextlib.ExitStack() as stack:
         folder = state_dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mig-bench-")))
         address = f"unix://{folder}/agent.sock"
         command = [
-            *(sys.executable, "-m", "mig_agent", "serve"),
+            *(sys.executable, *program, "serve"),
             *("--simulate", gpus),
             *("--state-dir", str(folder)),
             *("--listen", address),

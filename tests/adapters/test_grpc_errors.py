@@ -60,3 +60,17 @@ def test_the_explanation_takes_what_room_is_left(lines: int, length: int) -> Non
         assert len(detail.explanation) == 3
     if length == 10:
         assert tuple(detail.explanation) == explanation[: len(detail.explanation)]
+
+
+def test_no_gpu_is_left_out_as_a_whole_where_blockers_are() -> None:
+    blockers = tuple(
+        Blocker(gpu_index=gpu, what=f"1g.10gb on slice {at}", state="leased", lease=16 * "0", holder="alice (train)")
+        for gpu in range(8)
+        for at in range(7)
+    )
+    detail = pb.RefusalDetail.FromString(
+        trailer_of(Refusal(reason=Reason.NO_CAPACITY, message="cannot", blockers=blockers))
+    )
+    assert detail.blockers_left_off
+    assert [each.gpu_index for each in detail.blockers][:16] == [*range(8), *range(8)]
+    assert len({(each.gpu_index, each.what) for each in detail.blockers}) == len(detail.blockers)

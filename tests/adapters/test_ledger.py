@@ -41,6 +41,7 @@ from mig_agent.adapters.ledger.records import (
 )
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Entry, Ledger
+from mig_agent.adapters.ledger.verification import make_ledger
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
@@ -561,7 +562,7 @@ def test_a_newer_ledger_is_refused_in_words_and_left_as_it_is(tmp_path: Path) ->
 
 def test_a_ledger_of_a_development_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     """Set aside as damaged it would cost all its leases."""
-    Ledger.open(tmp_path / LEDGER_FILE, patches=(replace(PATCHES[0], number=1, least_reader=1),)).close()
+    make_ledger(tmp_path / LEDGER_FILE, "", (replace(PATCHES[0], number=1, least_reader=1),))
     before = (tmp_path / LEDGER_FILE).read_bytes()
     with pytest.raises(LedgerError, match="a development version wrote it"):
         Ledger.open(tmp_path / LEDGER_FILE)
@@ -606,3 +607,22 @@ for number in range(1, 10):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == ["1", "2", "3", "4"]
     assert contents(tmp_path).boot_id == ("4" if point == "before-commit" else "5")
+
+
+def test_a_drain_is_of_the_cordon_that_it_was_recorded_with(tmp_path: Path) -> None:
+    """A version that knows no drains may take the cordon away and make another one in between."""
+    writer = Writer(tmp_path)
+    writer.write(PutCordon(GPU, "fan", 7.0, draining=True, drain_until=99.5))
+    writer.ledger.close()
+    drained = Cordon(reason="fan", since=7.0, draining=True, drain_until=99.5)
+    assert contents(tmp_path).cordons == {GPU: drained}
+    writer = Writer(tmp_path)
+    writer.write(PutCordon(GPU, "dust", 8.0, draining=True))
+    writer.ledger.close()
+    assert contents(tmp_path).cordons == {GPU: Cordon(reason="dust", since=8.0, draining=True)}
+    writer = Writer(tmp_path)
+    writer.write(DropCordon(GPU))
+    writer.write(PutCordon(GPU, "mice", 9.0))
+    writer.ledger.close()
+    assert contents(tmp_path).cordons == {GPU: Cordon(reason="mice", since=9.0)}
+    assert reader._cordon("rats", 10.0, "[9.0, 99.5]") == Cordon(reason="rats", since=10.0)

@@ -303,7 +303,7 @@ def test_no_agent_is_told_at_once_and_in_words(tmp_path: Path) -> None:
     with Client(f"unix://{tmp_path}/none.sock", patience=1000) as client, pytest.raises(NoAgent) as error:
         client.status()
     assert "there is no such socket" in error.value.message
-    assert "mig-agent serve" in error.value.hint
+    assert "systemctl status mig-agent" in error.value.hint
     assert error.value.retryable
 
 

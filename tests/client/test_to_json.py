@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -142,6 +143,7 @@ NODE = types.Status(
     missing_gpus={3: "no answer"},
     ledger_doubt=DOUBT,
     socket_problems=("removed",),
+    problems=("metrics: off (port 7481 is in use)",),
 )
 BARE = types.Status(
     node="n2",
@@ -209,6 +211,31 @@ EVENT = types.Event(
 USAGE = types.Usage(
     generation=7, memory_used_mib=1, memory_total_mib=2, utilization_percent=None, processes=(4711, 4712)
 )
+ROW = types.AccountRow(
+    key="team-a",
+    leases=1,
+    devices=2,
+    memory_mib_seconds=3.0,
+    slice_seconds=4.0,
+    waited_seconds=5.0,
+    measured_mib_seconds=6.0,
+    peak_mib_seconds=7.0,
+)
+UNMEASURED = replace(ROW, key="", measured_mib_seconds=0.0, peak_mib_seconds=None)
+ADVICE = types.Advice(
+    name="train",
+    user="alice",
+    verdict="too-few-runs",
+    message="train: too few",
+    runs=2,
+    measured_runs=1,
+    asked="20G",
+    peak_mib=3000,
+    suggestion="",
+    replayed=0,
+    waited_seconds=None,
+    waited_less_seconds=None,
+)
 
 ANSWERS: Final = {
     "lease": GRANT,
@@ -225,6 +252,8 @@ ANSWERS: Final = {
     "mode after a reset": types.ModeChange(gpu="GPU-0", mig=GPU.mig, needs="reset", message="reset it"),
     "paused": types.Paused(paused=("by root",), driver_released=True, message=""),
     "gpu": GPU,
+    "account": types.Account(rows=(ROW,), total=UNMEASURED, since=None, until=8.0, complete_since=5.0),
+    "advice": ADVICE,
 }
 """What is an answer as it is; those that are put together are below."""
 

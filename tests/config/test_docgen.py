@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 
 from mig_agent.config import docgen, load
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
+from mig_agent.config.load import read
 from mig_agent.config.settings import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,21 +23,35 @@ def test_the_documents_in_the_checkout_are_fresh() -> None:
     assert (ROOT / "docs/configuration.md").read_text() == docgen.page()
 
 
-def test_the_example_is_the_default_configuration(tmp_path: Path) -> None:
+def uncommented(names: set[str]) -> str:
+    """The example with these settings set as it shows them."""
+    lines = docgen.example_file().splitlines()
+    prefixes = tuple(f"#{name}: " for name in names)
+    return "\n".join(line.removeprefix("#") if line.startswith(prefixes) else line for line in lines)
+
+
+def test_the_example_is_exactly_the_default_configuration(tmp_path: Path) -> None:
+    """Whoever installs it as it is has the same agent as somebody without any file."""
+    example, empty = tmp_path / "example.yaml", tmp_path / "empty.yaml"
+    example.write_text((ROOT / "docs/mig-agent.example.yaml").read_text())
+    empty.write_text("")
+    assert load(example) == load(empty) == load()
+    assert not read(example).given
+
+
+def test_the_values_that_the_example_shows_are_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "example.yaml"
-    path.write_text(docgen.example_file())
-    assert replace(load(path), given=frozenset()) == load()
+    path.write_text(uncommented({name for name, row in ROWS.items() if row.default}))
+    assert load(path) == load()
 
 
 def test_every_example_value_is_accepted(tmp_path: Path) -> None:
     """With every commented setting taken in: also the examples must be right."""
     path = tmp_path / "example.yaml"
-    lines = docgen.example_file().splitlines()
-    names = tuple(f"# {name}: " for name in ROWS)
-    path.write_text("\n".join(line.removeprefix("# ") if line.startswith(names) else line for line in lines))
-    settings = load(path)
-    assert settings.given == set(ROWS)
-    assert settings.gpus == ("0", "2")
+    path.write_text(uncommented(set(ROWS)))
+    reading = read(path)
+    assert set(reading.given) == set(ROWS)
+    assert load(path).gpus == ("0", "2")
 
 
 def test_every_flag_reaches_its_setting() -> None:

@@ -27,7 +27,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings.foreign == "respect"
     assert settings.idle_limit is None
     assert settings.reservation_after is None
-    assert settings.metrics == TcpAddress("127.0.0.1", 9400)
+    assert settings.metrics == TcpAddress("127.0.0.1", 7481)
     assert settings.max_waiting == 1000
 
 
@@ -118,7 +118,7 @@ def test_cuda_visible_devices_without_a_gpu_is_refused(
 
 
 def test_variables_of_clients_and_of_kubernetes_services_are_no_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ADDRESS", "TLS_CA", "LEASE", "PORT", "SERVICE_HOST", "PORT_9400_TCP_ADDR", "CONFIG"):
+    for name in ("ADDRESS", "TLS_CA", "LEASE", "PORT", "SERVICE_HOST", "PORT_7481_TCP_ADDR", "CONFIG"):
         monkeypatch.setenv(f"MIG_AGENT_{name}", "x")
     assert load().max_waiting == 1000
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.config import load
+from mig_agent.config.load import read
 from mig_agent.config.settings import ROWS
 from mig_agent.core.errors import ConfigError
 
@@ -96,6 +97,47 @@ def test_a_mistyped_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError) as caught:
         load()
     assert caught.value.hint == "did you mean MIG_AGENT_STATE_DIR?"
+
+
+def test_every_mistake_is_found_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIG_AGENT_STATEDIR", "/x")
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        """\
+max_wating: 5
+reread: soon
+listen: [unix:///run/a.sock, 0.0.0.0:7400]
+state_dir: {a: b}
+reread: 5s
+tls_cert: /etc/cert.pem
+advertise: none
+log_level: loud
+"""
+    )
+    reading = read(path, {"call_deadline": "never"})
+    assert reading.settings is None
+    assert [(each.setting, each.line) for each in reading.problems] == [
+        ("", 1),
+        ("state_dir", 4),
+        ("reread", 5),
+        ("", None),
+        ("reread", 2),
+        ("log_level", 8),
+        ("call_deadline", None),
+        ("listen", 3),
+    ]
+    assert all(each.file == path for each in reading.problems if each.line)
+    assert reading.problems[-1].message.endswith(f"(listen in {path}, line 3)")
+    with pytest.raises(ConfigError, match="max_wating"):
+        load(path)
+
+
+def test_what_follows_from_another_mistake_is_not_reported(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "listen: 0.0.0.0:7400\ntls_cert: /c\ntls_key: [a, b]\ntls_client_ca: /ca\nadmin_listen: unix:///a\n"
+    )
+    assert [each.setting for each in read(path).problems] == ["tls_key"]
 
 
 def refusal_of(action: Callable[[], object]) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mig_agent.core.backfill import WaitingRequest
 from mig_agent.core.forecast import FEWEST_LEASE_TIMES, Basis, Forecast, Situation, StartEstimate
 from mig_agent.core.load_history import Demand, PastLeases
-from mig_agent.core.model import Generation, Gpu, GpuState, Instance, InstanceState, LeaseId, NodeView, Request
+from mig_agent.core.model import Generation, Gpu, GpuState, Holder, Instance, InstanceState, LeaseId, NodeView, Request
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan
 from support.nodes import A30, A100_40, Has, Machine, node, nodes, profile, request, wants_for, whole
 from support.queueing import next_to_start
@@ -79,7 +79,7 @@ class Reference:
         while True:
             found = next_to_start(
                 self.view,
-                self.waiting,
+                [self.of.ranked(each, now) for each in self.waiting],
                 DEFAULT_POLICY,
                 now,
                 limit_seconds=self.of.reservation_delay,
@@ -90,7 +90,7 @@ class Reference:
             self.carry_out(*found, now)
 
     def carry_out(self, started: WaitingRequest, plan: Plan, now: float) -> None:
-        self.waiting.remove(started)
+        self.waiting = [each for each in self.waiting if each.seq != started.seq]
         self.starts[started.seq] = now
         lease = LeaseId(f"request {started.seq}")
         gpus = list(self.view.gpus)
@@ -131,10 +131,12 @@ def situations(draw: st.DrawFn) -> Situation:
         wants = draw(st.lists(wants_for(layouts), min_size=1, max_size=2))
         made = request(*wants, priority=draw(st.sampled_from((0, 0, 0, 1))))
         ttl = draw(st.sampled_from((None, 50.0 + number / 7, 120.0 + number / 7)))
-        asked.append(waiting(number, replace(made, ttl_seconds=ttl), since=NOW - seconds))
+        holder = Holder(tenant=draw(st.sampled_from(("vision", "speech"))))
+        asked.append(waiting(number, replace(made, ttl_seconds=ttl, holder=holder), since=NOW - seconds))
     return replace(
         situation(replace(view, leases=leases), *asked, delay=draw(st.sampled_from((0.0, 60.0, 150.0, 1e9)))),
         strict_fifo=draw(st.sampled_from((False, False, True))),
+        used=draw(st.sampled_from((None, {"vision": 7.0}, {"vision": 7.0, "speech": 8.0}))),
     )
 
 
@@ -232,6 +234,30 @@ def test_requests_to_come_are_expected_to_come_as_before() -> None:
     assert alone.latest == NOW + 100
     assert crowded.median is not None
     assert NOW + 1000 <= crowded.median <= NOW + 1100, "100 s after it got its reservation, the last of them have ended"
+
+
+def test_with_fair_share_the_tenant_that_used_least_is_expected_first() -> None:
+    of = situation(
+        node(full(since=NOW - 40)),
+        *(replace(request(profile("7g.40gb")), holder=Holder(tenant=each)) for each in ("vision", "speech")),
+        times=TIMES,
+    )
+    fair = replace(of, used={"vision": 7.0})
+    assert [each.median for each in estimates(of).values()] == [NOW + 60, NOW + 160]
+    assert [each.median for each in estimates(fair).values()] == [NOW + 160, NOW + 60]
+    overdue = replace(fair, reservation_delay=50.0)
+    assert [each.median for each in estimates(overdue).values()] == [NOW + 60, NOW + 160], "both are due by then"
+
+
+def test_with_fair_share_requests_to_come_of_others_go_first() -> None:
+    view = node(full(since=NOW - 40))
+    mine, others = (replace(request(profile("7g.40gb")), holder=Holder(tenant=each)) for each in ("vision", "speech"))
+    others = replace(others, wait_seconds=math.inf)
+    of = replace(situation(view, mine, times=TIMES), demand=Demand(1.0, (others,)))
+    assert estimates(of)[0].median == NOW + 60
+    found = estimates(replace(of, used={"vision": 7.0}, reservation_delay=500.0))[0]
+    assert found.earliest is not None
+    assert NOW + 500 <= found.earliest <= NOW + 600, "until it has waited for the reservation delay"
 
 
 def test_who_leaves_the_queue_delays_nobody_but_is_told_a_start() -> None:

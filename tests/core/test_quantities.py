@@ -46,6 +46,12 @@ GI = 2**30
         ("0.1G", 100_000_000),
         ("0.3Ki", 308),
         ("100B", 100),
+        ("4g", 4 * 10**9),
+        ("4gb", 4 * 10**9),
+        ("4gi", 4 * GI),
+        ("4gib", 4 * GI),
+        ("512mb", 512 * 10**6),
+        ("512mib", 512 * 2**20),
     ],
 )
 def test_memory(text: str, amount: int) -> None:
@@ -66,9 +72,6 @@ def test_memory(text: str, amount: int) -> None:
         ("NaNG", "it is not a number", "4G"),
         ("inf", "it is infinite", "4G"),
         ("-infinityGi", "it is infinite", "4G"),
-        ("4g", "g is not a unit of memory", "did you mean 4G?"),
-        ("4gb", "gb is not a unit of memory", "did you mean 4G?"),
-        ("4gib", "gib is not a unit of memory", "did you mean 4Gi?"),
         ("4Gb", "Gb is not a unit of memory", "did you mean 4G?"),
         ("512m", "m means thousandths to Kubernetes", "did you mean 512M?"),
         ("4Q", "Q is not a unit of memory", "4Gi"),
@@ -151,6 +154,8 @@ def test_memory_is_written_as_people_write_it(amount: int, text: str) -> None:
         ("10m", 600),
         ("2h", 7200),
         ("1h30m", 5400),
+        ("1w", 604_800),
+        ("1w2d", 777_600),
         ("1d2h3m4s", 93784),
         ("1.5h", 5400),
         ("500ms", 0.5),
@@ -194,7 +199,21 @@ def test_duration_in_words(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(("text", "value"), [("0.25", 0.25), ("1", 1.0), ("1.0", 1.0), (".5", 0.5), ("0.001", 0.001)])
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0.25", 0.25),
+        ("1", 1.0),
+        ("1.0", 1.0),
+        (".5", 0.5),
+        ("0.001", 0.001),
+        ("25%", 0.25),
+        ("12.5 %", 0.125),
+        ("100%", 1.0),
+        ("1/4", 0.25),
+        ("3 / 8", 0.375),
+    ],
+)
 def test_fraction(text: str, value: float) -> None:
     assert parse_fraction(text) == value
 
@@ -207,8 +226,13 @@ def test_fraction(text: str, value: float) -> None:
         ("1.01", "more than a whole one", "--num-gpus"),
         ("5", "more than a whole one", "--num-gpus"),
         ("4G", "it is a quantity of memory", "--gpu-memory 4G"),
-        ("50%", "cannot understand 50%", "0.25"),
-        ("1/4", "cannot understand 1/4", "0.25"),
+        ("150%", "more than a whole one", "0.25"),
+        ("0%", "it is zero", "0.25"),
+        ("0/4", "it is zero", "0.25"),
+        ("1/0", "it is zero", "0.25"),
+        ("5/4", "more than a whole one", "0.25"),
+        ("1/", "cannot understand 1/", "0.25"),
+        ("-25%", "cannot understand -25%", "0.25"),
         ("nan", "it is not a number", "0.25"),
         ("inf", "it is infinite", "0.25"),
         ("0,5", "it has a comma", "0.5"),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mig_agent.core.model import InstanceState
-from mig_agent.core.slicemap import STYLES, SliceMapBlock, SliceMapGpu, filled, render_legend, render_text
+from mig_agent.core.slicemap import STYLES, SliceMapBlock, SliceMapGpu, filled, render_legend, render_lines, render_text
 from slicemap_svg import render_svg
 
 GPU = SliceMapGpu(
@@ -48,6 +49,45 @@ def test_the_map_in_sixty_columns_of_ascii() -> None:
     assert render_text(GPU, 60, unicode=False) == ASCII_PICTURE
 
 
+DEAD = f"│{STYLES['unusable'].fill * 8}│"
+LINES = """\
+                      0      1      2      3      4      5      6      7
+GPU 0 A100-SXM4-40GB │█alice│      │░1g.10gb     │             │█train│@@@@@@│
+GPU 1 H100 80GB HBM3 │█team-a/train-7f2c 3g.40gb │             │▒1g.1…│      │
+GPU 2 whole          │░whole                                                 │""".replace("@", STYLES["unusable"].fill)
+
+
+def in_lines() -> list[SliceMapGpu]:
+    """Three GPUs as a busy node has them."""
+    first = (
+        SliceMapBlock(start=0, size=1, label="1g.5gb", state="leased", holder="alice"),
+        SliceMapBlock(start=2, size=2, label="1g.10gb", state="idle"),
+        SliceMapBlock(start=6, size=1, label="1g.5gb", state="leased", holder="train"),
+    )
+    second = (
+        SliceMapBlock(start=0, size=4, label="3g.40gb", state="leased", holder="team-a/train-7f2c"),
+        SliceMapBlock(start=6, size=1, label="1g.10gb+me", state="foreign"),
+    )
+    whole = SliceMapBlock(start=0, size=1, label="whole", state="idle")
+    return [
+        SliceMapGpu(title="", name="GPU 0 A100-SXM4-40GB", memory_slices=8, blocks=first, unusable=frozenset({7})),
+        SliceMapGpu(title="", name="GPU 1 H100 80GB HBM3", memory_slices=8, blocks=second),
+        SliceMapGpu(title="", name="GPU 2 whole", memory_slices=1, blocks=(whole,)),
+    ]
+
+
+def test_a_gpu_in_one_line() -> None:
+    assert "\n".join(render_lines(in_lines())) == LINES
+
+
+def test_lines_in_colour_and_in_ascii_say_the_same() -> None:
+    painted = render_lines(in_lines(), color=True)
+    assert "\x1b[32m█" in painted[1]
+    assert re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(painted)) == LINES
+    assert all(line.isascii() for line in render_lines(in_lines(), unicode=False))
+    assert "|::::::|" in render_lines(in_lines(), unicode=False)[1]
+
+
 def test_colour_adds_nothing_but_colour() -> None:
     painted = render_text(GPU, color=True)
     assert "\x1b[32m" in painted
@@ -55,7 +95,7 @@ def test_colour_adds_nothing_but_colour() -> None:
 
 
 def test_states_are_distinct_without_colour() -> None:
-    assert set(STYLES) == {state.value for state in InstanceState} | {"free"}
+    assert set(STYLES) == {state.value for state in InstanceState} | {"free", "unusable"}
     for fills in ([style.fill for style in STYLES.values()], [style.ascii_fill for style in STYLES.values()]):
         assert len(set(fills)) == len(fills)
     assert all(style.ascii_fill.isascii() for style in STYLES.values())
@@ -88,6 +128,14 @@ def test_free_ranges_are_filled_in() -> None:
         (6, 1, "foreign"),
         (7, 1, "free"),
     ]
+
+
+def test_free_slices_that_nothing_fits_on_are_told_apart() -> None:
+    gpu = SliceMapGpu(title=GPU.title, memory_slices=8, blocks=GPU.blocks, unusable=frozenset({7}))
+    assert [(each.start, each.state) for each in filled(gpu)][-2:] == [(6, "foreign"), (7, "unusable")]
+    assert DEAD in render_text(gpu)
+    assert "|::::::|" in render_text(gpu, 60, unicode=False)
+    assert render_legend(["unusable"]) == f"[{STYLES['unusable'].fill * 2}] unusable (no profile fits)"
 
 
 def test_wide_characters_take_two_columns() -> None:
@@ -132,6 +180,16 @@ def test_whatever_is_drawn_keeps_its_lines_and_its_width(
         assert all(len(line) <= width for line in lines)
     if not unicode:
         assert text.isascii()
+
+
+@given(several=st.lists(gpus, max_size=4), width=st.integers(1, 200), unicode=st.booleans())
+def test_each_gpu_is_one_line_of_at_most_the_width(several: list[SliceMapGpu], width: int, unicode: bool) -> None:
+    several = [replace(each, name=each.title[:20]) for each in several]
+    lines = render_lines(several, width, unicode=unicode)
+    assert len(lines) <= 2 * len(several)
+    assert all(line.isprintable() and (unicode or line.isascii()) for line in lines)
+    if several and width >= 8 + max(each.memory_slices for each in several) * 5:
+        assert all(len(line) <= width for line in lines)
 
 
 @given(gpu=gpus)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from mig_agent.daemon.sd_notify import keep_alive, notify
+from mig_agent.daemon.sd_notify import keep_alive, notify, reloading
 from support.agent import short_folder
+from support.service_manager import service_manager
 
 
 def test_without_a_listener_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,3 +50,21 @@ async def test_nobody_who_does_not_watch_is_told_again_and_again(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     await asyncio.wait_for(keep_alive(), 30)
+
+
+async def test_a_blocked_event_loop_sends_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    with short_folder() as folder, service_manager(folder) as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", systemd.variables["NOTIFY_SOCKET"])
+        monkeypatch.setenv("WATCHDOG_USEC", "40000")
+        monkeypatch.delenv("WATCHDOG_PID", raising=False)
+        watchdog = asyncio.create_task(keep_alive())
+        for _ in range(3):
+            assert (await asyncio.to_thread(systemd.next)) == {"WATCHDOG": "1"}
+        systemd.drain()
+        time.sleep(0.3)  # noqa: ASYNC251 -- that is what is tested
+        assert systemd.drain() == []
+        watchdog.cancel()
+
+
+def test_a_reload_says_when_it_began() -> None:
+    assert re.fullmatch(r"RELOADING=1\nMONOTONIC_USEC=[0-9]+", reloading())

@@ -169,7 +169,7 @@ def test_values_that_cannot_be_meant_are_refused(helm: str, wrong: str) -> None:
         ([], "give scheduler.names the names in their certificates"),
         (["scheduler.names={kai}", "settings.listen=unix:///x.sock"], "and so does settings.listen"),
         (["scheduler.names={kai}", "networkPolicy.enabled=true"], "give scheduler.from whom it is open to"),
-        (["scheduler.names={kai}", "scheduler.port=9400"], "give scheduler.port or metrics.port another"),
+        (["scheduler.names={kai}", "scheduler.port=7481"], "give scheduler.port or metrics.port another"),
     ],
 )
 def test_a_port_for_schedulers_that_nobody_could_use_is_refused(helm: str, wrong: list[str], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Deployments of unlike profiles come, grow, shrink and lose pods for minutes: nothing is lost, nobody stays behind."""
+"""Deployments of unlike profiles come, grow, shrink and lose pods for a while: nothing is lost, nobody stays behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.cluster import installed
 from support.cluster.pods import MEMORY, PROFILE, deployment, is_running
 from support.cluster.space import Space
 
-SECONDS = float(os.environ.get("CHURN_SECONDS", "180"))
+SECONDS = float(os.environ.get("CHURN_SECONDS", "90"))
 _PAUSE_SECONDS = 0.4
 KINDS = {
     "one": {f"{PROFILE}1g.10gb": 1},

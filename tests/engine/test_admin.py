@@ -279,7 +279,8 @@ async def test_usage_is_reported_and_unknown_usage_is_not_zero(tmp_path: Path) -
         assert first.memory_total_mib == 4864
         assert first.memory_used_mib is not None
         assert first.memory_used_mib >= 500
-        assert first.processes == (pid,)
+        (process,) = first.processes or ()
+        assert (process.pid, process.used_mib) == (pid, 500)
         assert first.utilization_percent is None
         assert usage[idle.devices[0].generation].processes == ()
         node.simulator.lose_gpu(0)

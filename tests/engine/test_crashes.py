@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mig_agent.adapters.ledger.store import LEDGER_FILE
 from mig_agent.adapters.nvml.calls import CHANGING
+from mig_agent.core.accounting import By
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.model import InstanceState
 from mig_agent.simulator import STATE_FILE, Simulator
 from support.clock import VirtualClock
 from support.crashing import ANSWERS, GPUS, CrashServer, crash_server
-from support.engine import ANYBODY, Node, engine
+from support.engine import ADMIN, ANYBODY, Node, engine
 from support.simulated import machine
 
 KILLED = -9
@@ -72,6 +76,7 @@ async def check(folder: Path) -> None:
     in_doubt = set(begun) - set(answered)
     async with engine(folder, clock=VirtualClock(time.time())) as node:
         check_hardware(node, folder)
+        await check_accounting(node, folder)
         known = {each["lease"]: name for name, each in answered.items()}
         standing = {node.leases[lease].request_id for lease in node.leases}
         assert {name for name in answered if name != releasing} <= standing <= {*answered, *in_doubt}
@@ -92,6 +97,28 @@ async def check(folder: Path) -> None:
                 assert devices == answered[name]["devices"]
                 assert again.lease.id in known
         check_hardware(node, folder)
+
+
+async def check_accounting(node: Node, folder: Path) -> None:
+    """Each lease that ended has its records, no other has; and what was leased is what the ledger's leases say."""
+    with closing(sqlite3.connect(f"file:{folder / LEDGER_FILE}?mode=ro", uri=True)) as ledger:
+        leases = ledger.execute("SELECT id, created_at, ended_at, json_array_length(devices) FROM lease").fetchall()
+        records = ledger.execute(
+            "SELECT lease, granted_at, ended_at, count(*) FROM accounting GROUP BY lease"
+        ).fetchall()
+        total = ledger.execute("SELECT coalesce(sum(mib_ms), 0) FROM tenant_total").fetchone()[0]
+        recorded = ledger.execute("SELECT coalesce(sum(memory_mib * seconds), 0) FROM accounting").fetchone()[0]
+    assert sorted(records) == sorted(each for each in leases if each[2] is not None)
+    assert recorded == pytest.approx(total / 1000, abs=100.0)
+    now = node.clock.now()
+    active = sum(
+        instance.slot.profile.memory_mib * (now - node.leases[instance.lease].created_at)
+        for instance in node.instances(InstanceState.LEASED)
+        if instance.lease is not None
+    )
+    found = await node.manager.account(0.0, None, By.TENANT, ADMIN)
+    assert found.total.memory_mib_seconds == pytest.approx(recorded + active, abs=1.0)
+    assert found.total.leases == len(leases)
 
 
 def check_hardware(node: Node, folder: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from mig_agent.adapters.host import Host
 from mig_agent.core.errors import Reason, RefusedError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import InstanceState, LeaseId
+from mig_agent.core.model import Holder, InstanceState, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifecycle import StreamEnd
 from mig_agent.engine.results import Granted
@@ -213,6 +215,53 @@ async def test_a_held_lease_waits_a_minute_for_its_client_after_a_restart(tmp_pa
         assert again.lease.id == granted.lease.id
         node.clock.advance(61)
         await after.until(lambda: list(after.leases) == [granted.lease.id])
+
+
+async def test_a_held_lease_stays_after_a_restart_while_the_process_of_its_client_lives(tmp_path: Path) -> None:
+    """However long the agent was away: the job goes on all the while, and its client will attach again."""
+    process = await waiting_process()
+    async with engine(tmp_path, "a100-40gb") as node:
+        request = node.request("4G", holder=Holder(name="alice", pid=process.pid))
+        granted = await node.manager.hold(request, ANYBODY)
+        node.manager.delivered(granted.lease.id)
+    node.clock.advance(24 * 3600)
+    async with engine(tmp_path, clock=node.clock) as after:
+        node.clock.advance(3600)
+        await after.quiet()
+        again = await after.manager.hold(request, ANYBODY)
+        assert again.lease.id == granted.lease.id
+    async with engine(tmp_path, clock=node.clock) as once_more:
+        node.clock.advance(3600)
+        await once_more.quiet()
+        assert list(once_more.leases) == [granted.lease.id]
+        process.kill()
+        assert await ended(once_more) == "stream-ended"
+        await process.wait()
+
+
+async def test_a_held_lease_does_not_stay_for_another_process_with_the_number_of_its_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        granted = await node.manager.hold(node.request("4G", holder=Holder(name="alice", pid=os.getpid())), ANYBODY)
+        node.manager.delivered(granted.lease.id)
+    monkeypatch.setattr(Host, "client_lives_since", lambda *_: False)
+    async with engine(tmp_path, clock=node.clock) as after:
+        node.clock.advance(59)
+        await after.quiet()
+        assert after.leases, "it might be the client of another process namespace, which attaches again"
+        node.clock.advance(1)
+        assert await ended(after) == "stream-ended"
+
+
+async def test_a_held_lease_whose_process_lives_ends_at_its_deadline_after_a_restart(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        holder = Holder(name="alice", pid=os.getpid())
+        granted = await node.manager.hold(node.request("4G", holder=holder, ttl_seconds=600.0), ANYBODY)
+        node.manager.delivered(granted.lease.id)
+    async with engine(tmp_path, clock=node.clock) as after:
+        node.clock.advance(600)
+        assert await ended(after) == "expired"
 
 
 # Who may

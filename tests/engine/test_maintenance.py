@@ -118,10 +118,33 @@ async def test_waiting_requests_are_served_after_the_pause(tmp_path: Path) -> No
         await node.manager.pause("", ADMIN, lasting=True)
         await node.release(full)
         await node.quiet_but(waiting)
-        assert [each.position for each in node.manager.snapshot.queue] == [1]
+        assert [each.place.position for each in node.manager.snapshot.queue] == [1]
         assert not waiting.done()
         await node.manager.resume("", ADMIN, lasting=True)
         assert (await waiting).devices[0].profile == "1g.5gb"
+
+
+async def test_a_request_that_may_wait_does_so_while_the_agent_is_paused(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        await node.manager.pause("driver", ADMIN, lasting=True)
+        waiting = node.start(node.acquire("1g.5gb", wait_seconds=600.0))
+        await node.until(lambda: node.manager.snapshot.queue)
+        late = node.start(refused(node, "1g.5gb", wait_seconds=10.0))
+        await node.until(lambda: len(node.manager.snapshot.queue) == 2)
+        node.clock.advance(10)
+        assert (await late).reason is Reason.WAITED_TOO_LONG
+        assert not node.creations()
+        await node.manager.resume("", ADMIN, lasting=True)
+        assert (await waiting).devices[0].profile == "1g.5gb"
+
+
+async def test_a_request_that_these_gpus_can_never_serve_does_not_wait_for_the_end_of_a_pause(tmp_path: Path) -> None:
+    async with engine(tmp_path / "one", "a100-40gb:1") as node:
+        await node.manager.pause("driver", ADMIN, lasting=True)
+        assert (await refused(node, "80G", wait_seconds=600.0)).reason is Reason.TOO_LARGE
+    (tmp_path / "none").mkdir()
+    async with engine(tmp_path / "none", "a100-40gb:1", opened=False, paused=("no GPU",)) as node:
+        assert (await refused(node, "1g.5gb", wait_seconds=600.0)).reason is Reason.PAUSED
 
 
 async def test_a_wait_that_times_out_while_paused_says_why(tmp_path: Path) -> None:
@@ -457,3 +480,32 @@ async def test_nodes_of_the_driver_that_stay_open_are_named(tmp_path: Path) -> N
             await node.until(lambda: node.told(EventKind.DRIVER_RELEASED))
         (told,) = node.told(EventKind.DRIVER_RELEASED)
         assert told.message == f"the driver was released, but this process still has {held} open"
+
+
+async def test_an_agent_that_starts_without_a_driver_opens_it_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        kept = await node.acquire("1g.5gb")
+    async with engine(tmp_path, opened=False, no_driver="no library") as node:
+        words = "cannot open the driver: no library; it is tried every 10 s"
+        assert node.manager.paused == (words,)
+        assert set(node.leases) == {kept.lease.id}
+        recorded = await node.manager.events(0.0, None, 1000)
+        started = [each.message for each in recorded if each.kind is EventKind.AGENT_STARTED]
+        assert started[-1] == f"the agent started paused ({words}) with 1 lease"
+        assert [each.message for each in recorded if each.kind is EventKind.DRIVER_UNAVAILABLE] == [words]
+        node.clock.advance(10)
+        await node.until(lambda: not node.manager.paused)
+        assert set(node.leases) == {kept.lease.id}
+        await node.acquire("1g.5gb")
+
+
+async def test_an_administrators_pause_comes_before_a_missing_driver(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        await node.manager.pause("", ADMIN, lasting=True)
+    async with engine(tmp_path, opened=False, no_driver="no library") as node:
+        assert node.manager.paused == ("by root",)
+        node.clock.advance(60)
+        await node.quiet()
+        assert node.manager.paused == ("by root",)
+        await node.manager.resume("", ADMIN, lasting=True)
+        assert not node.manager.paused

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mig_agent.adapters.ledger.store import Ledger
-from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.errors import Reason, RefusedError, UsageError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Holder, InstanceState, Request
 from mig_agent.core.owner import KubeletDevice, Pod
@@ -52,6 +52,13 @@ async def test_it_has_no_grace_period_and_is_never_unused(tmp_path: Path) -> Non
         await node.look()
         assert set(node.leases) == {pods.lease.id, other.lease.id}
         assert node.manager.snapshot.unused == {other.lease.id}
+
+
+async def test_it_is_not_held_by_a_stream(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:1") as node:
+        with pytest.raises(UsageError, match="cannot hold a lease for pod team-a/train-7f2c by a stream"):
+            await node.manager.hold(of_pod(node, "1g.5gb"), KUBELET)
+        assert not node.leases
 
 
 async def test_it_is_named_by_its_pod(tmp_path: Path) -> None:

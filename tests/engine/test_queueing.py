@@ -32,7 +32,7 @@ async def test_a_request_waits_and_is_served_when_something_is_released(tmp_path
         first = await node.acquire("7g.40gb")
         task = await waits(node, "7g.40gb")
         queue = node.manager.snapshot.queue
-        assert [(each.position, each.who.name, each.wants[0].text) for each in queue] == [(1, "alice", "7g.40gb")]
+        assert [(each.place.position, each.who.name, each.wants[0].text) for each in queue] == [(1, "alice", "7g.40gb")]
         await node.release(first)
         granted = await task
         assert granted.devices[0].reused
@@ -138,6 +138,8 @@ async def test_a_small_request_passes_a_large_one_that_waits(tmp_path: Path) -> 
     async with engine(tmp_path, "a100-40gb") as node:
         await node.acquire("3g.20gb")
         large = await waits(node, "7g.40gb")
+        fits = {each.profile: each.count for each in node.manager.snapshot.available}
+        assert (fits["1g.5gb"], fits["7g.40gb"]) == (4, 0), "a small one may pass the large one that waits"
         assert (await node.acquire("1g.5gb")).devices[0].profile == "1g.5gb"
         assert not large.done()
 
@@ -150,6 +152,7 @@ async def test_with_strict_fifo_no_request_passes_another(tmp_path: Path) -> Non
             await node.acquire("1g.5gb")
         assert refused.value.refusal.reason is Reason.NO_CAPACITY
         assert refused.value.refusal.message.endswith(": 1 request came first")
+        assert not any(each.count for each in node.manager.snapshot.available), "as the refusal says"
         await node.release(first)
         await large
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core.forecast import FEWEST_LEASE_TIMES, Basis
+from mig_agent.core.limits import NO_LIMITS, Limit, LimitValue, UsageLimits
+from mig_agent.core.model import Holder, Request
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import QueueEntry, QueuePlace
 from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 
@@ -63,7 +66,7 @@ async def test_the_client_and_the_status_say_when_it_starts_and_what_blocks_it(t
             assert (blocker.holder, blocker.lease) == ("alice", held.lease.id)
             assert blocker.expires_at == held.lease.expires_at
         (entry,) = await queue_of(node)
-        assert (entry.estimate, entry.blockers) == (estimate, places[-1].blockers)
+        assert (entry.place.estimate, entry.place.blockers) == (estimate, places[-1].blockers)
         await end(task)
 
 
@@ -90,8 +93,8 @@ async def test_few_leases_and_no_deadline_say_nothing(tmp_path: Path) -> None:
         await node.acquire("7g.40gb")
         task = await waits(node)
         (entry,) = await queue_of(node)
-        assert entry.estimate is None
-        assert entry.blockers
+        assert entry.place.estimate is None
+        assert entry.place.blockers
         await end(task)
 
 
@@ -100,9 +103,9 @@ async def test_deadlines_alone_are_an_upper_bound(tmp_path: Path) -> None:
         held = await node.acquire("7g.40gb", ttl_seconds=77.0)
         task = await waits(node)
         (entry,) = await queue_of(node)
-        assert entry.estimate is not None
-        assert entry.estimate.basis is Basis.DEADLINES
-        assert (entry.estimate.median, entry.estimate.latest) == (None, held.lease.expires_at)
+        assert entry.place.estimate is not None
+        assert entry.place.estimate.basis is Basis.DEADLINES
+        assert (entry.place.estimate.median, entry.place.estimate.latest) == (None, held.lease.expires_at)
         await end(task)
 
 
@@ -111,12 +114,12 @@ async def test_a_dry_run_is_estimated_behind_the_queue(tmp_path: Path) -> None:
         await leases_before(node)
         await node.acquire("7g.40gb")
         task = await waits(node)
-        estimate = await node.manager.estimate(node.request("7g.40gb"))
+        estimate = await node.manager.estimate(node.request("7g.40gb"), ANYBODY)
         assert estimate is not None
         assert estimate.median == pytest.approx(node.clock.now() + 2 * LASTS)
         (entry,) = await queue_of(node)
-        assert entry.estimate is not None
-        assert entry.estimate.median == pytest.approx(node.clock.now() + LASTS)
+        assert entry.place.estimate is not None
+        assert entry.place.estimate.median == pytest.approx(node.clock.now() + LASTS)
         await end(task)
 
 
@@ -125,11 +128,11 @@ async def test_nothing_is_said_while_the_agent_is_paused(tmp_path: Path) -> None
         await leases_before(node)
         await node.acquire("7g.40gb")
         task = await waits(node)
-        assert (await queue_of(node))[0].estimate is not None
+        assert (await queue_of(node))[0].place.estimate is not None
         await node.manager.pause("a new driver", ADMIN)
         (entry,) = await queue_of(node)
-        assert (entry.estimate, entry.blockers) == (None, ())
-        assert await node.manager.estimate(node.request("7g.40gb")) is None
+        assert (entry.place.estimate, entry.place.blockers) == (None, ())
+        assert await node.manager.estimate(node.request("7g.40gb"), ANYBODY) is None
         await end(task)
 
 
@@ -143,8 +146,8 @@ async def test_lease_times_are_known_after_a_restart(tmp_path: Path) -> None:
     async with engine(tmp_path, clock=clock) as again:
         task = await waits(again)
         (entry,) = await queue_of(again)
-        assert entry.estimate is not None
-        assert entry.estimate.leases == FEWEST_LEASE_TIMES
+        assert entry.place.estimate is not None
+        assert entry.place.estimate.leases == FEWEST_LEASE_TIMES
         await end(task)
 
 
@@ -157,5 +160,88 @@ async def test_gpus_that_are_kept_for_another_block_it(tmp_path: Path) -> None:
         small: asyncio.Task[object] = node.start(node.manager.acquire(request, ANYBODY))
         await node.until(lambda: len(node.manager.snapshot.queue) == 2)
         _, entry = await queue_of(node)
-        assert [(each.what, each.state) for each in entry.blockers] == [("the GPU", "reserved")]
+        assert [(each.what, each.state) for each in entry.place.blockers] == [("the GPU", "reserved")]
         await end(small, large)
+
+
+# ---------------------------------------------------------------- limits and fair share
+
+
+def one_lease_each() -> UsageLimits:
+    value = LimitValue(value=1, text="1", setting="roles.user.leases")
+    return UsageLimits(roles={"user": {Limit.LEASES: value}})
+
+
+def of_user(node: Node, name: str, *, wait: bool = False) -> tuple[Request, Caller]:
+    caller = Caller(name=name, uid=1000 + len(name))
+    holder = Holder(name=name, tenant=name, uid=caller.uid)
+    return node.request("7g.40gb", holder=holder, wait_seconds=6000.0 if wait else None), caller
+
+
+async def user_waits(node: Node, name: str, places: list[QueuePlace] | None = None) -> asyncio.Task[object]:
+    before = len(node.manager.snapshot.queue)
+    request, caller = of_user(node, name, wait=True)
+    task: asyncio.Task[object] = node.start(
+        node.manager.acquire(request, caller, None if places is None else places.append)
+    )
+    await node.until(lambda: len(node.manager.snapshot.queue) > before)
+    return task
+
+
+async def test_what_waits_for_its_own_limit_gets_the_limit_and_no_estimate(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", limits=one_lease_each()) as node:
+        await leases_before(node)
+        held = await node.manager.acquire(*of_user(node, "alice"))
+        node.manager.delivered(held.lease.id)
+        places: list[QueuePlace] = []
+        alice, bob = await user_waits(node, "alice", places), await user_waits(node, "bob")
+        mine, other = await queue_of(node)
+        assert (mine.place.estimate, mine.place.blockers) == (None, ())
+        assert places[0].limit == mine.place.limit
+        assert "alice holds 1 of at most 1 lease" in mine.place.limit
+        assert other.place.estimate is not None
+        assert other.place.estimate.median == pytest.approx(node.clock.now() + LASTS), "alice is passed over"
+        assert not other.place.limit
+        assert other.place.blockers
+        node.manager.set_limits(NO_LIMITS)
+        node.clock.advance(30)
+        await node.until(lambda: places[-1].estimate)
+        assert not places[-1].limit
+        assert places[-1].blockers
+        await end(alice, bob)
+
+
+async def test_what_will_wait_for_its_own_limit_gets_no_estimate(tmp_path: Path) -> None:
+    """Of two requests of one user, who may have one lease, the second starts when the first one's lease ends."""
+    async with engine(tmp_path, "a100-40gb", limits=one_lease_each()) as node:
+        await leases_before(node)
+        await node.acquire("7g.40gb")
+        tasks = [await user_waits(node, each) for each in ("bob", "bob", "carol")]
+        first, second, third = await queue_of(node)
+        assert first.place.estimate is not None
+        assert second.place.estimate is None
+        assert not second.place.limit, "now it is not the limit that blocks it"
+        assert second.place.blockers
+        assert third.place.estimate is not None
+        assert third.place.estimate.median == pytest.approx(node.clock.now() + 2 * LASTS)
+        assert await node.manager.estimate(*of_user(node, "bob")) is None
+        dry = await node.manager.estimate(*of_user(node, "dave"))
+        assert dry is not None
+        assert dry.median == pytest.approx(node.clock.now() + 3 * LASTS)
+        await end(*tasks)
+
+
+async def test_estimates_follow_the_order_of_fair_share(tmp_path: Path) -> None:
+    fair: dict[str, float] = {"fair_share_half_life_seconds": 1e6, "reservation_after_seconds": 5000.0}
+    async with engine(tmp_path, "a100-40gb", **fair) as node:
+        await leases_before(node)  # of the tenant of all tests, which has used most
+        used, _ = node.request("7g.40gb").holder, await node.acquire("7g.40gb")
+        tasks = [await waits(node), await user_waits(node, "bob")]
+        first, second = await queue_of(node)
+        assert (first.who.tenant, second.who.tenant) == ("bob", used.tenant)
+        medians = [each.place.estimate and each.place.estimate.median for each in (first, second)]
+        assert medians == [pytest.approx(node.clock.now() + LASTS), pytest.approx(node.clock.now() + 2 * LASTS)]
+        dry = await node.manager.estimate(*of_user(node, "carol"))
+        assert dry is not None
+        assert dry.median == pytest.approx(node.clock.now() + 2 * LASTS), "after bob, who came first, before the others"
+        await end(*tasks)

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from support.agent import GENEROUS_SECONDS, Agent, eventually
@@ -59,8 +60,10 @@ def test_request_for_a_shell(agent: Agent) -> None:
     script = f'{exports}\nprintf %s "$CUDA_VISIBLE_DEVICES"'
     seen = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
     assert seen == agent.instances("leased")[0]["uuid"]
-    failed = agent.migctl("request", "--gpu-memory", "900G", "-o", "env", code=3)
-    assert failed.stdout == ""
+    # `eval` of nothing would succeed, and what follows would run with the devices of before.
+    for refused, code in ((["--gpu-memory", "900G"], 3), (["--gpu-memory", "4"], 2), (["--memory", "4G"], 2)):
+        failed = agent.migctl("request", *refused, "-o", "env", code=code).stdout
+        assert subprocess.run(["sh", "-c", failed], check=False).returncode == 1, failed
 
 
 def test_request_several_devices_at_once(agent: Agent) -> None:
@@ -97,12 +100,12 @@ def test_what_is_done_is_not_explained(agent: Agent) -> None:
 
 def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
     assert agent.ask("status")["reservation_after_seconds"] == 300
-    assert "GPUs are kept" not in agent.migctl("status").stdout
+    assert "GPUs are held free" not in agent.migctl("status").stdout
     agent.migctl("request", "--mig-profile", "7g.40gb")
     waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
     try:
         eventually(lambda: agent.ask("status")["queue"], "it waits")
-        assert "from 5m of waiting on, GPUs are kept for the first in the queue" in agent.migctl("status").stdout
+        assert "after 5m in the queue, GPUs are held free for whoever is first" in agent.migctl("status").stdout
     finally:
         waiting.kill()
         waiting.communicate()
@@ -328,7 +331,9 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
     # What runs has stdout for itself.
     ran = agent.migctl("run", "-o", "json", "--gpu-memory", "4G", "--", "echo", "hello")
     assert ran.stdout == "hello\n"
-    assert {"lease", "token", "devices", "env"} <= set(json.loads(ran.stderr))
+    said = json.loads(ran.stderr)
+    assert {"lease", "devices", "env"} <= set(said)
+    assert "token" not in said, "what a job writes is kept in files"
     refused = {
         ("request", "--gpu-memory", "900G"): (3, "too-large"),
         ("plan", "--mig-profile", "9g.99gb"): (3, "unknown-profile"),
@@ -398,6 +403,35 @@ class TestRun:
         printed = agent.migctl("run", *devices, "--each", "--", sys.executable, "-c", code).stdout
         # Both print at once, so their lines may run into each other.
         assert len(set(re.findall(r"MIG-[0-9a-f-]{36}", printed))) == 2
+
+    def test_it_ends_its_command_when_its_time_is_over(self, agent: Agent) -> None:
+        limits = ("--gpu-memory", "4G", "--ttl", "300ms", "--kill-after", "100ms")
+        ended = agent.migctl("run", *limits, "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", code=124)
+        words = "migctl: the time of this lease is over; ending the command: SIGTERM now, SIGKILL in 0.1 s\n"
+        assert ended.stderr == words
+        saved = agent.migctl("run", *limits[:4], "--", "sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait", code=124)
+        assert "Traceback" not in saved.stderr
+        assert not agent.ask("status")["leases"]
+
+    def test_its_command_goes_on_when_somebody_else_ends_the_lease(self, agent: Agent, folder: Path) -> None:
+        """It may save its work; its device is not leased to others while it is used."""
+        script = f"until [ -e {shlex.quote(str(folder))}/end ]; do sleep 0.05; done; exit 6"
+        running = agent.begin("run", "--gpu-memory", "4G", "--ttl", "1h", "--", "sh", "-c", script)
+        (lease,) = eventually(lambda: agent.ask("status")["leases"], "it runs")
+        agent.migctl("release", lease["lease"])
+        assert running.stderr is not None
+        assert "the command goes on" in running.stderr.readline()
+        (folder / "end").touch()
+        running.communicate(timeout=GENEROUS_SECONDS)
+        assert running.returncode == 6
+
+    def test_nothing_of_it_outlives_migctl(self, agent: Agent, folder: Path) -> None:
+        script = f"sleep 600 & echo $! > {shlex.quote(str(folder))}/pid; wait"
+        running = agent.begin("run", "--gpu-memory", "4G", "--", "sh", "-c", script)
+        started = int(eventually(lambda: (folder / "pid").exists() and (folder / "pid").read_text(), "it runs"))
+        running.kill()
+        running.communicate(timeout=GENEROUS_SECONDS)
+        eventually(lambda: not psutil.pid_exists(started), "it has ended")
 
     def test_it_survives_a_restart_of_the_agent(self, agent: Agent, folder: Path) -> None:
         script = (

@@ -91,7 +91,7 @@ def test_without_an_agent(typed: str, tmp_path: Path) -> None:
         done = forks.run(*forks.MIGCTL, *typed.split(), env=nowhere)
     assert done.returncode == NO_AGENT
     assert "cannot reach the agent" in done.stderr
-    assert "mig-agent serve" in done.stderr
+    assert "systemctl status mig-agent" in done.stderr
     assert "Traceback" not in done.stderr
 
 

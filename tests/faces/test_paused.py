@@ -10,6 +10,7 @@ import pytest
 
 from support import nobodys
 from support.agent import SERVING, Agent, eventually, health, short_folder
+from support.service_manager import service_manager
 
 
 @pytest.fixture
@@ -45,6 +46,21 @@ def test_one_that_is_paused_starts_and_lives_on_with_no_driver_at_all(folder: Pa
         # Without the pause there is nothing to wait for.
         assert agent.launch().wait() == 1
         assert "cannot serve: there is no usable NVIDIA driver" in agent.log()
+
+
+@pytest.mark.skipif(has_driver(), reason="there is a driver on this machine")
+def test_a_service_without_a_driver_waits_for_it_instead_of_being_restarted(folder: Path) -> None:
+    """It may come with a package or a kernel module that is built still."""
+    with service_manager(folder) as systemd, Agent(folder, "", variables=systemd.variables) as agent:
+        told = systemd.until("READY")["STATUS"]
+        assert told.startswith("0 GPUs, 0 leases; paused: cannot open the driver: cannot complete nvmlInitWithFlags: ")
+        assert told.endswith("; it is tried every 10 s")
+        (reason,) = agent.ask("status")["paused"]
+        assert reason in told
+        assert "--simulate" not in agent.log(), "that is no advice for a service"
+        assert '"level": "error"' in next(line for line in agent.log().splitlines() if "driver-unavailable" in line)
+        assert agent.ask("request", "--gpu-memory", "4G", code=3)["error"]["reason"] == "paused"
+        assert agent.stop() == 0
 
 
 @pytest.mark.skipif(has_driver(), reason="there is a driver on this machine")

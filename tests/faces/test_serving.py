@@ -21,6 +21,7 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
 from support.acquire import asking
 from support.agent import GENEROUS_SECONDS, SERVING, Agent, eventually, health
+from support.service_manager import service_manager
 
 SERVICE = "migagent.v1.PartitionManager"
 
@@ -155,17 +156,13 @@ def test_it_can_be_stopped_while_it_starts(folder: Path) -> None:
 
 
 def test_it_tells_systemd_how_it_goes(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.settimeout(GENEROUS_SECONDS)
-        systemd.bind(str(folder / "notify"))
-        variables = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "1000000"}
+    with service_manager(folder) as systemd:
+        variables = systemd.variables | {"WATCHDOG_USEC": "1000000"}
         with Agent(folder, variables=variables, forked=False) as agent:
-            heard = [systemd.recv(100) for _ in range(3)]
-            assert heard == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+            heard = [systemd.next() for _ in range(3)]
+            assert heard == [{"READY": "1", "STATUS": "2 GPUs, 0 leases"}, {"WATCHDOG": "1"}, {"WATCHDOG": "1"}]
             agent.stop()
-            while (last := systemd.recv(100)) == b"WATCHDOG=1":
-                pass
-            assert last == b"STOPPING=1"
+            assert systemd.until("STOPPING")["STATUS"].startswith("stopping")
 
 
 def test_its_log_is_json_for_machines_and_text_for_people(folder: Path) -> None:
@@ -220,15 +217,33 @@ def test_metrics_can_be_scraped(folder: Path) -> None:
         assert "mig_agent_" in text
 
 
-def test_a_busy_metrics_port_is_refused_when_asked_for_and_borne_when_not(folder: Path) -> None:
+def test_a_start_that_fails_is_not_recorded_as_one(folder: Path) -> None:
+    """Whatever fails: only who serves has started."""
+    for flags in (["--socket-schedulers", "no-such-user"], ["--gpus", "7"]):
+        assert Agent(folder, flags=flags).launch().wait(GENEROUS_SECONDS) == 1
+    with Agent(folder) as agent:
+        events = agent.ask("events", "--since", "1h")["events"]
+        assert [each["kind"] for each in events] == ["agent-started"]
+
+
+def test_a_busy_metrics_port_is_never_fatal_and_used_once_it_is_free(folder: Path) -> None:
+    """A machine with GPUs usually has other exporters, and users matter more than figures."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        agent = Agent(folder, flags=["--metrics", f"127.0.0.1:{port}"])
-        process = agent.launch()
-        assert process.wait(GENEROUS_SECONDS) == 1
-        assert f"cannot serve metrics on 127.0.0.1:{port}" in agent.log()
+        with Agent(folder, flags=["--metrics", f"127.0.0.1:{port}"]) as agent:
+            taken = f"port {port} is taken by "
+            (problem,) = agent.ask("status")["problems"]
+            assert problem.startswith(f"metrics: off (cannot listen on 127.0.0.1:{port}: {taken}")
+            assert f"(pid {os.getpid()})" in problem
+            assert problem in agent.migctl("status").stdout
+            assert taken in agent.serving()["metrics"]
+            other.close()
+            eventually(lambda: "metrics are served" in agent.log())
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=GENEROUS_SECONDS) as answer:
+                assert b"mig_agent_" in answer.read()
+            assert agent.ask("status")["problems"] == []
 
 
 def test_a_path_as_long_as_the_kernel_takes_is_served_and_a_longer_one_refused_in_words(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mig_agent.migctl.cli import run_command_line
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1 import partition_manager_pb2_grpc as rpc
 from support.agent import GENEROUS_SECONDS, Agent
@@ -61,6 +62,22 @@ def test_with_the_right_certificate_it_serves(agent: Agent, authority: Authority
     agent.migctl("request", "--gpu-memory", "4G", "--address", tcp_address(agent), *tls)
     (lease,) = agent.ask("status")["leases"]
     assert lease["devices"]
+
+
+def test_a_command_runs_on_the_agents_machine_alone(
+    agent: Agent, authority: Authority, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The device of another machine would do it no good."""
+    client = authority.issue("scheduler")
+    tls = ["--tls-ca", str(authority.ca), "--tls-cert", str(client.cert), "--tls-key", str(client.key)]
+    run = ["run", "--gpu-memory", "4G", "--address", tcp_address(agent), *tls, "--", "echo", "it ran"]
+    assert agent.migctl(*run).stdout == "it ran\n"
+    monkeypatch.setattr("mig_agent.client.addresses.BOOT_ID_FILE", authority.ca)
+    assert run_command_line(run) == 125
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("migctl: cannot run the command here on a device of tested: the agent at ")
+    assert agent.ask("status")["leases"] == []
 
 
 def test_without_a_certificate_it_does_not(agent: Agent, authority: Authority) -> None:

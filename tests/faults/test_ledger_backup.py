@@ -54,6 +54,15 @@ def mig_agent(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_a_backup_into_a_folder_that_does_not_exist_is_refused(folder: Path) -> None:
+    Ledger.open(folder / LEDGER_FILE).close()
+    refused = mig_agent("backup", folder / "missing" / "backup", "--state-dir", folder)
+    assert refused.returncode == 1
+    assert refused.stderr.strip() == (
+        f"mig-agent: cannot write {folder}/missing/backup: there is no folder {folder}/missing"
+    )
+
+
 def test_a_backup_is_taken_under_load_and_restored(folder: Path) -> None:
     with Agent(folder, "a100-40gb:2") as agent:
         backup = folder / "backup"
@@ -99,7 +108,7 @@ def test_a_backup_is_taken_under_load_and_restored(folder: Path) -> None:
         assert found[kept["devices"][0]["uuid"]] == "leased"
         assert found[later["devices"][0]["uuid"]] == "foreign"
         assert "idle" not in found.values()
-        assert "ledger-quarantined" in agent.log()
+        assert "ledger-restored" in agent.log()
         # The way back: the former one knows what was leased since, and is as good a backup.
         agent.stop()
         assert mig_agent("restore", former, "--state-dir", agent.state_dir).returncode == 0

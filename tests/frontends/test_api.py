@@ -455,6 +455,42 @@ async def test_usage_omits_what_the_driver_does_not_report(served: Service) -> N
     assert len(used.processes.pids) == 1
 
 
+async def test_accounting_counts_a_period_by_key(served: Service) -> None:
+    granted = await served.acquire(memory="4G", gpus=["0"], holder=pb.Holder(name="train", tenant="team-a"))
+    device = granted.lease.devices[0]
+    began = served.node.clock.now()
+    served.node.clock.advance(100.0)
+    answer = await served.admins.Accounting(
+        pb.AccountingRequest(since=began + 40.0, by=pb.ACCOUNTING_KEY_PROFILE), timeout=TIMEOUT
+    )
+    (row,) = answer.rows
+    assert (row.key, row.leases, row.devices, row.slice_seconds) == (device.profile, 1, 1, 60.0)
+    assert row.memory_mib_seconds == device.memory_mib * 60.0 == answer.total.memory_mib_seconds
+    assert not row.HasField("peak_mib_seconds"), "nothing was measured"
+    assert (answer.since, answer.until) == (began + 40.0, began + 100.0)
+    by_tenant = await served.users.Accounting(pb.AccountingRequest(), timeout=TIMEOUT)
+    assert ([each.key for each in by_tenant.rows], by_tenant.HasField("since")) == (["team-a"], False)
+    assert by_tenant.complete_since <= began
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [pb.AccountingRequest(since=float("nan")), pb.AccountingRequest(since=2.0, until=1.0), pb.AccountingRequest(by=99)],  # type: ignore[arg-type] # of a newer client
+)
+async def test_accounting_of_nonsense_is_refused(served: Service, request_: pb.AccountingRequest) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        await served.users.Accounting(request_, timeout=TIMEOUT)
+    assert detail_of(refused.value).reason == "invalid-request"
+
+
+async def test_advice_comes_with_its_numbers(served: Service) -> None:
+    await served.acquire(memory="4G", gpus=["0"], holder=pb.Holder(name="train", tenant="team-a"))
+    (advice,) = (await served.admins.Advise(pb.AdviseRequest(name="train"), timeout=TIMEOUT)).advice
+    assert (advice.verdict, advice.asked, advice.runs, advice.measured_runs) == ("too-few-runs", "4G", 1, 0)
+    assert not advice.HasField("peak_mib")
+    assert advice.message.startswith("train: asked 4G;")
+
+
 # ---------------------------------------------------------------- administration
 
 

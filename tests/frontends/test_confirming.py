@@ -192,7 +192,8 @@ TWICE = pb.AcquireRequest(request=ask(memory="4G"))
     [
         ((), "cannot serve a stream without a request"),
         ((RECEIVED,), "cannot confirm a lease that this stream has not brought"),
-        ((pb.AcquireRequest(), RECEIVED), "cannot "),
+        # Alone: grpc.aio replaces the status of a stream that ends while it is written to (grpc/grpc#36066).
+        ((pb.AcquireRequest(),), "cannot "),
     ],
     ids=["nothing", "received alone", "an empty request"],
 )

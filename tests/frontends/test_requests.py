@@ -8,7 +8,7 @@ from mig_agent.core.errors import Reason, RefusedError, UsageError
 from mig_agent.core.model import Holder
 from mig_agent.core.owner import TOKEN_OWNER, Pod, PodOwner
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.grpc.decode import held_request_from, request_from
+from mig_agent.frontends.grpc.decode import request_from
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 SCHEDULER = Caller(name="volcano", scheduler=True)
@@ -69,9 +69,7 @@ def test_invalid_pod_is_refused_with_a_message(wrong: dict[str, str]) -> None:
         request_from(asked({**TRAIN, **wrong}), SCHEDULER)
 
 
-def test_lease_for_a_pod_has_no_process_and_no_stream() -> None:
+def test_lease_for_a_pod_has_no_process() -> None:
     with pytest.raises(UsageError, match="cannot bind the lease of pod team-a/train-7f2c to process 7"):
         request_from(asked(TRAIN, pid=7), ROOT)
-    with pytest.raises(UsageError, match="cannot hold a lease for pod team-a/train-7f2c by a stream"):
-        held_request_from(asked(TRAIN), ROOT)
-    assert held_request_from(asked(), ROOT).owner == TOKEN_OWNER
+    assert request_from(asked(), ROOT).owner == TOKEN_OWNER

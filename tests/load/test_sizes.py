@@ -18,7 +18,7 @@ from mig_agent.core.forecast import Basis, StartEstimate
 from mig_agent.core.model import CallerId, Holder, RequestId, RequestKey, Want
 from mig_agent.core.planning.wait_blockers import MOST_WAIT_BLOCKERS
 from mig_agent.core.requests import LONGEST_REQUEST_ID, LONGEST_TEXT, MOST_ATTRIBUTES, MOST_GPUS_NAMED, MOST_WANTS
-from mig_agent.engine.results import QueueEntry
+from mig_agent.engine.results import QueueEntry, QueuePlace
 from mig_agent.frontends.grpc import encode, servicer
 from mig_agent.frontends.grpc.servicer import MOST_ANSWER_BYTES, MOST_PLANS
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -121,27 +121,29 @@ async def test_a_full_queue_of_the_longest_names_fits_into_a_status(served: Serv
     status = await served.users.Status(pb.StatusRequest(), timeout=TIMEOUT)  # with gRPC's usual limit
     assert len(status.queue) == many
     assert status.ByteSize() < USUAL_LIMIT // 2
+    blocker = Blocker(
+        gpu_index=99,
+        what="7g.80gb on slices 0-7",
+        state="leased",
+        lease="0" * 16,
+        holder=FACE * 64,
+        expires_at=1e9,
+    )
     longest = QueueEntry(
         request=RequestKey(CallerId("name slurm"), RequestId(FACE * 32)),
         who=Holder(tenant=FACE * 64, name=FACE * 64),
         priority=0,
-        position=1,
         since=0.0,
         wants=wants * (MOST_WANTS // 2),
-        estimate=StartEstimate(earliest=1.0, median=2e6, latest=3e6, basis=Basis.LEASES, leases=1000),
-        blockers=(
-            Blocker(
-                gpu_index=99,
-                what="7g.80gb on slices 0-7",
-                state="leased",
-                lease="0" * 16,
-                holder=FACE * 64,
-                expires_at=1e9,
-            ),
-        )
-        * MOST_WAIT_BLOCKERS,
+        place=QueuePlace(
+            position=1,
+            at=0.0,
+            estimate=StartEstimate(earliest=1.0, median=2e6, latest=3e6, basis=Basis.LEASES, leases=1000),
+            blockers=(blocker,) * MOST_WAIT_BLOCKERS,
+            limit=FACE * 256,
+        ),
     )
-    assert many * encode.queued_request(longest, 0.0).ByteSize() < USUAL_LIMIT // 2
+    assert many * encode.queued_request(longest).ByteSize() < USUAL_LIMIT // 2
     for each in waiting:
         each.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,8 +21,8 @@ from support.agent import GENEROUS_SECONDS, eventually
 LAUNCH = """
 import os, sys
 from mig_agent.migctl.launcher import Launcher, die_of_interrupt
-launcher = Launcher()
-code = launcher.run(sys.argv[2:], [os.environ | {"NUMBER": str(n)} for n in range(int(sys.argv[1]))])
+launcher = Launcher(float(sys.argv[2]))
+code = launcher.run(sys.argv[3:], [os.environ | {"NUMBER": str(n)} for n in range(int(sys.argv[1]))])
 print("interrupted" if launcher.interrupted else "ended", file=sys.stderr, flush=True)
 if launcher.interrupted:
     die_of_interrupt()
@@ -27,14 +30,16 @@ sys.exit(code)
 """
 
 
-def launch(*command: str, times: int = 1, **options: object) -> subprocess.Popen[str]:
+def launch(
+    *command: str, times: int = 1, kill_after: float = 10.0, program: str = LAUNCH, **options: object
+) -> subprocess.Popen[str]:
     streams: dict[str, object] = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,
         "text": True,
     }
-    arguments = [sys.executable, "-c", LAUNCH, str(times), *command]
+    arguments = [sys.executable, "-c", program, str(times), str(kill_after), *command]
     return subprocess.Popen(arguments, **(streams | options))  # type: ignore[call-overload,no-any-return] # any options
 
 
@@ -116,7 +121,7 @@ def test_what_is_ignored_stays_ignored(ready: Path) -> None:
     script = f"touch {ready}; while [ -e {ready} ]; do sleep 0.05; done; echo done"
     nohup = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + LAUNCH
     process = subprocess.Popen(
-        [sys.executable, "-c", nohup, "1", "sh", "-c", script],
+        [sys.executable, "-c", nohup, "1", "10", "sh", "-c", script],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -131,10 +136,11 @@ def test_what_is_ignored_stays_ignored(ready: Path) -> None:
 class Terminal:
     """A terminal with the launcher on it."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, on_it: Sequence[str] = ()) -> None:
+        """With this command on it instead, such as a shell."""
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCH, "1", *command],
+            on_it or [sys.executable, "-c", LAUNCH, "1", "10", *command],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -211,3 +217,140 @@ def test_a_signal_that_is_sent_to_us_on_a_terminal_reaches_the_command(terminals
     terminal.process.terminate()
     terminal.read_until("told")
     assert terminal.process.wait(GENEROUS_SECONDS) == 3
+
+
+# What the command has started
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def pid_in(file: Path) -> int:
+    """The number that a script has written to a file."""
+    return int(eventually(lambda: file.exists() and file.read_text().strip(), f"{file} is written"))
+
+
+DEAF = "trap '' TERM HUP INT; echo $$ > {0}.new; mv {0}.new {0}; while :; do sleep 0.05; done"
+"""A shell that only SIGKILL ends."""
+
+
+def deaf(file: Path, *, apart: bool = False) -> str:
+    """A shell's command that starts DEAF in the background, `apart` in a session of its own, and waits for its pid."""
+    script = shlex.quote(DEAF.format(file))
+    return f"{'setsid' if apart else ''} sh -c {script} & until [ -e {file} ]; do sleep 0.01; done"
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["child", "daemon"])
+@pytest.mark.parametrize("terminal", [False, True], ids=["batch", "terminal"])
+def test_nothing_that_the_command_has_started_outlives_a_launcher_that_is_killed(
+    terminal: bool, apart: bool, ready: Path, terminals: list[Terminal]
+) -> None:
+    """The usual job is a shell script; its python would run on with the device of whoever is next."""
+    script = f"{deaf(ready, apart=apart)}; wait"
+    if terminal:
+        terminals.append(Terminal("sh", "-c", script))
+        process: subprocess.Popen[Any] = terminals[0].process
+    else:
+        process = launch("sh", "-c", script, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    grandchild = pid_in(ready)
+    process.kill()
+    process.wait(GENEROUS_SECONDS)
+    eventually(lambda: not alive(grandchild), "it has ended")
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["child", "daemon"])
+def test_what_the_command_leaves_behind_has_ended_before_the_launcher_does(apart: bool, ready: Path) -> None:
+    process = launch("sh", "-c", f"{deaf(ready, apart=apart)}; exit 3", kill_after=0.2)
+    code, _, err = ended(process)
+    assert code == 3, err
+    assert not alive(pid_in(ready))
+    assert f"migctl: ending what the command has left behind: sh (pid {pid_in(ready)})" in err
+
+
+def test_what_the_command_leaves_behind_may_clean_up(ready: Path) -> None:
+    left = f"trap 'sleep 0.1; echo saved; exit' TERM; touch {ready}; while :; do sleep 0.05; done"
+    script = f"sh -c {shlex.quote(left)} & until [ -e {ready} ]; do sleep 0.01; done"
+    assert ended(launch("sh", "-c", script))[:2] == (0, "saved\n")
+
+
+def test_what_still_writes_the_last_lines_is_left_to_it() -> None:
+    """As `tee` in `train > >(tee log)`, which bash does not wait for."""
+    code, out, err = ended(launch("sh", "-c", "(sleep 0.3; echo last line) & exit 0"))
+    assert (code, out, err) == (0, "last line\n", "ended\n")
+
+
+def test_what_the_command_has_started_does_not_outlive_a_supervisor_that_is_killed(ready: Path) -> None:
+    process = launch("sh", "-c", f"{deaf(ready, apart=True)}; wait")
+    grandchild = pid_in(ready)
+    (supervisor,) = psutil.Process(process.pid).children()
+    supervisor.kill()
+    assert ended(process)[0] == 137
+    assert not alive(grandchild)
+
+
+def test_a_process_that_was_there_before_is_none_of_the_launchers(ready: Path) -> None:
+    """As in `prepare & exec migctl run ...`."""
+    mine = ready.with_name("mine")
+    launcher = shlex.join([sys.executable, "-c", LAUNCH, "1", "10", "sh", "-c", f"{deaf(ready)}; wait"])
+    script = f"sleep 600 & echo $! > {mine}; exec {launcher}"
+    process = subprocess.Popen(
+        ["sh", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    grandchild = pid_in(ready)
+    (supervisor,) = [each for each in psutil.Process(process.pid).children() if each.pid != pid_in(mine)]
+    supervisor.kill()
+    process.wait(GENEROUS_SECONDS)
+    assert not alive(grandchild)
+    assert alive(pid_in(mine))
+    os.kill(pid_in(mine), signal.SIGKILL)
+    process.communicate(timeout=GENEROUS_SECONDS)
+
+
+END = LAUNCH.replace("code = ", "import threading; threading.Timer(0.3, launcher.end, [0.3]).start()\ncode = ")
+"""A launcher whose time is over after 0.3 s."""
+
+
+@pytest.mark.parametrize(("script", "code"), [("trap 'exit 9' TERM", 9), ("trap '' TERM", 137)], ids=["TERM", "KILL"])
+def test_a_command_whose_time_is_over_is_ended_with_all_that_it_has_started(
+    script: str, code: int, ready: Path
+) -> None:
+    command = f"{deaf(ready)}; {script}; while :; do sleep 0.05; done"
+    process = launch("sh", "-c", command, program=END)
+    assert ended(process)[0] == code
+    assert not alive(pid_in(ready))
+
+
+def test_a_second_interrupt_does_not_wait_for_what_is_being_ended(ready: Path) -> None:
+    process = launch("sh", "-c", f"{deaf(ready)}; exit 0", kill_after=600.0)
+    assert process.stderr is not None
+    assert "left behind" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    assert ended(process)[0] == 0
+    assert not alive(pid_in(ready))
+
+
+def test_stopping_and_going_on_in_a_shells_job_control(terminals: list[Terminal], tmp_path: Path) -> None:
+    """Ctrl-Z stops all of it, and the shell has its terminal again."""
+    program = tmp_path / "launch.py"
+    program.write_text(LAUNCH)
+    terminal = Terminal(on_it=["bash", "--norc", "--noprofile", "-i"])
+    terminals.append(terminal)
+    terminal.type(f"PS1='prompt '; {sys.executable} {program} 1 10 sh -c 'echo on; read x; echo got $x'\n".encode())
+    terminal.read_until("on\r\n")
+    terminal.type(b"\x1a")
+    terminal.read_until("Stopped")
+    terminal.type(b"echo here$((1+1))\n")
+    terminal.read_until("here2")
+    terminal.type(b"fg\n")
+    terminal.type(b"this\n")
+    terminal.read_until("got this")
+    terminal.read_until("ended")
+    terminal.type(b"exit 5\n")
+    assert terminal.process.wait(GENEROUS_SECONDS) == 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -115,37 +114,6 @@ def test_a_lease_that_cannot_be_printed_is_released(agent: Agent, output: str) -
     assert done.stderr.startswith("migctl: cannot ")
     assert "Traceback" not in done.stderr
     assert not agent.ask("status")["leases"]
-
-
-def test_top_is_live_on_a_terminal_and_ends_with_ctrl_c(agent: Agent) -> None:
-    lease = agent.ask("request", "--gpu-memory", "4G", "--name", "alice")["lease"]
-    master, slave = pty.openpty()
-    live = subprocess.Popen(
-        [sys.executable, "-m", "mig_agent.migctl", "top", "--interval", "50ms"],
-        stdin=slave,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        env=agent.person({"TERM": "xterm", "LINES": "24"}),
-    )
-    os.close(slave)
-    seen = b""
-    while b"alice" not in seen:
-        seen += os.read(master, 4096)
-    agent.migctl("release", lease)
-    seen = b""
-    while b"idle" not in seen:
-        seen += os.read(master, 4096)
-    live.send_signal(signal.SIGINT)
-    while True:  # or it could not write its last lines
-        try:
-            if not os.read(master, 4096):
-                break
-        except OSError:
-            break
-    _, err = live.communicate(timeout=GENEROUS_SECONDS)
-    os.close(master)
-    assert live.returncode == 0
-    assert err == b""
 
 
 def test_events_are_followed_as_they_happen(agent: Agent) -> None:

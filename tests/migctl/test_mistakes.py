@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_agent.client import Refused
+from mig_agent.core.errors import Blocker
 from mig_agent.migctl import failures
 from mig_agent.migctl.cli import run_command_line
 
 NOWHERE = ["--address", "unix:///nowhere/mig-agent.sock"]
 VERBS = ["request", "run", "release", "renew", "status", "profiles", "plan", "reclaim", "cordon", "uncordon", "mode"]
-VERBS += ["pause", "resume", "events", "top", "completion"]
+VERBS += ["pause", "resume", "events", "top", "completion", "show", "help", "version"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +29,13 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 MISTAKES = [
-    ("", "missing command"),
     ("frob", "no such command"),
+    ("help frob", "no such command"),
+    ("topp", "did you mean top?"),
+    ("request --mem 4G", "did you mean --gpu-memory?"),
+    ("request --user x", "Hint: see `migctl request --help`"),
+    ("request --model h100", "Hint: see `migctl request --help`"),
+    ("status --gpus 1", "did you mean --gpu?"),
     ("reqest --gpu-memory 4G", "did you mean request?"),
     ("cordn 0", "did you mean cordon?"),
     ("--frob status", "--frob"),
@@ -49,7 +55,7 @@ MISTAKES = [
     ("request --gpu-memory 0", "it is zero. Hint: write a number with a unit"),
     ("events --since 0", "it is zero. Hint: write a number with a unit, such as 90s"),
     ("top --interval 0", "it is zero"),
-    ("request --device foo", "as a device. Hint: write a profile such as 2g.10gb, a quantity of memory such as 4G"),
+    ("request --device foo", "as a device. Hint: write a profile such as 1g.10gb, a quantity of memory such as 4G"),
     ("request --num-gpus 99", "Hint: `migctl status` shows how many there are"),
     ("request --gpu-memory -1G", "negative"),
     ("request --gpu-memory nan", "not a number"),
@@ -95,17 +101,20 @@ MISTAKES = [
     ("reclaim --gpu x", "cannot take x as a GPU"),
     ("cordon", "without its name"),
     ("cordon --gpu 0.5", "as a GPU"),
-    ("cordon 0 --gpu 1", "two GPUs"),
     ("uncordon", "without its name"),
     (f"pause --reason {'x' * 300}", "a reason of 300 bytes"),
     ("pause now", "now"),
     ("resume --reason x", "--reason"),
     ("mode", "enable|disable"),
-    ("mode on --gpu 0", "write enable or disable"),
+    ("mode on --gpu 0", "cannot set MIG mode to on. Hint: write enable or disable"),
+    ("mode enable --gpu 0,1", "several GPUs"),
     ("mode enable", "without its name"),
     ("events --since yesterday", "yesterday"),
     ("events --since 2", "write 2s"),
-    ("events --limit 0", "0 events"),
+    ("events --limit none", "cannot take none as a number of events. Hint: write a number, or all"),
+    ("events --limit -1", "as a number of events"),
+    ("release --mine a", "only some"),
+    ("show", "without LEASE"),
     ("events --gpu 1.5", "as a GPU"),
     ("top --interval 2", "write 2s"),
     ("completion", "bash|zsh|fish"),
@@ -152,8 +161,11 @@ def test_what_follows_two_dashes_is_the_commands_own(capsys: pytest.CaptureFixtu
         "release x",
         "renew x",
         "reclaim",
-        "cordon 0",
+        "cordon 0 --gpu 1,2",
         "uncordon 0",
+        "show x",
+        "status --mine --watch",
+        "release --mine",
         "pause --reason driver",
         "resume",
         "mode enable --gpu 0",
@@ -165,7 +177,7 @@ def test_what_follows_two_dashes_is_the_commands_own(capsys: pytest.CaptureFixtu
 def test_without_an_agent_it_is_4(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line([*NOWHERE, *typed.split()]) == 4
     out, err = capsys.readouterr()
-    assert out == ""
+    assert out == ("false\n" if typed.endswith("-o env") else "")
     assert "cannot reach the agent" in err
     assert err.count("\n") == 1
     assert run_command_line([*NOWHERE, "-o", "json", "status"]) == 4
@@ -183,9 +195,62 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
     out, err = capsys.readouterr()
     assert out.startswith("Usage: migctl")
     assert err == ""
-    if verb not in {"", "completion"}:
-        assert "--address" in out
+    if verb not in {"", "completion", "help"}:
+        assert out.count("--address") == out.count("--tls") == 1, "one line leads to all of them"
+        assert "migctl help connection" in out
         assert "--output" in out
+
+
+@pytest.mark.parametrize("typed", ["", "help", "-h", "-o json"])
+def test_help_is_no_mistake(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(typed.split()) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("Usage: migctl [OPTIONS] [COMMAND]")
+    assert err == ""
+
+
+def test_help_of_a_command_and_of_the_connection(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["help", "run"]) == 0
+    helped = capsys.readouterr().out
+    assert run_command_line(["run", "--help"]) == 0
+    assert capsys.readouterr().out == helped
+    assert run_command_line(["help", "connection"]) == 0
+    topic = capsys.readouterr().out
+    for option in ("--address", "--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name", "MIG_AGENT_ADDRESS"):
+        assert option in topic
+
+
+def test_the_help_of_plan_has_only_what_changes_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["plan", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--gpu-memory" in out
+    for option in ("--ttl", "--pid", "--request-id", "--dry-run", "--wait"):
+        assert option not in out
+    assert run_command_line([*NOWHERE, "plan", "--gpu-memory", "4G", "--ttl", "1h", "--dry-run"]) == 4, "all are taken"
+
+
+def test_the_version_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["--version"]) == run_command_line(["version"]) == 0
+    first, second = capsys.readouterr().out.split()
+    assert first == second
+
+
+def test_what_blocks_each_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("alice", "bob", "alice")
+    full = [
+        Blocker(gpu_index=gpu, what=f"1g.10gb on slice {at}", state="leased", lease=f"l{gpu}{at}", holder=names[at])
+        for gpu in range(20)
+        for at in range(3)
+    ]
+    single = Blocker(gpu_index=30, what="7g.80gb on slices 0-7", state="blocked")
+    failures.report(Refused(reason="no-capacity", message="cannot", blockers=(single, *full)), json=True)
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert lines[1] == "  GPU 30: 7g.80gb on slices 0-7 is blocked"
+    assert lines[2] == "  GPU 0: leased to alice, bob"
+    assert lines[-1] == "  and 5 more GPUs"
+    assert len(lines) == 1 + failures.MOST_GPUS + 1
+    assert len(json.loads(out)["error"]["blockers"]) == 61, "programs get all of it"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

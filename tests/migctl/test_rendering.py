@@ -10,6 +10,9 @@ import pytest
 
 from mig_agent.client import to_json
 from mig_agent.client.types import (
+    Account,
+    AccountRow,
+    Available,
     Device,
     Gpu,
     Instance,
@@ -18,12 +21,15 @@ from mig_agent.client.types import (
     MigMode,
     Placement,
     Pod,
+    StartEstimate,
     Status,
-    Usage,
     Waiting,
 )
-from mig_agent.migctl.commands import status, top
+from mig_agent.core.errors import Blocker, UsageError
+from mig_agent.migctl.commands import usage
 from mig_agent.migctl.printing import memory, place, slices, table, until
+from mig_agent.migctl.status_page import MOST_LINES, Page
+from mig_agent.migctl.status_page import render as render_page
 
 LEASED = Instance(
     uuid="MIG-1",
@@ -109,10 +115,18 @@ WITHOUT_MIG = replace(
 )
 
 
+def render(
+    node: Status, *, width: int, color: bool, unicode: bool, cut: bool = False, boxes: bool = False, leases: bool = True
+) -> str:
+    """The page with all leases, or as short as it can be."""
+    page = Page(width=width, color=color, unicode=unicode, cut=cut, boxes=boxes, leases=leases)
+    return render_page(node, page)
+
+
 def test_status_names_everything_and_fits_80_columns() -> None:
-    page = status.render(NODE, width=80, color=False, unicode=True)
+    page = render(NODE, width=80, color=False, unicode=True)
     assert max(map(len, page.splitlines())) <= 80
-    for words in ("node-1", "1 GPU, 1 lease, 1 waiting", "alice (unused)", "pid 4711", "bob", "7g.80gb", "1g.10gb"):
+    for words in ("node-1", "1 GPU, 1 lease, 1 waiting", "unused", "pid 4711", "bob", "7g.80gb", "1g.10gb"):
         assert words in page
     assert "\x1b" not in page
 
@@ -121,11 +135,11 @@ def test_on_a_terminal_long_names_are_cut_to_fit_and_nothing_else_is() -> None:
     long = replace(LEASE, holder="pod a-long-namespace/" + "x" * 100, devices=(DEVICE,) * 8, unused=False)
     waits = replace(NODE.queue[0], holder="y" * 100, wants="2 devices: " + "z" * 100)
     node = replace(NODE, leases=(long, LEASE), queue=(waits,))
-    page = status.render(node, width=80, color=False, unicode=True, cut=True)
+    page = render(node, width=80, color=False, unicode=True, cut=True)
     assert max(map(len, page.splitlines())) <= 80
-    assert "pod a-long-namespace" in page
-    assert "alice (unused)" in page
-    assert "x" * 100 in status.render(node, width=80, color=False, unicode=True), "nothing is cut in a pipe"
+    assert "pod a-long" in page
+    assert re.search("alice .* unused", page)
+    assert "x" * 100 in render(node, width=80, color=False, unicode=True), "nothing is cut in a pipe"
 
 
 OF_POD = replace(
@@ -141,20 +155,20 @@ OF_POD = replace(
 
 def test_a_reserved_lease_is_marked() -> None:
     on_its_way = replace(OF_POD, arrived=False, kubelet_devices=())
-    page = status.render(replace(NODE, leases=(on_its_way,)), width=120, color=False, unicode=True)
-    assert "pod default/train-7f2c (on its way)" in page
-    assert "on its way" not in status.render(replace(NODE, leases=(OF_POD,)), width=120, color=False, unicode=True)
+    page = render(replace(NODE, leases=(on_its_way,)), width=120, color=False, unicode=True)
+    assert re.search("pod default/train-7f2c .* reserved", page)
+    assert "reserved" not in render(replace(NODE, leases=(OF_POD,)), width=120, color=False, unicode=True)
 
 
 def test_the_map_names_a_pod_by_its_name_alone() -> None:
     held = replace(LEASED, holder="pod default/train-7f2c")
     node = replace(NODE, gpus=(replace(GPU, instances=(held,)),), leases=(OF_POD,))
-    page = status.render(node, width=80, color=False, unicode=True)
+    page = render(node, width=80, color=False, unicode=True, boxes=True)
     box = next(line for line in page.splitlines() if line.startswith("│") and "train" in line)
     assert box.split("│")[1].rstrip() == "train-7…", "cut at its end, where there is no room for it"
     wide = replace(held, placement=Placement(0, 4))
     node = replace(node, gpus=(replace(GPU, instances=(wide,)),))
-    page = status.render(node, width=80, color=False, unicode=True)
+    page = render(node, width=80, color=False, unicode=True, boxes=True)
     assert "│train-7f2c " in page
     assert "pod default/train-7f2c" in page, "the table has all of it"
 
@@ -162,14 +176,16 @@ def test_the_map_names_a_pod_by_its_name_alone() -> None:
 def test_a_lost_device_of_a_lease_is_named_as_far_as_it_is_known() -> None:
     gone = replace(DEVICE, uuid="", profile="", placement=None)
     node = replace(NODE, leases=(replace(OF_POD, devices=(DEVICE, gone)),))
-    page = status.render(node, width=200, color=False, unicode=True)
-    assert "GPU 0 1g.10gb, lost (nvidia.com/mig-1g.10gb mig-agent-4)" in page
+    page = render(node, width=200, color=False, unicode=True)
+    assert re.search(r"l1 .* 0 +0 +1g.10gb", page)
+    assert re.search(r"^ +- +- +- +lost \(nvidia.com/mig-1g.10gb mig-agent-4\)$", page, re.MULTILINE)
     on_lost_gpu = replace(DEVICE, uuid="", gpu_index=1)
     node = replace(NODE, leases=(replace(OF_POD, devices=(on_lost_gpu, DEVICE)),))
-    page = status.render(node, width=200, color=False, unicode=True)
-    assert "lost (GPU 1 1g.10gb, nvidia.com/mig-1g.10gb mig-agent-3), GPU 0 1g.10gb" in page
+    page = render(node, width=200, color=False, unicode=True)
+    assert re.search(r" 1 +0 +1g.10gb .* lost \(nvidia.com/mig-1g.10gb mig-agent-3\)$", page, re.MULTILINE)
+    assert re.search(r"^ +0 +0 +1g.10gb$", page, re.MULTILINE)
     node = replace(NODE, leases=(replace(LEASE, devices=(gone,)),))
-    assert re.search(r"alice \(unused\) +lost ", status.render(node, width=80, color=False, unicode=True))
+    assert re.search(r"alice .* unused, lost$", render(node, width=80, color=False, unicode=True), re.MULTILINE)
 
 
 def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None:
@@ -185,24 +201,121 @@ def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None
 
 
 def test_status_without_unicode_is_ascii() -> None:
-    assert status.render(NODE, width=80, color=False, unicode=False).isascii()
+    assert render(NODE, width=80, color=False, unicode=False).isascii()
 
 
 def test_status_in_colour_says_the_same() -> None:
-    plain = status.render(NODE, width=80, color=False, unicode=True)
-    colored = status.render(NODE, width=80, color=True, unicode=True)
+    plain = render(NODE, width=80, color=False, unicode=True)
+    colored = render(NODE, width=80, color=True, unicode=True)
     assert colored != plain
     assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
 
 
 def test_status_says_why_a_gpu_is_not_used_and_what_comes() -> None:
-    page = status.render(replace(NODE, gpus=(WITHOUT_MIG,), leases=(), queue=()), width=80, color=False, unicode=True)
-    assert "GPU 1 is whole: MIG mode comes on at the next reset" in page
+    page = render(replace(NODE, gpus=(WITHOUT_MIG,), leases=(), queue=()), width=80, color=False, unicode=True)
+    assert "GPU 1 can be leased whole: MIG mode comes on at the next reset" in page
     assert page.count("reset") == 1, "it is said once"
     cordoned = replace(WITHOUT_MIG, state="cordoned", reason="a fan is broken")
-    page = status.render(replace(NODE, gpus=(cordoned,), leases=(), queue=()), width=80, color=False, unicode=True)
+    page = render(replace(NODE, gpus=(cordoned,), leases=(), queue=()), width=80, color=False, unicode=True)
     assert "GPU 1 is cordoned: a fan is broken" in page
     assert "GPU 1: MIG mode will be on after a reset" in page
+    by_root = replace(cordoned, reason="cordoned by root: a fan is broken")
+    page = render(replace(NODE, gpus=(by_root,), leases=(), queue=()), width=80, color=False, unicode=True)
+    assert "GPU 1 is cordoned by root: a fan is broken" in page
+
+
+def busy(queued: int = 3) -> Status:
+    """Eight full GPUs with 52 leases, as a shared machine has them."""
+    gpus, leases = [], []
+    for index in range(8):
+        instances = []
+        for start in range(7 if index < 4 else 6):
+            lease = f"{index:08x}{start:08x}"
+            device = replace(DEVICE, gpu_index=index, placement=Placement(start, 1), uuid=f"MIG-{index}-{start}")
+            holder = ("alice", "bob (sweep-lr-1e-20)", "carol (llama-3-70b-finetune)")[start % 3]
+            leases.append(replace(LEASE, id=lease, devices=(device,), holder=holder, unused=False))
+            instances.append(
+                replace(LEASED, gpu_index=index, placement=Placement(start, 1), lease=lease, holder=holder)
+            )
+        gpus.append(replace(GPU, index=index, instances=tuple(instances), unusable_slices=(7,)))
+    estimate = StartEstimate(earliest=5400.0, median=7000.0, latest=10800.0, basis="leases", leases=57)
+    limit = "cannot serve 7g.80gb: carol holds 2 of at most 2 leases (set by limits.roles.user.leases in config.yaml)"
+    by_bob = Blocker(gpu_index=0, what="1g.10gb", state="leased", holder="bob (sweep-lr-1e-20)", expires_at=1e9)
+    known, limited = replace(NODE.queue[0], estimate=estimate, blockers=(by_bob,)), replace(NODE.queue[0], limit=limit)
+    waits = tuple(replace(known if each % 3 < 2 else limited, position=each + 1) for each in range(queued))
+    available = tuple(
+        Available(profile=name, memory_mib=mib, count=count)
+        for name, mib, count in (("1g.10gb", 9984, 4), ("1g.20gb", 20096, 0), ("3g.40gb", 40448, 1))
+    )
+    return replace(
+        NODE, gpus=tuple(gpus), leases=tuple(leases), queue=waits, available=available, reservation_after=152.0
+    )
+
+
+@pytest.mark.parametrize("queued", [0, 3, 300])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
+    page = render(busy(queued), width=80, color=False, unicode=unicode, cut=True, leases=False)
+    lines = page.splitlines()
+    assert len(lines) <= MOST_LINES == 16
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("GPU ") for line in lines) == 8
+    assert "fits now (up to 39.5 GiB): 4 x 1g.10gb or 1 x 3g.40gb" in lines
+    waiting = f", {queued} waiting" if queued else ""
+    assert lines[0] == f"node-1: 8 GPUs, 52 leases (--leases, --mine){waiting} (revision 7)"
+    assert "unusable (no profile fits)" in page
+    if queued:
+        assert "after 2m32s in the queue, GPUs are held free for whoever is first" in lines
+        assert any(re.match(r"1 +bob +7g.80gb +.* 1-3 h +GPU 0: bob", line) for line in lines)
+    assert ("and 299 more" in lines) == (queued == 300)
+    model = replace(busy(queued).available[0], profile="1g.12gb+gfx")
+    mixed = replace(busy(queued), available=(*busy().available, *(model,) * 6))
+    page = render(mixed, width=80, color=False, unicode=unicode, cut=True, leases=False)
+    assert len(page.splitlines()) <= MOST_LINES
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_the_queue_says_when_each_is_likely_to_start_and_what_blocks_it() -> None:
+    waits = busy(3).queue
+    page = render(replace(NODE, queue=waits), width=100, color=False, unicode=True, cut=True)
+    assert re.search("^PLACE  HOLDER  WANTS +WAITS +LIKELY TO START  BLOCKED BY$", page, re.MULTILINE)
+    assert re.search(r"^1 +bob .* 1-3 h +GPU 0: bob \(sweep-lr-1e-20\), until ", page, re.MULTILINE)
+    assert re.search("^3 +bob .* - +its own limit$", page, re.MULTILINE)
+    assert "place 3 waits for a limit of its own: cannot serve 7g.80gb: carol holds 2 of at most 2 leases" in page
+    first = replace(waits[0], priority=5)
+    assert "PRIORITY" in render(replace(NODE, queue=(first, *waits)), width=100, color=False, unicode=True)
+
+
+def test_limits_of_a_long_queue_do_not_make_the_page_long() -> None:
+    queue = tuple(replace(busy(3).queue[2], position=each + 1) for each in range(50))
+    page = render(replace(busy(), queue=queue), width=80, color=False, unicode=True, cut=True, leases=False)
+    assert len(page.splitlines()) <= MOST_LINES
+    assert page.count("its own limit") == 1
+    assert "and 49 more" in page
+
+
+def test_all_leases_have_their_gpu_and_slices() -> None:
+    page = render(busy(), width=80, color=False, unicode=True, cut=True)
+    assert max(map(len, page.splitlines())) <= 80
+    assert len(re.findall(r"^0000000[0-7]0000000[0-6] +(alice|bob|carol)", page, re.MULTILINE)) == 52
+    assert re.search(r"^0000000300000005 +carol \(.* 3 +5 +1g.10gb", page, re.MULTILINE)
+
+
+def test_few_leases_are_listed_as_long_as_the_page_is_short() -> None:
+    assert re.search("^l1 +alice", render(NODE, width=80, color=False, unicode=True, leases=False), re.MULTILINE)
+
+
+def test_a_lease_of_several_devices_has_a_row_for_each() -> None:
+    several = replace(LEASE, devices=(DEVICE, replace(DEVICE, gpu_index=3, placement=Placement(4, 4))), unused=False)
+    page = render(replace(NODE, leases=(several,)), width=80, color=False, unicode=True, cut=True)
+    assert re.search(r"^l1 +alice +0 +0 +1g.10gb", page, re.MULTILINE)
+    assert re.search(r"^ +3 +4-7 +1g.10gb$", page, re.MULTILINE)
+
+
+def test_nothing_fits_a_full_node_and_an_older_agent_does_not_tell() -> None:
+    full = tuple(replace(each, count=0) for each in busy().available)
+    assert "fits now: nothing" in render(replace(NODE, available=full), width=80, color=False, unicode=True)
+    assert "fits now" not in render(NODE, width=80, color=False, unicode=True)
 
 
 def test_a_deadline_is_shown_to_the_nearest_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,32 +328,16 @@ def test_a_deadline_is_shown_to_the_nearest_second(monkeypatch: pytest.MonkeyPat
 
 
 def test_status_says_that_no_lease_can_be_written_down() -> None:
-    page = status.render(replace(NODE, ledger_error="the disk is full"), width=80, color=False, unicode=True)
+    page = render(replace(NODE, ledger_error="the disk is full"), width=80, color=False, unicode=True)
     assert "the disk is full" in page
 
 
 def test_what_holders_are_called_cannot_break_the_page() -> None:
     """Names come from whoever asks."""
     wild = replace(LEASE, holder="a\x1b[31m\nb")
-    page = status.render(replace(NODE, leases=(wild,)), width=80, color=False, unicode=True)
+    page = render(replace(NODE, leases=(wild,)), width=80, color=False, unicode=True)
     assert "\x1b" not in page
-    assert len(page.splitlines()) == len(status.render(NODE, width=80, color=False, unicode=True).splitlines())
-
-
-def test_top_shows_the_unknown_as_unknown_and_never_as_0() -> None:
-    nothing = Usage(generation=1, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None)
-    known = Usage(
-        generation=2, memory_used_mib=0, memory_total_mib=40320, utilization_percent=None, processes=(4711, 4712)
-    )
-    lines = top.render(NODE, {1: nothing, 2: known}).splitlines()
-    (unknown,) = [line for line in lines if "alice" in line]
-    assert unknown.split()[-1] == "?"
-    assert "0 MiB" not in unknown
-    assert "unused" in unknown
-    (line,) = [line for line in lines if "3g.40gb" in line]
-    assert "0 MiB" in line
-    assert "4711 4712" in line
-    assert "?" in top.render(NODE, {}), "no reading at all"
+    assert len(page.splitlines()) == len(render(NODE, width=80, color=False, unicode=True).splitlines())
 
 
 def test_top_in_json_has_null_for_the_unknown() -> None:
@@ -313,3 +410,50 @@ def test_the_documented_shapes() -> None:
         "compute_instance_id": 0,
         "reused": False,
     }
+
+
+HOUR = 3600.0
+ROW = AccountRow(
+    key="team-a",
+    leases=3,
+    devices=4,
+    memory_mib_seconds=2048 * 50 * HOUR,
+    slice_seconds=50 * HOUR,
+    waited_seconds=90.0,
+    measured_mib_seconds=2048 * 50 * HOUR,
+    peak_mib_seconds=2048 * 5 * HOUR,
+)
+UNMEASURED = replace(ROW, key='=cmd, "b"', measured_mib_seconds=0.0, peak_mib_seconds=None)
+
+
+def test_an_account_is_a_table_in_which_what_is_unknown_is_no_number() -> None:
+    half = replace(ROW, key="half", measured_mib_seconds=ROW.measured_mib_seconds / 2)
+    account = Account(rows=(ROW, UNMEASURED, half), total=ROW, since=5.0, until=9.0, complete_since=7.0)
+    lines = usage.render(account, "tenant").splitlines()
+    assert lines[0].split() == ["TENANT", "LEASES", "GIB-HOURS", "SLICE-HOURS", "PEAK", "WAITED"]
+    assert lines[1].split() == ["team-a", "3", "100.0", "50.0", "10%", "1m30s"]
+    assert lines[2].split()[-2] == "?"
+    assert lines[3].split()[-2] == "20%*"
+    assert lines[4].split()[0] == "total"
+    assert lines[-2] == "* of the part whose use was measured"
+    assert lines[-1].startswith("The records begin at ")
+    assert "records begin" not in usage.render(replace(account, since=8.0), "tenant")
+    assert usage.render(account, "profile").splitlines()[1].split()[1] == "4"
+    assert usage.render(replace(account, rows=(), since=8.0), "user") == "no leases"
+
+
+def test_an_account_as_csv() -> None:
+    account = Account(rows=(ROW, UNMEASURED), total=ROW, since=5.0, until=9.0, complete_since=None)
+    assert usage.render_csv(account, "tenant").splitlines() == [
+        "tenant,leases,devices,gib_hours,slice_hours,waited_hours,measured_gib_hours,peak_gib_hours",
+        "team-a,3,4,100.000000,50.000000,0.025000,100.000000,10.000000",
+        '"=cmd, ""b""",3,4,100.000000,50.000000,0.025000,0.000000,',
+    ]
+
+
+def test_a_moment_is_a_time_ago_or_a_date() -> None:
+    assert usage.moment("1h30m", 10_000.0) == 4600.0
+    assert usage.moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
+    for wrong in ("2026-13-01", "yesterday", "7"):
+        with pytest.raises(UsageError, match="cannot"):
+            usage.moment(wrong, 0.0)

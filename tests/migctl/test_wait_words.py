@@ -65,6 +65,7 @@ def test_what_blocks() -> None:
     )
     assert blocked_by([Blocker(gpu_index=2, what="the GPU", state="reserved")]) == "GPU 2: the GPU is reserved"
     assert blocked_by([held_by("bob\x1b[2J\n", expires_at=1e300)]).isprintable()
+    assert blocked_by([held_by("bob"), held_by("ann")], brief=True) == "GPU 0: bob and ann"
     assert blocked_by([]) == ""
 
 
@@ -79,6 +80,14 @@ def test_the_line_has_as_much_as_fits() -> None:
         line = wait_line("migctl: waiting, ", position, " (Ctrl-C leaves it)", columns)
         assert len(line) < columns or line == "migctl: waiting, place 2 in the queue (Ctrl-C leaves it)"
     assert "likely to start in 4-12 min (Ctrl-C" in wait_line("migctl: waiting, ", position, " (Ctrl-C leaves it)", 90)
+
+
+def test_the_line_of_one_that_waits_for_its_own_limit_says_which() -> None:
+    limit = "cannot serve 7g.80gb: bob holds 1 of at most 1 lease (set by limits.roles.user.leases)"
+    position = QueuePosition(1, None, (), limit)
+    assert wait_line("waiting, ", position, "") == f"waiting, next in the queue; waits for a limit of its own: {limit}"
+    assert wait_line("waiting, ", position, "", 80) == "waiting, next in the queue; waits for a limit of its own"
+    assert wait_line("waiting, ", position, "", 30) == "waiting, next in the queue"
 
 
 def test_a_log_gets_a_line_for_each_position_and_for_the_first_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +109,16 @@ def test_a_log_gets_a_line_for_each_position_and_for_the_first_estimate(monkeypa
 
 def test_a_position_of_an_older_agent_is_only_a_number() -> None:
     position = decode.queue_position(pb.Queued(position=3))
-    assert (position, position.estimate, position.blockers) == (3, None, ())
+    assert (position, position.estimate, position.blockers, position.limit) == (3, None, (), "")
     assert wait_line("", position, "") == "place 3 in the queue"
 
 
 def test_what_is_absent_on_the_wire_is_not_known() -> None:
     message = pb.Queued(position=1, estimate=pb.StartEstimate(latest=17, basis=pb.ESTIMATE_BASIS_DEADLINES))
     message.blockers.add(gpu_index=1, what="x", state="leased", expires_at=5.0)
+    message.limit = "bob holds 1 of at most 1 lease"
     position = decode.queue_position(message)
+    assert position.limit == message.limit
     assert position.estimate == StartEstimate(earliest=None, median=None, latest=17, basis="deadlines")
     assert position.blockers[0].expires_at == 5.0
     assert start_interval(position.estimate) == "within 17 s"

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from mig_agent.config import load
+from mig_agent.config.settings import DEFAULT_CONFIG
 from mig_agent.program import program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,8 +31,8 @@ def unit() -> configparser.SectionProxy:
 
 
 def test_the_unit_starts_what_there_is(unit: configparser.SectionProxy) -> None:
-    path, verb, *flags = shlex.split(unit["ExecStart"])
-    assert path.endswith("/mig-agent")
+    name, verb, *flags = shlex.split(unit["ExecStart"])
+    assert name == "mig-agent", "systemd looks in /usr/local/bin, for pip, and in /usr/bin, for the package"
     shown = CliRunner().invoke(program, [verb, "--help"]).output
     assert all(flag in shown for flag in flags if flag.startswith("--"))
 
@@ -42,6 +43,30 @@ def test_the_unit_makes_the_folders_that_the_defaults_name(unit: configparser.Se
     runtime = Path("/run") / unit["RuntimeDirectory"]
     assert settings.admin_address.path.parent == runtime
     assert settings.lock_dir.is_relative_to(runtime)
+
+
+def unit_lines(key: str) -> list[str]:
+    """All values of a key that may come several times."""
+    lines = (ROOT / "deploy/mig-agent.service").read_text().splitlines()
+    return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+
+
+def test_a_reload_checks_the_configuration_that_the_agent_reads_and_then_tells_it() -> None:
+    (start,) = unit_lines("ExecStart")
+    check, tell = unit_lines("ExecReload")
+    program_path, _, *flags = shlex.split(start)
+    assert shlex.split(check) == [program_path, "check", *flags]
+    assert tell.endswith("/kill -HUP $MAINPID")
+    assert f"--config {DEFAULT_CONFIG}" in start, "so that `mig-agent check` alone checks the same file"
+
+
+def test_the_unit_is_started_again_however_it_ends_but_not_for_a_wrong_configuration(
+    unit: configparser.SectionProxy,
+) -> None:
+    assert unit["Restart"] == "always"
+    assert unit["RestartPreventExitStatus"] == "2"
+    # Not every few seconds for ever.
+    assert int(unit["RestartSec"]) >= 5
 
 
 def test_the_unit_waits_for_what_the_agent_tells(unit: configparser.SectionProxy) -> None:
@@ -63,9 +88,9 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     program = tmp_path / "mig-agent"
     program.touch(mode=0o755)
     text = (ROOT / "deploy/mig-agent.service").read_text()
-    assert "/usr/local/bin/mig-agent" in text
+    assert "ExecStart=mig-agent " in text
     unit = tmp_path / "mig-agent.service"
-    unit.write_text(text.replace("/usr/local/bin/mig-agent", str(program)))
+    unit.write_text(text.replace("ExecStart=mig-agent ", f"ExecStart={program} "))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,
@@ -82,7 +107,7 @@ def test_the_guide_installs_the_configuration_that_the_unit_reads(unit: configpa
     guide = (ROOT / "docs/admin.md").read_text()
     config = re.search(r"--config (\S+)", unit["ExecStart"])
     assert config
-    assert f"docs/mig-agent.example.yaml {config[1]}" in guide
+    assert f"deploy/debian/config.yaml {config[1]}" in guide
 
 
 def test_the_image_copies_what_is_there() -> None:

@@ -129,6 +129,15 @@ def test_without_its_token_nobody_else_changes_a_lease(calls_as: As) -> None:
     release(calls_as(BOB), lease, granted.token)
 
 
+def test_who_may_not_change_a_lease_learns_whose_it_is(calls_as: As) -> None:
+    lease = acquire(calls_as(ALICE)).lease.id
+    (held,) = status(calls_as(BOB)).leases
+    with refused("wrong-token", f"cannot touch lease {lease}: it is held by {held.holder.name}"):
+        release(calls_as(BOB), lease)
+    with refused("wrong-token", f"the token is not its token; it is held by {held.holder.name}"):
+        renew(calls_as(BOB), lease, "x")
+
+
 def test_who_asked_for_a_lease_needs_no_token_and_an_administrator_none_either(
     calls_as: As, admin: PartitionManagerStub
 ) -> None:

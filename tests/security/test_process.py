@@ -62,7 +62,7 @@ def test_a_hangup_ends_nothing(folder: Path) -> None:
         lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
         for _ in range(3):
             agent.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "SIGHUP is ignored" in agent.log())
+        eventually(lambda: "the configuration was read again: nothing changed" in agent.log())
         assert [each["lease"] for each in agent.ask("status")["leases"]] == [lease]
         assert agent.process.poll() is None
         assert agent.stop() == 0

@@ -69,6 +69,16 @@ FOR: Mapping[str, dict[str, Any]] = {
 }
 
 
+MESSAGES: Mapping[str, Any] = {
+    "Adopt": pb.AdoptRequest(all=True),
+    "Cancel": pb.CancelRequest(mine=True),
+    "Cordon": pb.CordonRequest(gpu="0", uncordon=True),
+    "Drain": pb.DrainRequest(undrain=True),
+    "SetMigMode": pb.SetMigModeRequest(gpu="1", mode=pb.MIG_MODE_TARGET_ENABLED),
+}
+"""What is sent where an empty message would be refused, or would do more than is undone."""
+
+
 @dataclass(frozen=True)
 class Calls:
     """What each case does. `admin` makes what it needs, and undoes what it did."""
@@ -95,18 +105,11 @@ class Calls:
                 watching = self.stub.Watch(pb.WatchRequest(), timeout=GENEROUS_SECONDS)
                 next(iter(watching))
                 watching.cancel()
-            case "Cordon":
-                self.stub.Cordon(pb.CordonRequest(gpu="0", uncordon=True), timeout=GENEROUS_SECONDS)
-            case "SetMigMode":
-                mode = pb.SetMigModeRequest(gpu="1", mode=pb.MIG_MODE_TARGET_ENABLED)
-                self.stub.SetMigMode(mode, timeout=GENEROUS_SECONDS)
-            case "Adopt":
-                self.stub.Adopt(pb.AdoptRequest(all=True), timeout=GENEROUS_SECONDS)
             case "Pause":
                 self.stub.Pause(pb.PauseRequest(reason="a test"), timeout=GENEROUS_SECONDS)
                 self.admin.Resume(pb.ResumeRequest(), timeout=GENEROUS_SECONDS)
             case _:
-                request = getattr(pb, f"{method}Request")()
+                request = MESSAGES.get(method) or getattr(pb, f"{method}Request")()
                 getattr(self.stub, method)(request, timeout=GENEROUS_SECONDS)
 
     @staticmethod

@@ -180,9 +180,8 @@ def _want(text: str | Want) -> Want:
 
 def settings(**changes: Any) -> EngineSettings:
     """As configured, but that nothing is looked at by itself: tests say when."""
-    return EngineSettings(
-        **{"node": "node-1", "listen_to_driver": False, "reread_seconds": 1e9, "check_threads": True, **changes}
-    )
+    by_hand = {"listen_to_driver": False, "reread_seconds": 1e9, "sample_usage_seconds": None}
+    return EngineSettings(**{"node": "node-1", **by_hand, "check_threads": True, **changes})
 
 
 async def start(
@@ -197,6 +196,7 @@ async def start(
     claim: LockGpu = lambda _index, _uuid: None,
     opened: bool = True,
     paused: tuple[str, ...] = (),
+    no_driver: str = "",
     **changes: Any,
 ) -> Node:
     """Starts an engine over these GPUs; without any over the machine that is in the folder already.
@@ -223,8 +223,10 @@ async def start(
             settings=chosen,
             claim=claim,
             paused=paused,
+            no_driver=no_driver,
         )
     )
+    await manager.announce()
     node = Node(
         manager=manager,
         simulator=simulator,

@@ -218,6 +218,28 @@ class Cordon(Kind):
         assert "fan" in self.world.status().gpus[1].reason
 
 
+class Drain(OnALease):
+    """Its deadline is recorded with it: what is leased there does not end before, whenever the agent dies."""
+
+    def ask(self) -> Answered | None:
+        drain = pb.DrainRequest(gpus=["0", "1"], deadline_seconds=3600, reason="fan")
+        self.world.admins.Drain(drain, timeout=GENEROUS_SECONDS)
+        return None
+
+    def back(self) -> None:
+        """It was recorded for both GPUs with its deadline, or not at all."""
+        assert self.lease.request in self.world.leases()
+        gpus = self.world.status().gpus[:2]
+        for gpu in gpus:
+            assert gpu.draining == gpu.HasField("drain_deadline") == (gpu.state == pb.GPU_STATE_CORDONED)
+        assert len({gpu.draining for gpu in gpus}) == 1
+
+    def check(self) -> None:
+        assert all(gpu.draining for gpu in self.world.status().gpus[:2])
+        self.world.admins.Drain(pb.DrainRequest(undrain=True), timeout=GENEROUS_SECONDS)
+        assert not any(gpu.draining for gpu in self.world.status().gpus)
+
+
 class Pause(OnALease):
     """The driver is let go; a release in between is recorded all the same."""
 
@@ -300,6 +322,7 @@ KINDS: dict[str, type[Kind]] = {
     "renew": Renew,
     "reclaim": Reclaim,
     "cordon": Cordon,
+    "drain": Drain,
     "pause": Pause,
     "resume": Resume,
     "MIG mode on": ModeOn,

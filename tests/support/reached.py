@@ -36,6 +36,7 @@ REACHED: dict[str, frozenset[str]] = {
     "renew": frozenset({COMMIT}),
     "reclaim": _REMOVING,
     "cordon": frozenset({COMMIT}),
+    "drain": frozenset({COMMIT}),
     "pause": frozenset({COMMIT}),
     "resume": frozenset({COMMIT}),
     "MIG mode on": frozenset({COMMIT, MODE}),

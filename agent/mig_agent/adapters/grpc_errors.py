@@ -6,7 +6,8 @@ third. So texts, the list of blockers and the explanation are shortened until th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -38,16 +39,20 @@ STATUS: Final[Mapping[Reason, StatusCode]] = MappingProxyType(
         Reason.TOO_LARGE: StatusCode.OUT_OF_RANGE,
         Reason.TOO_MANY_DEVICES: StatusCode.OUT_OF_RANGE,
         Reason.NO_MIG_GPU: StatusCode.FAILED_PRECONDITION,
+        Reason.OUTSIDE_LIMITS: StatusCode.RESOURCE_EXHAUSTED,
         Reason.NO_CAPACITY: StatusCode.RESOURCE_EXHAUSTED,
         Reason.GPU_UNAVAILABLE: StatusCode.UNAVAILABLE,
         Reason.REVISION_CHANGED: StatusCode.ABORTED,
         Reason.WAITED_TOO_LONG: StatusCode.DEADLINE_EXCEEDED,
         Reason.QUEUE_FULL: StatusCode.RESOURCE_EXHAUSTED,
+        Reason.LIMIT_EXCEEDED: StatusCode.RESOURCE_EXHAUSTED,
         Reason.DRIVER_FAILED: StatusCode.INTERNAL,
         Reason.LEDGER_FAILED: StatusCode.UNAVAILABLE,
         Reason.SHUTTING_DOWN: StatusCode.UNAVAILABLE,
         Reason.PAUSED: StatusCode.UNAVAILABLE,
         Reason.CANCELLED: StatusCode.CANCELLED,
+        Reason.CANCEL_REQUESTED: StatusCode.ABORTED,
+        Reason.UNKNOWN_REQUEST: StatusCode.NOT_FOUND,
         Reason.UNKNOWN_LEASE: StatusCode.NOT_FOUND,
         Reason.LEASE_ENDED: StatusCode.FAILED_PRECONDITION,
         Reason.WRONG_TOKEN: StatusCode.PERMISSION_DENIED,
@@ -75,10 +80,13 @@ def detail_of(refusal: Refusal, most_bytes: int = MOST_DETAIL_BYTES) -> pb.Refus
         retryable=refusal.retryable,
         revision=refusal.revision,
         changed=refusal.changed,  # kinds of events: few and short
+        end_reason=refusal.end_reason,  # a word
     )
     space = most_bytes - detail.ByteSize() - 8  # for blockers_left_off
-    for blocker in refusal.blockers:
-        message = encode_blocker(blocker)
+    messages = [encode_blocker(each) for each in refusal.blockers]
+    if sum(each.ByteSize() + 4 for each in messages) > space:
+        messages = _first_of_each_gpu(messages)
+    for message in messages:
         space -= message.ByteSize() + 4  # its tag and length
         if space < 0:
             break
@@ -99,6 +107,16 @@ def shortened(text: str, most: int) -> str:
     if len(encoded) <= most:
         return text
     return encoded[: most - len(_ELLIPSIS.encode())].decode("utf-8", "ignore") + _ELLIPSIS
+
+
+def _first_of_each_gpu(blockers: Sequence[pb.Blocker]) -> list[pb.Blocker]:
+    """Return the blockers with the first one of each GPU first, then the second ones: no GPU is cut off as a whole."""
+    ranks: Counter[int] = Counter()
+    ranked = []
+    for each in blockers:
+        ranked.append((ranks[each.gpu_index], each))
+        ranks[each.gpu_index] += 1
+    return [each for _, each in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def encode_blocker(blocker: Blocker) -> pb.Blocker:

@@ -42,6 +42,8 @@ class ProcessInfo:
     """The command line, words separated by blanks; the program's name in brackets if it has none."""
     container: str
     """Id of its container, 64 hexadecimal digits; empty outside a container."""
+    uid: int
+    """Its user."""
     started: int
     """Clock ticks from boot to its start; together with the pid it identifies a process for good."""
 
@@ -78,16 +80,20 @@ class Host:
 
     def has_nvidia_gpu(self) -> bool:
         """Return True if the PCI bus has an NVIDIA GPU, with or without its driver, or if this cannot be read."""
+        return self.count_nvidia_gpus() != 0
+
+    def count_nvidia_gpus(self) -> int | None:
+        """Return the number of NVIDIA GPUs on the PCI bus, with or without their driver; None if it cannot be read."""
         buses = self.root / _BUSES
         if not buses.is_dir():
-            return True
+            return None
         try:
             devices = list((buses / "pci/devices").iterdir())
         except FileNotFoundError:
-            return False
+            return 0
         except OSError:
-            return True
-        return any(
+            return None
+        return sum(
             _text(each / "vendor").startswith(_NVIDIA) and _text(each / "class").startswith(_DISPLAY)
             for each in devices
         )
@@ -103,6 +109,7 @@ class Host:
             state, started = fields[0], int(fields[19])
             if state in {"Z", "X"}:
                 return None
+            uid = folder.stat().st_uid
             words = (folder / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             # Its owner chose these characters, and other users read them.
             command = visible(b" ".join(words).decode(errors="replace").strip())
@@ -110,12 +117,20 @@ class Host:
                 command = f"[{visible((folder / 'comm').read_text(encoding='utf-8', errors='replace').strip())}]"
         except (OSError, IndexError, ValueError):
             return None
-        return ProcessInfo(pid=pid, command=command, container=self._container(folder), started=started)
+        return ProcessInfo(pid=pid, command=command, container=self._container(folder), uid=uid, started=started)
 
     def describe_process(self, pid: int) -> str:
         """Return a text for messages, `pid 4711` for a process that has ended or cannot be seen."""
         process = self.process(pid)
         return f"pid {pid}" if process is None else str(process)
+
+    @staticmethod
+    def kernel_boot_id() -> str:
+        """Return the boot id of the kernel that this process runs on, whatever the root; empty if it cannot be read."""
+        try:
+            return Host().boot_id()
+        except OSError:
+            return ""
 
     # Clients: their pids are counted as this process counts, whatever the root
 

@@ -15,8 +15,20 @@ from mig_agent.client.channels import Tls
 from mig_agent.client.client import Client
 from mig_agent.client.errors import ClientError, NoAgent, Refused
 from mig_agent.client.leases import Lease
-from mig_agent.client.types import Device, Grant, NoPlan, Plan, Pod, Status
-from mig_agent.core.errors import UsageError
+from mig_agent.client.types import (
+    Device,
+    Event,
+    Gpu,
+    Grant,
+    Instance,
+    LeaseInfo,
+    NoPlan,
+    Plan,
+    Pod,
+    Status,
+    Usage,
+)
+from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.pod_resources import devices_of, pod_resources
 
 if TYPE_CHECKING:
@@ -31,8 +43,13 @@ __all__ = [
     "Client",
     "ClientError",
     "Device",
+    "Event",
+    "Gpu",
     "Grant",
+    "Instance",
     "Lease",
+    "LeaseInfo",
+    "MigAgentError",
     "NoAgent",
     "NoPlan",
     "Plan",
@@ -41,6 +58,7 @@ __all__ = [
     "Reservation",
     "Status",
     "Tls",
+    "Usage",
     "UsageError",
     "addresses_by_node",
     "devices_of",

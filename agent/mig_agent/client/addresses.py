@@ -16,6 +16,8 @@ from mig_agent.core.quantities import shown
 
 DEFAULT_ADDRESS = "unix:///run/mig-agent/mig-agent.sock"
 ADDRESS_VARIABLE = "MIG_AGENT_ADDRESS"
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+"""Where the kernel tells the id of its present run, which containers see as well."""
 ADMIN_SOCKET = "admin.sock"
 """File name of the administrators' socket, beside the users' one."""
 
@@ -90,6 +92,15 @@ def addresses_by_node(endpoint_slices: Iterable[Mapping[str, Any]], port: str = 
     }
 
 
+def is_on_this_machine(boot_id: str) -> bool:
+    """Return True if an agent with this boot id (`Status.boot_id`) runs on this machine, in a container or not."""
+    try:
+        here = BOOT_ID_FILE.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return bool(boot_id) and boot_id == here
+
+
 def diagnose(address: Address) -> NoAgent | None:
     """Return why a Unix socket does not answer; None if it accepts connections, or for another kind of address."""
     if address.path is None:
@@ -106,7 +117,9 @@ def diagnose(address: Address) -> NoAgent | None:
 
 def _why(error: OSError, path: Path) -> tuple[str, str]:
     """Return what a failed connection means, and a hint."""
-    elsewhere = f"start it with `mig-agent serve`, or say where it is with --address or {ADDRESS_VARIABLE}"
+    elsewhere = (
+        f"ask the administrator (`systemctl status mig-agent`), or say where it is with --address or {ADDRESS_VARIABLE}"
+    )
     match error:
         case TimeoutError():
             return "it does not take connections", "look at its log; it may hang"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from google.protobuf.message import Message
 
 from mig_agent.client import arg_checks, decode, types
 from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 if TYPE_CHECKING:
@@ -55,6 +57,22 @@ def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
     )
 
 
+def cancel(request_id: str, *, mine: bool, reason: str) -> Call[tuple[types.Waiting, ...]]:
+    """Return the call that takes waiting requests out of the queue. Raises UsageError."""
+    arg_checks.TEXT.check("request_id", request_id)
+    arg_checks.TEXT.check("reason", reason)
+    if mine == bool(request_id):
+        raise UsageError("cannot tell which request to cancel", "give the id of a waiting request, or say mine")
+    return Call(
+        method="Cancel",
+        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason),
+        read=lambda answer: tuple(decode.waiting(each) for each in answer.cancelled),
+        # An administrator may cancel any request, but has own ones only on the socket on which they were made.
+        for_admin=not mine,
+        repeated=mine,
+    )
+
+
 def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
     """Return the call that sets a lease's deadline, or none. Raises UsageError."""
     _check_lease(lease, token)
@@ -90,6 +108,15 @@ def plan_each(
     )
 
 
+def record_plans(args_list: Sequence[RequestArgs]) -> Call[str]:
+    """Return the call that plans requests and records what the plans depend on. Raises UsageError."""
+    return Call(
+        method="Plan",
+        request=pb.PlanRequest(requests=[request_for(each) for each in args_list], record=True),
+        read=lambda answer: str(answer.recording),
+    )
+
+
 def status() -> Call[types.Status]:
     """Return the call for the node's state."""
     return Call(method="Status", request=pb.StatusRequest(), read=decode.status)
@@ -100,15 +127,35 @@ def profiles() -> Call[tuple[types.GpuModel, ...]]:
     return Call(method="Profiles", request=pb.ProfilesRequest(), read=decode.models)
 
 
-def events(since: float | None, gpu: str | int | None, limit: int) -> Call[tuple[types.Event, ...]]:
-    """Return the call for past events. Raises UsageError."""
+def events(
+    since: float | None, gpu: str | int | None, limit: int, lease: str, *, before: int = 0
+) -> Call[types.EventPage]:
+    """Return the call for one page of past events, the newest or those before a number. Raises UsageError."""
     arg_checks.MOMENT.check("since", since)
     arg_checks.check_count("limit", limit)
+    arg_checks.TEXT.check("lease", lease)
+    chosen = "" if gpu is None else _gpu_name(gpu)
     return Call(
         method="Events",
-        request=pb.EventsRequest(since=since, gpu="" if gpu is None else _gpu_name(gpu), limit=limit),
-        read=lambda answer: tuple(decode.event(each) for each in answer.events),
+        request=pb.EventsRequest(since=since, gpu=chosen, limit=limit, before=before, lease=lease),
+        read=decode.event_page,
     )
+
+
+def event_pages(
+    since: float | None, gpu: str | int | None, limit: int, lease: str
+) -> Generator[Call[types.EventPage], types.EventPage, types.EventPage]:
+    """Yield the calls that read up to `limit` events, page by page, and return all of them. Raises UsageError.
+
+    Each page is sent in as the value of its `yield`. A limit of 0 reads what the agent gives at once.
+    """
+    page = yield events(since, gpu, limit, lease)
+    found = page.events
+    # An older agent does not number its events, and tells nothing of earlier ones.
+    while page.events and page.events[0].number and page.earlier and len(found) < limit:
+        page = yield events(since, gpu, limit - len(found), lease, before=page.events[0].number)
+        found = page.events + found
+    return types.EventPage(events=found, earlier=page.earlier)
 
 
 def usage() -> Call[dict[int, types.Usage]]:
@@ -117,6 +164,45 @@ def usage() -> Call[dict[int, types.Usage]]:
         method="Usage",
         request=pb.UsageRequest(),
         read=lambda answer: {each.generation: decode.usage(each) for each in answer.instances},
+    )
+
+
+ACCOUNTING_KEYS: Final = MappingProxyType(
+    {
+        "user": pb.ACCOUNTING_KEY_USER,
+        "tenant": pb.ACCOUNTING_KEY_TENANT,
+        "name": pb.ACCOUNTING_KEY_NAME,
+        "profile": pb.ACCOUNTING_KEY_PROFILE,
+    }
+)
+"""What accounting can be grouped by."""
+
+
+def account(by: str, since: float | None, until: float | None) -> Call[types.Account]:
+    """Return the call for who leased how much. Raises UsageError."""
+    key = ACCOUNTING_KEYS.get(by)
+    if key is None:
+        raise UsageError(f"cannot group by {shown(str(by))}", f"by is one of {', '.join(ACCOUNTING_KEYS)}")
+    arg_checks.MOMENT.check("since", since)
+    arg_checks.MOMENT.check("until", until)
+    return Call(
+        method="Accounting",
+        request=pb.AccountingRequest(since=since, until=until, by=key),
+        read=decode.account,
+        for_admin=True,
+    )
+
+
+def advise(name: str, since: float | None) -> Call[tuple[types.Advice, ...]]:
+    """Return the call for what to ask for instead. Raises UsageError."""
+    arg_checks.TEXT.check("name", name)
+    arg_checks.MOMENT.check("since", since)
+    return Call(
+        method="Advise",
+        request=pb.AdviseRequest(name=name, since=since),
+        read=lambda answer: tuple(decode.advice(each) for each in answer.advice),
+        seconds=WORK_SECONDS,
+        for_admin=True,
     )
 
 
@@ -157,6 +243,28 @@ def cordon(gpu: str | int, reason: str) -> Call[types.Gpu]:
 def uncordon(gpu: str | int) -> Call[types.Gpu]:
     """Return the call that allows new leases on a GPU again. Raises UsageError."""
     return _cordon(pb.CordonRequest(gpu=_gpu_name(gpu), uncordon=True))
+
+
+def drain(gpus: Sequence[str | int], deadline: str | float | None, reason: str) -> Call[types.Drained]:
+    """Return the call that cordons GPUs so that they become empty. Raises UsageError."""
+    arg_checks.TEXT.check("reason", reason)
+    names = [_gpu_name(each) for each in gpus]
+    return Call(
+        method="Drain",
+        request=pb.DrainRequest(gpus=names, deadline_seconds=_seconds(deadline), reason=reason),
+        read=decode.drained,
+        for_admin=True,
+    )
+
+
+def undrain(gpus: Sequence[str | int]) -> Call[tuple[types.Gpu, ...]]:
+    """Return the call that ends the draining of GPUs. Raises UsageError."""
+    return Call(
+        method="Drain",
+        request=pb.DrainRequest(gpus=[_gpu_name(each) for each in gpus], undrain=True),
+        read=lambda answer: tuple(decode.gpu(each) for each in answer.gpus),
+        for_admin=True,
+    )
 
 
 def set_mig_mode(gpu: str | int, *, enable: bool) -> Call[types.ModeChange]:

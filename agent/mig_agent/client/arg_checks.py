@@ -62,10 +62,10 @@ _COUNT: Final = ArgType((Integral,), "a whole number", optional=False)
 
 REQUEST_ARGS: Final[Mapping[str, ArgType]] = {
     "gpu_memory": ArgType((str,), "a text such as '4G'"),
-    "mig_profile": ArgType((str,), "a text such as '2g.10gb'"),
+    "mig_profile": ArgType((str,), "a text such as '1g.10gb'"),
     "gpu_fraction": ArgType((str, Real), "a number such as 0.25"),
     "num_gpus": _NUMBER,
-    "devices": ArgType((str,), "a list of texts, such as ['2g.10gb', '4G']", optional=False, several=True),
+    "devices": ArgType((str,), "a list of texts, such as ['1g.10gb', '4G']", optional=False, several=True),
     "min_compute": _NUMBER,
     "attributes": ArgType((str,), "a list of texts, such as ['+me']", optional=False, several=True),
     "gpus": ArgType((str, Integral), "a list of indexes or UUIDs", optional=False, several=True),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Generic, TypeVar
+from itertools import count, takewhile
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import grpc
 
@@ -15,15 +17,20 @@ from mig_agent.client.api_methods import Answer, Call
 from mig_agent.client.channels import Tls, Versions, open_channel, versions_of
 from mig_agent.client.error_mapping import Dropped, TooSlow, failure_of
 from mig_agent.client.errors import ClientError, NoAgent, Refused
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import UsageError
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 
 PATIENCE_SECONDS = 15.0
 """Time during which an interrupted call is repeated, as when the agent restarts."""
+_PAUSES = Backoff(first=0.1, longest=1.0)
+_LONG_PAUSES = Backoff(first=0.1, longest=5.0)
+"""For an agent that may be away for long."""
 MOST_FORMER = 8
 """Limit of replaced channels kept open for their unfinished calls after certificates were renewed."""
 _PASSING = frozenset({"shutting-down", "cancelled"})
-"""Reasons of refusals worth retry_arguments: `cancelled` comes from the broken connection before."""
+"""Reasons of refusals worth repeating: `cancelled` comes from the broken connection before."""
+OnFailure: TypeAlias = Callable[[ClientError], None]
 
 
 class BaseConnection:
@@ -53,17 +60,19 @@ class BaseConnection:
         """Return True if a call may be repeated; False if no agent ever answered, so that NoAgent comes at once."""
         return is_interruption(error) and (self._answered or isinstance(error, Dropped))
 
-    def retry_arguments(self, patience: float | None) -> dict[str, Any]:
-        """Return tenacity's arguments: repeat interrupted calls for `patience` seconds with growing pauses."""
-        # Imported here because most runs never need it.
-        from tenacity import retry_if_exception, stop_after_delay, wait_random_exponential  # noqa: PLC0415 -- see above
+    def pauses(self, until: float | None) -> Iterator[float]:
+        """Return the pauses before further tries of an interrupted call, in seconds.
 
-        return {
-            "retry": retry_if_exception(is_interruption),
-            "stop": stop_after_delay(self._patience if patience is None else patience),
-            "wait": wait_random_exponential(multiplier=0.1, max=1),
-            "reraise": True,
-        }
+        They go on for the connection's patience, and on until the moment `until` of `time.monotonic`. They grow, and
+        are random, so that the clients of an agent that restarts do not all come at once.
+        """
+        from random import random  # noqa: PLC0415 -- most runs never need it
+
+        soon = time.monotonic() + self._patience
+        last = soon if until is None else max(soon, until)
+        backoff = _LONG_PAUSES if last > soon else _PAUSES
+        growing = (backoff.pause(failures, random()) for failures in count(1))  # noqa: S311 -- nobody guesses it
+        return takewhile(lambda _: time.monotonic() < last, growing)
 
 
 class Connection(BaseConnection):
@@ -100,6 +109,12 @@ class Connection(BaseConnection):
         while len(self._former) > MOST_FORMER:
             self._former.pop(0).close()
 
+    def another(self) -> Connection:
+        """Return a connection to the same agent that is closed apart from this one."""
+        another = Connection(self.address, self._tls, patience=self._patience)
+        another._answered = self._answered
+        return another
+
     def close(self) -> None:
         """Close the channel; calls in flight fail. Later calls open a new one."""
         for channel in (*self._former, self._channel):
@@ -122,12 +137,14 @@ class Connection(BaseConnection):
         self,
         work: Callable[[PartitionManagerStub], Answer],
         *,
-        patience: float | None = None,
+        until: float | None = None,
         unwanted: threading.Event | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Answer:
         """Call `work`, which must be safe to repeat, and repeat it while the connection breaks.
 
-        Repeats for `patience` seconds (the connection's own by default) with growing pauses, until `unwanted` is set.
+        Repeats for the connection's patience with growing pauses, and on until the moment `until` of `time.monotonic`,
+        but not once `unwanted` is set. `on_failure` is called before each further try, with why the last one failed.
         """
         unwanted = unwanted or threading.Event()
         try:
@@ -135,12 +152,17 @@ class Connection(BaseConnection):
         except ClientError as error:
             if not self.is_worth_repeating(error):
                 raise
-        from tenacity import Retrying, sleep_using_event, stop_when_event_set  # noqa: PLC0415 -- as above
-
-        rules = self.retry_arguments(patience)
-        rules["stop"] |= stop_when_event_set(unwanted)
-        answer: Answer = Retrying(sleep=sleep_using_event(unwanted), **rules)(self.call, work)
-        return answer
+        pauses = self.pauses(until)
+        while True:
+            try:
+                return self.call(work)
+            except ClientError as error:
+                pause = next(pauses, None) if is_interruption(error) else None
+                if pause is None or unwanted.is_set():
+                    raise
+                if on_failure is not None:
+                    on_failure(error)
+            unwanted.wait(pause)
 
 
 AnyConnection = TypeVar("AnyConnection", bound=BaseConnection)

@@ -65,6 +65,9 @@ def lease(message: pb.Lease) -> types.LeaseInfo:
         kubelet_devices=tuple(
             types.KubeletDevice(resource=each.resource, id=each.id) for each in message.kubelet_devices
         ),
+        warning=message.warning,
+        idle_since=message.idle_since if message.HasField("idle_since") else None,
+        request_id=message.request_id,
     )
 
 
@@ -75,20 +78,7 @@ def status(message: pb.StatusResponse) -> types.Status:
         revision=message.revision,
         gpus=tuple(gpu(each) for each in message.gpus),
         leases=tuple(lease(each) for each in message.leases),
-        queue=tuple(
-            types.Waiting(
-                request_id=each.request_id,
-                holder=each.holder.name,
-                tenant=each.holder.tenant,
-                priority=each.priority,
-                position=each.position,
-                since=each.since,
-                wants=each.wants,
-                estimate=_start_estimate(each),
-                blockers=blockers(each.blockers),
-            )
-            for each in message.queue
-        ),
+        queue=tuple(waiting(each) for each in message.queue),
         started_at=message.started_at,
         ledger_error=message.ledger_error,
         version=message.version,
@@ -99,6 +89,12 @@ def status(message: pb.StatusResponse) -> types.Status:
         missing_gpus={each.index: each.reason for each in message.missing_gpus},
         ledger_doubt=_doubt(message.ledger_doubt) if message.HasField("ledger_doubt") else None,
         socket_problems=tuple(message.socket_problems),
+        problems=tuple(message.problems),
+        boot_id=message.boot_id,
+        available=tuple(
+            types.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in message.available
+        ),
     )
 
 
@@ -117,6 +113,22 @@ def recovered(message: pb.RecoverResponse) -> types.Recovered:
     return types.Recovered(lease=lease(message.lease), anew=message.recovered, notes=tuple(message.notes))
 
 
+def waiting(message: pb.QueuedRequest) -> types.Waiting:
+    """Decode a request in the queue."""
+    return types.Waiting(
+        request_id=message.request_id,
+        holder=message.holder.name,
+        tenant=message.holder.tenant,
+        priority=message.priority,
+        position=message.position,
+        since=message.since,
+        wants=message.wants,
+        estimate=_start_estimate(message),
+        blockers=blockers(message.blockers),
+        limit=message.limit,
+    )
+
+
 def gpu(message: pb.Gpu) -> types.Gpu:
     """Decode a GPU with its instances."""
     return types.Gpu(
@@ -129,6 +141,16 @@ def gpu(message: pb.Gpu) -> types.Gpu:
         memory_slices=message.memory_slices,
         memory_mib=message.memory_mib,
         instances=tuple(instance(each) for each in message.instances),
+        draining=message.draining,
+        drain_deadline=message.drain_deadline if message.HasField("drain_deadline") else None,
+        unusable_slices=tuple(message.unusable_slices),
+    )
+
+
+def drained(message: pb.DrainResponse) -> types.Drained:
+    """Decode the GPUs that are being drained, with the leases that are still there."""
+    return types.Drained(
+        gpus=tuple(gpu(each) for each in message.gpus), leases=tuple(lease(each) for each in message.leases)
     )
 
 
@@ -241,7 +263,7 @@ def blockers(messages: Iterable[pb.Blocker]) -> tuple[Blocker, ...]:
 
 def queue_position(message: pb.Queued) -> types.QueuePosition:
     """Decode what the client of a waiting request is told."""
-    return types.QueuePosition(message.position, _start_estimate(message), blockers(message.blockers))
+    return types.QueuePosition(message.position, _start_estimate(message), blockers(message.blockers), message.limit)
 
 
 def _start_estimate(message: pb.Queued | pb.QueuedRequest | pb.PlanOutcome) -> types.StartEstimate | None:
@@ -270,7 +292,13 @@ def event(message: pb.Event) -> types.Event:
         generation=message.generation if message.HasField("generation") else None,
         holder=message.holder,
         data={name: _fact(value) for name, value in sorted(message.data.items())},
+        number=message.number,
     )
+
+
+def event_page(message: pb.EventsResponse) -> types.EventPage:
+    """Decode recorded events."""
+    return types.EventPage(events=tuple(event(each) for each in message.events), earlier=message.earlier)
 
 
 def usage(message: pb.InstanceUsage) -> types.Usage:
@@ -281,6 +309,57 @@ def usage(message: pb.InstanceUsage) -> types.Usage:
         memory_total_mib=message.memory_total_mib if message.HasField("memory_total_mib") else None,
         utilization_percent=message.utilization_percent if message.HasField("utilization_percent") else None,
         processes=tuple(message.processes.pids) if message.HasField("processes") else None,
+        process_details=tuple(
+            types.ProcessUsage(
+                pid=each.pid,
+                uid=each.uid if each.HasField("uid") else None,
+                command=each.command,
+                memory_used_mib=each.memory_used_mib if each.HasField("memory_used_mib") else None,
+            )
+            for each in message.processes.details
+        ),
+    )
+
+
+def account(message: pb.AccountingResponse) -> types.Account:
+    """Decode who leased how much."""
+    return types.Account(
+        rows=tuple(_account_row(each) for each in message.rows),
+        total=_account_row(message.total),
+        since=message.since if message.HasField("since") else None,
+        until=message.until,
+        complete_since=message.complete_since if message.HasField("complete_since") else None,
+    )
+
+
+def _account_row(message: pb.AccountingRow) -> types.AccountRow:
+    return types.AccountRow(
+        key=message.key,
+        leases=message.leases,
+        devices=message.devices,
+        memory_mib_seconds=message.memory_mib_seconds,
+        slice_seconds=message.slice_seconds,
+        waited_seconds=message.waited_seconds,
+        measured_mib_seconds=message.measured_mib_seconds,
+        peak_mib_seconds=message.peak_mib_seconds if message.HasField("peak_mib_seconds") else None,
+    )
+
+
+def advice(message: pb.Advice) -> types.Advice:
+    """Decode the advice on leases of one name."""
+    return types.Advice(
+        name=message.name,
+        user=message.user,
+        verdict=message.verdict,
+        message=message.message,
+        runs=message.runs,
+        measured_runs=message.measured_runs,
+        asked=message.asked,
+        peak_mib=message.peak_mib if message.HasField("peak_mib") else None,
+        suggestion=message.suggestion,
+        replayed=message.replayed,
+        waited_seconds=message.waited_seconds if message.HasField("waited_seconds") else None,
+        waited_less_seconds=message.waited_less_seconds if message.HasField("waited_less_seconds") else None,
     )
 
 

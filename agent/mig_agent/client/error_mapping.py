@@ -62,6 +62,7 @@ def _refusal(error: grpc.RpcError) -> Refused | None:
                 explanation=tuple(detail.explanation),
                 revision=detail.revision if detail.HasField("revision") else None,
                 changed=tuple(detail.changed),
+                end_reason=detail.end_reason,
             )
     return None
 

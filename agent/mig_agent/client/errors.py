@@ -18,7 +18,8 @@ class ClientError(MigAgentError):
         self.message = message
         """Starts with "cannot"."""
         self.hint = hint
-        """What would work; may be empty."""
+        """What would work; may be empty. A traceback shows it below the message."""
+        self._show_hint(hint)
 
     @property
     def reason(self) -> str:
@@ -88,6 +89,7 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         revision: int | None = None,
         changed: tuple[str, ...] = (),
         estimate: StartEstimate | None = None,
+        end_reason: str = "",
     ) -> None:
         super().__init__(message, hint)
         self._reason = reason
@@ -97,6 +99,8 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
         self._revision = revision
         self._changed = changed
         self._estimate = estimate
+        self.end_reason = end_reason
+        """With `lease-ended`: why, a word such as `expired`, `released` or `gpu-lost`; empty if it is not known."""
 
     @property
     def reason(self) -> str:

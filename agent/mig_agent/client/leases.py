@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
+from mig_agent.client import api_methods
+from mig_agent.client.errors import ClientError, NoAgent
 from mig_agent.client.types import Device, Grant
 
 if TYPE_CHECKING:
+    from typing_extensions import Self  # noqa: UP035 -- mig-agent-client is also for Python 3.10
+
     from mig_agent.client.acquire_stream import Acquiring
     from mig_agent.client.client import Client
-    from mig_agent.client.errors import ClientError
     from mig_agent.client.hold_stream import Holding
 
 
@@ -112,7 +115,10 @@ class Lease(BaseLease):
             self._acquiring = None
 
     def release(self) -> None:
-        """Release the devices; do nothing the second time. Raises Refused, NoAgent."""
+        """Release the devices; do nothing the second time. Raises Refused, NoAgent.
+
+        After NoAgent a lease of `Client.lease` is released when the agent is back, if this process lives then.
+        """
         if self._released:
             return
         self._released = True
@@ -121,6 +127,10 @@ class Lease(BaseLease):
                 self._holding.stop_attaching()
             if self.lost is None:
                 self._client.release(self.id, self.token)
+        except NoAgent:
+            if self._holding is not None:
+                self._holding.release_later(api_methods.release(self.id, self.token, force=False))
+            raise
         finally:
             self._leave_stream()
             if self._holding is not None:

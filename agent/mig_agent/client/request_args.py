@@ -30,7 +30,7 @@ class RequestArgs(TypedDict, total=False):
     gpu_memory: str | None
     """One device with at least this much memory: `4G`, `9.5Gi`."""
     mig_profile: str | None
-    """One device of exactly this profile: `2g.10gb`."""
+    """One device of exactly this profile: `1g.10gb`."""
     gpu_fraction: str | float | None
     """One device with at least this share of a GPU's memory slices: above 0, up to 1."""
     num_gpus: int | None
@@ -120,7 +120,7 @@ def _wants(args: RequestArgs) -> tuple[Want, ...]:
     if len(asked) > 1:
         raise UsageError(
             f"cannot ask for {' and '.join(asked)} at once",
-            "give one of them; --device can be repeated and takes profiles and memory: --device 2g.10gb --device 4G",
+            "give one of them; --device can be repeated and takes profiles and memory: --device 1g.10gb --device 4G",
         )
     if not asked:
         raise UsageError(

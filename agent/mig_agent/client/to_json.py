@@ -6,7 +6,7 @@ Times are RFC 3339 strings in UTC; null is what is not known or not there. Keys 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Final, TypeAlias
 
 from mig_agent.client import types
@@ -22,19 +22,24 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Grant: "lease=id token devices env expires_at request_id notes revision",
     types.LeaseInfo: (
         "lease=id holder tenant holder_uid holder_pid devices created_at expires_at pid hold unused"
-        " pod- arrived kubelet_devices-"
+        " pod- arrived kubelet_devices- warning- idle_since-"
     ),
     types.Pod: "namespace name uid?",
     types.KubeletDevice: "resource id",
     types.Recovered: "lease anew notes",
     types.Status: (
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
-        " reservation_after_seconds=reservation_after paused missing_gpus socket_problems ledger_doubt"
+        " reservation_after_seconds=reservation_after paused missing_gpus socket_problems problems ledger_doubt"
+        " available"
     ),
-    types.Waiting: "request_id holder tenant priority position since wants estimate blockers",
+    types.Available: "profile memory_mib count",
+    types.Waiting: "request_id holder tenant priority position since wants estimate blockers limit-",
     types.StartEstimate: ("earliest_seconds=earliest median_seconds=median latest_seconds=latest basis leases"),
     types.LedgerDoubt: "since why kept_as restored recoverable",
-    types.Gpu: "index uuid model mig state reason memory_slices memory_mib instances",
+    types.Gpu: (
+        "index uuid model mig state reason memory_slices memory_mib instances unusable_slices draining- drain_deadline-"
+    ),
+    types.Drained: "gpus leases",
     types.MigMode: "current pending capable",
     types.Instance: (
         "uuid profile memory_mib placement gpu_instance_id compute_instance_id state lease? holder? tenant? since"
@@ -49,13 +54,23 @@ _KEYS: Final[Mapping[type, str]] = {
     types.Step: "kind gpu gpu_index profile placement uuid? message",
     types.Event: "kind at revision message gpu? gpu_index lease? generation holder? data",
     types.Usage: "memory_used_mib memory_total_mib utilization_percent processes",
+    types.AccountRow: (
+        "key leases devices memory_mib_seconds slice_seconds waited_seconds measured_mib_seconds peak_mib_seconds"
+    ),
+    types.Account: "rows total since until complete_since",
+    types.Advice: (
+        "name user verdict message runs measured_runs asked peak_mib suggestion? replayed waited_seconds"
+        " waited_less_seconds"
+    ),
     types.ModeChange: "gpu mig needs? message",
     types.Paused: "paused driver_released message",
     Blocker: "gpu_index what state lease? holder? expires_at",
 }
 """The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
 is left out."""
-_TIMES: Final = frozenset({"at", "created_at", "expires_at", "since", "started_at"})
+_TIMES: Final = frozenset(
+    {"at", "complete_since", "created_at", "drain_deadline", "expires_at", "idle_since", "since", "started_at", "until"}
+)
 _UNKNOWN: Final = types.Usage(
     generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
 )
@@ -105,9 +120,39 @@ def shown(value: Json) -> Json:
             return value
 
 
+def events(page: types.EventPage) -> Json:
+    """Encode recorded events, and whether older ones that match were left out, and how many."""
+    return {
+        "events": [encode(each) for each in page.events],
+        "truncated": page.earlier > 0,
+        "earlier": page.earlier,
+    }
+
+
 def adopted(instances: Iterable[types.Instance]) -> Json:
     """Encode the instances that were adopted."""
     return {"adopted": [encode(each) for each in instances]}
+
+
+def cancelled(requests: Iterable[types.Waiting]) -> Json:
+    """Encode the requests that were cancelled, as they waited."""
+    return {"cancelled": [encode(each) for each in requests]}
+
+
+def lease_in_full(lease: types.LeaseInfo, node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
+    """Encode a lease with the environment of its processes and what is used on each device; without its token."""
+    instances = {each.uuid: each for gpu in node.gpus for each in gpu.instances}
+    usage = [
+        encode(readings.get(instances[each.uuid].generation, _UNKNOWN) if each.uuid in instances else _UNKNOWN)
+        for each in lease.devices
+    ]
+    uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
+    return {
+        **_encode_fields(lease, _KEYS[types.LeaseInfo]),
+        "request_id": lease.request_id or None,
+        "env": {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids, "MIG_AGENT_LEASE": lease.id},
+        "usage": usage,
+    }
 
 
 def reclaimed(instances: Iterable[types.Instance]) -> Json:
@@ -118,6 +163,11 @@ def reclaimed(instances: Iterable[types.Instance]) -> Json:
 def profiles(models: Iterable[types.GpuModel]) -> Json:
     """Encode what the GPUs can be cut into."""
     return {"models": [encode(each) for each in models]}
+
+
+def account(each: types.Account) -> dict[str, Json]:
+    """Encode who leased how much."""
+    return _encode_fields(each, _KEYS[types.Account])
 
 
 def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
@@ -175,6 +225,7 @@ def moment(at: float | None) -> str | None:
     if at is None:
         return None
     try:
-        return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        moment = datetime.fromtimestamp(at, timezone.utc)  # noqa: UP017 -- mig-agent-client is also for Python 3.10
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     except (OverflowError, ValueError, OSError):
         return None

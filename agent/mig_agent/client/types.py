@@ -105,6 +105,12 @@ class LeaseInfo:
     """True once the pod is on the node. Until then the lease is reserved for it, and ends at its deadline."""
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each device of a pod's lease the kubelet's id of it; empty if no kubelet allocated it."""
+    warning: str = ""
+    """Why the lease will or may end without its holder's doing (idle, a drained GPU); empty if it will not."""
+    idle_since: float | None = None
+    """When a process was last seen on its devices, in seconds since the epoch; None if the lease is not idle."""
+    request_id: str = ""
+    """The id of its request; empty unless the reader requested it, or is an administrator."""
 
     @property
     def promised(self) -> bool:
@@ -166,6 +172,29 @@ class Gpu:
     memory_slices: int
     memory_mib: int
     instances: tuple[Instance, ...]
+    unusable_slices: tuple[int, ...] = ()
+    """Free memory slices that no profile can use beside what is on the GPU; empty from an older agent."""
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_deadline: float | None = None
+    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """GPUs that are being drained, and the leases that are still there."""
+
+    gpus: tuple[Gpu, ...]
+    leases: tuple[LeaseInfo, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """How many devices of one profile could be leased now if nothing else were."""
+
+    profile: str
+    memory_mib: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,13 +218,22 @@ class QueuePosition(int):
     estimate: StartEstimate | None
     """When it is likely to start; None: not known, or not yet."""
     blockers: tuple[Blocker, ...]
-    """What blocks it, and who holds that."""
+    """What blocks it, and who holds that; empty while a limit of its own does."""
+    limit: str
+    """Which limit of its caller or tenant keeps it waiting, for people; empty if none does."""
 
-    def __new__(cls, position: int, estimate: StartEstimate | None = None, blockers: tuple[Blocker, ...] = ()) -> Self:
+    def __new__(
+        cls,
+        position: int,
+        estimate: StartEstimate | None = None,
+        blockers: tuple[Blocker, ...] = (),
+        limit: str = "",
+    ) -> Self:
         """Return the position."""
         made = super().__new__(cls, position)
         made.estimate = estimate
         made.blockers = blockers
+        made.limit = limit
         return made
 
 
@@ -213,7 +251,11 @@ class Waiting:
     estimate: StartEstimate | None = None
     """When it is likely to start; None: not known."""
     blockers: tuple[Blocker, ...] = ()
-    """What blocks it, and who holds that."""
+    """What blocks it, and who holds that; empty while a limit of its own does."""
+    limit: str = ""
+    """Which limit of its caller or tenant keeps it waiting, for people; empty if none does, or to other readers."""
+    holder_uid: int | None = None
+    """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +296,12 @@ class Status:
     """Why the ledger does not account for everything that may be leased; None if it does."""
     socket_problems: tuple[str, ...] = ()
     """Messages about sockets of the agent that cannot be reached by their paths."""
+    problems: tuple[str, ...] = ()
+    """Messages about what does not work though leases are given, such as `metrics: off (...)`."""
+    boot_id: str = ""
+    """Boot id of the kernel that the agent runs on: a program with the same one is on its machine. Empty: not known."""
+    available: tuple[Available, ...] = ()
+    """What fits now, one kind at a time, the smallest profile first; empty while paused, and from an older agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +407,16 @@ class Event:
     generation: int | None = None
     holder: str = ""
     data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    number: int = 0
+    """Its number in the agent's ledger, which rises; 0 for an event of `watch`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """Recorded events, the oldest first, and how many older ones match that were left out."""
+
+    events: tuple[Event, ...]
+    earlier: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,6 +428,75 @@ class Usage:
     memory_total_mib: int | None
     utilization_percent: int | None
     processes: tuple[int, ...] | None
+    """The pids."""
+    process_details: tuple[ProcessUsage, ...] = ()
+    """The same processes with what is known of each; empty for callers over TCP without the admin role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessUsage:
+    """A process on an instance; None is what is not known."""
+
+    pid: int
+    uid: int | None
+    command: str
+    memory_used_mib: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountRow:
+    """Sums over the leases of one user, tenant, name or profile. `key` is "(others)" for the smallest of too many."""
+
+    key: str
+    leases: int
+    devices: int
+    memory_mib_seconds: float
+    slice_seconds: float
+    waited_seconds: float
+    """From asking to having the lease."""
+    measured_mib_seconds: float
+    """The part of `memory_mib_seconds` on devices whose use was measured."""
+    peak_mib_seconds: float | None
+    """The peak of each of these devices, over all the time that it was leased; None if none was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Who leased how much in a period, the largest first."""
+
+    rows: tuple[AccountRow, ...]
+    total: AccountRow
+    since: float | None
+    until: float
+    complete_since: float | None
+    """Since when the records are complete; leases that ended before may be missing. None from a ledger without."""
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the period begins before the records do."""
+        return self.complete_since is not None and (self.since is None or self.since < self.complete_since)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """What leases of one name asked for against what they used. `verdict` is smaller, fits or too-few-runs."""
+
+    name: str
+    user: str
+    verdict: str
+    message: str
+    runs: int
+    measured_runs: int
+    asked: str
+    peak_mib: int | None
+    suggestion: str
+    """The smaller request, as `gpu_memory` takes it; empty if there is none."""
+    replayed: int
+    """How many leases of the node were replayed."""
+    waited_seconds: float | None
+    """What these runs waited in the replay as they asked; None where nothing was replayed."""
+    waited_less_seconds: float | None
+    """What they waited in the replay with the suggestion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

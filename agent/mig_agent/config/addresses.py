@@ -67,7 +67,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_tcp_address(text: str) -> TcpAddress:
-    """Parse `127.0.0.1:9400`, `[::1]:9400` or `tcp://0.0.0.0:7400`. Raises UsageError."""
+    """Parse `127.0.0.1:7481`, `[::1]:7481` or `tcp://0.0.0.0:7400`. Raises UsageError."""
     stripped = text.strip().removeprefix("tcp://")
     match = _HOST_AND_PORT.fullmatch(stripped)
     if match is None:

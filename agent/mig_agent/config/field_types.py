@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.config.addresses import TcpAddress, UnixAddress, parse_address, parse_tcp_address
+from mig_agent.config.limits import SECTION, limits_of, show_limits
+from mig_agent.config.sections import Section, section_in
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import format_duration, parse_duration, shown
 from mig_agent.core.requests import parse_gpu
@@ -56,9 +58,15 @@ class Kind:
     is_switch: bool = False
     none: str = OFF
     """Text for None."""
+    section: Callable[[Section], object] | None = None
+    """Reads a mapping, for a setting that is one; then `parse` reads the same as YAML on one line."""
 
-    def read(self, given: str | tuple[str, ...]) -> object:
-        """Parse what was given for a setting, one text or several. Raises UsageError if it is invalid."""
+    def read(self, given: str | tuple[str, ...] | Section) -> object:
+        """Parse what was given for a setting: a text, several, or a section. Raises UsageError if it is invalid."""
+        if isinstance(given, Section):
+            if self.section is None:
+                raise UsageError("cannot take names with values", "write one value")
+            return self.section(given)
         if self.many:
             texts = (given,) if isinstance(given, str) else given
             parts = [part.strip() for each in texts for part in each.split(",")]
@@ -238,6 +246,13 @@ RESOURCE_PREFIX = Kind(metavar="PREFIX", words="the beginning of extended resour
 MEMORY_CLASSES = Kind(
     metavar="CLASS,...", words="a list of decimal gigabytes such as `10g`", parse=_parse_memory_class, many=True
 )
+LIMITS = Kind(
+    metavar="YAML",
+    words="a mapping (see admin.md)",
+    parse=lambda text: limits_of(section_in(text, SECTION)),
+    show=show_limits,
+    section=limits_of,
+)
 LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)
 
 
@@ -262,6 +277,8 @@ class Row:
     default: str
     """The default as people write it; empty where `when_unset` describes a missing value."""
     when_unset: str
+    live: bool
+    """Whether a running agent takes up a change of it when it reads the configuration again."""
 
     @property
     def flag(self) -> str:
@@ -274,8 +291,24 @@ class Row:
         return ENVIRONMENT_PREFIX + self.name.upper()
 
 
-def setting(default: object, words: str, *, kind: Kind, group: str, example: str, when_unset: str = "") -> Any:  # noqa: ANN401 -- as dataclasses.field
+def setting(
+    default: object,
+    words: str,
+    *,
+    kind: Kind,
+    group: str,
+    example: str,
+    when_unset: str = "",
+    live: bool = False,
+) -> Any:  # noqa: ANN401 -- as dataclasses.field
     """Return a dataclass field that carries its row of the settings table; the setting is named after the field."""
-    shown = "" if when_unset else kind.write(default)
-    row = {"kind": kind, "words": words, "group": group, "example": example, "default": shown, "when_unset": when_unset}
+    row = {
+        "kind": kind,
+        "words": words,
+        "group": group,
+        "example": example,
+        "default": "" if when_unset else kind.write(default),
+        "when_unset": when_unset,
+        "live": live,
+    }
     return field(default=default, metadata={ROW: row})

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mig_agent.config import field_types
 from mig_agent.config.field_types import setting
-from mig_agent.core.errors import ConfigError
+from mig_agent.config.problems import Problem
 from mig_agent.core.pod_resources import MEMORY, PROFILES
 
 _KUBERNETES = "Kubernetes"
@@ -123,8 +124,11 @@ class KubernetesSettings:
         example="10m",
     )
 
-    def _check_kubernetes(self) -> None:
+    def _kubernetes_contradictions(self) -> Iterator[Problem]:
         if self.advertise not in {None, "none"} and not self.kubernetes:
-            raise ConfigError(
-                f"cannot advertise by {self.advertise}: kubernetes is off", "switch it on, or leave advertise out"
+            yield Problem(
+                message=f"cannot advertise by {self.advertise}: kubernetes is off",
+                hint="switch it on, or leave advertise out",
+                setting="advertise",
+                involved=("kubernetes",),
             )

@@ -2,36 +2,99 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mig_agent.config import sources
+from mig_agent.config.problems import InvalidConfigError, Problem
 from mig_agent.config.settings import ROWS, Settings
-from mig_agent.config.sources import Given
+from mig_agent.config.sources import Found, Given
 from mig_agent.core.errors import ConfigError, UsageError
 
+Flags = Mapping[str, "str | tuple[str, ...] | None"]
+"""Texts of the command line by the setting's name, None if not given."""
 
-def load(file: Path | None = None, flags: Mapping[str, str | tuple[str, ...] | None] | None = None) -> Settings:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What all sources say together."""
+
+    settings: Settings | None
+    """None if there are problems."""
+    problems: tuple[Problem, ...]
+    """All mistakes, in the order of their sources."""
+    given: Mapping[str, Given]
+    """The settings that any source gives, each as it was written last."""
+
+
+def load(
+    file: Path | None = None, flags: Flags | None = None, *, environment: Mapping[str, str] = os.environ
+) -> Settings:
     """Return the settings of the file, the environment and the flags; later ones win.
 
-    `flags` holds texts by the setting's name, None if not given. Raises ConfigError, which names the place of the first
-    mistake and what would be right.
+    Raises InvalidConfigError, a ConfigError with all mistakes; each message names the place and what would be right.
     """
-    given: dict[str, Given] = {
-        **(sources.from_file(file) if file is not None else {}),
-        **sources.from_environment(),
-        **sources.from_flags(flags or {}),
-    }
+    reading = read(file, flags, environment=environment)
+    if reading.settings is None:
+        raise InvalidConfigError(reading.problems)
+    return reading.settings
+
+
+def read(
+    file: Path | None = None, flags: Flags | None = None, *, environment: Mapping[str, str] = os.environ
+) -> Reading:
+    """Read all sources as `load` does, and return all mistakes instead of raising an error."""
+    found = (
+        sources.from_file(file) if file is not None else Found(),
+        sources.from_environment(environment),
+        sources.from_flags(flags or {}),
+    )
+    problems = [problem for each in found for problem in each.problems]
+    given = {name: value for each in found for name, value in each.given.items()}
     # CUDA_VISIBLE_DEVICES is about real GPUs, not simulated ones.
     if "gpus" not in given and not (given.get("simulate") and given["simulate"].value):
-        given |= sources.from_cuda()
-    values: dict[str, Any] = {name: _read(name, each) for name, each in given.items()}
-    return Settings(**values, given=frozenset(values))
+        cuda = sources.from_cuda(environment)
+        problems += cuda.problems
+        given |= cuda.given
+    values: dict[str, Any] = {}
+    for name, each in given.items():
+        try:
+            values[name] = ROWS[name].kind.read(each.value)
+        except ConfigError as error:  # of an entry in a section, which names its own line
+            problems.append(Problem(message=error.message, hint=error.hint, setting=name, file=each.file))
+        except UsageError as error:
+            words = f"cannot use {each.where}: {error.message}"
+            problems.append(Problem(message=words, hint=error.hint, setting=name, file=each.file, line=each.line))
+    problems += _contradictions(values, given, {each.setting for each in problems})
+    settings = None if problems else Settings(**values)
+    return Reading(settings=settings, problems=tuple(problems), given=given)
 
 
-def _read(name: str, given: Given) -> object:
-    try:
-        return ROWS[name].kind.read(given.value)
-    except UsageError as error:
-        raise ConfigError(f"cannot use {given.where}: {error.message}", error.hint) from error
+class _Unchecked(Settings):
+    """Settings that may contradict each other."""
+
+    def __post_init__(self) -> None:
+        """Check nothing."""
+
+
+def _contradictions(values: Mapping[str, Any], given: Mapping[str, Given], mistaken: set[str]) -> list[Problem]:
+    """Return the contradictions with their places; none that involves a setting which is mistaken by itself."""
+    return [
+        _placed(each, given)
+        for each in _Unchecked(**values).contradictions()
+        if mistaken.isdisjoint((each.setting, *each.involved))
+    ]
+
+
+def _placed(problem: Problem, given: Mapping[str, Given]) -> Problem:
+    """Return the problem with the place of its setting, or of the first involved one that was given."""
+    for name in (problem.setting, *problem.involved):
+        if name in given:
+            place = given[name]
+            return replace(
+                problem, message=f"{problem.message} ({place.where})", setting=name, file=place.file, line=place.line
+            )
+    return problem

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +15,12 @@ from mig_agent.config import field_types
 from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
 from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
-from mig_agent.core.errors import ConfigError
+from mig_agent.config.problems import Problem
+from mig_agent.core.limits import NO_LIMITS, UsageLimits
+from mig_agent.core.quantities import format_duration
 
+DEFAULT_CONFIG = Path("/etc/mig-agent/config.yaml")
+"""The file that the systemd unit has the agent read."""
 DEFAULT_SOCKET = Path("/run/mig-agent/mig-agent.sock")
 """Where clients connect by default."""
 
@@ -24,6 +28,7 @@ _PLACE = "Where it lives and listens"
 _TLS = "TCP, with certificates on both sides"
 _GPUS = "GPUs"
 _CHOOSING = "Choosing and waiting"
+_SHARING = "Limits and fairness"
 _LIMITS = "Time limits"
 _TELLING = "Logs and metrics"
 _SIMULATED = "Simulated GPUs"
@@ -63,6 +68,7 @@ class Settings(KubernetesSettings):
         kind=field_types.SOCKET_MODE,
         group=_PLACE,
         example="0660",
+        live=True,
     )
     socket_group: str = setting(
         "",
@@ -70,6 +76,7 @@ class Settings(KubernetesSettings):
         kind=field_types.TEXT,
         group=_PLACE,
         example="gpu-users",
+        live=True,
         when_unset="the agent's own group",
     )
     socket_schedulers: tuple[str, ...] = setting(
@@ -79,13 +86,14 @@ class Settings(KubernetesSettings):
         kind=field_types.NAMES,
         group=_PLACE,
         example="slurm",
+        live=True,
         when_unset="nobody else",
     )
     max_connections: int = setting(
         4096,
-        "How many clients may be connected to the Unix sockets of `listen` at once, and half as many of one user, at "
-        "most 256; as many over TCP, and half as many from one address; more are turned away. Fewer where the process "
-        "may not open three files for each.",
+        "The most clients that may be connected to the Unix sockets of `listen` at once, and the most over TCP. One "
+        "user may have half of them, at most 256, and one address half of those over TCP. There are fewer where the "
+        "process may not open three files for each.",
         kind=field_types.COUNT,
         group=_PLACE,
         example="4096",
@@ -144,6 +152,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NAMES,
         group=_TLS,
         example="ops",
+        live=True,
         when_unset="nobody",
     )
     tls_schedulers: tuple[str, ...] = setting(
@@ -152,6 +161,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NAMES,
         group=_TLS,
         example="scheduler.cluster-a",
+        live=True,
         when_unset="nobody",
     )
     tls_users: tuple[str, ...] | None = setting(
@@ -160,6 +170,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NAMES,
         group=_TLS,
         example="alice, bob",
+        live=True,
         when_unset="everybody with a certificate of `tls_client_ca`",
     )
     gpus: tuple[str, ...] | None = setting(
@@ -176,6 +187,7 @@ class Settings(KubernetesSettings):
         kind=field_types.choice("respect", "adopt"),
         group=_GPUS,
         example="adopt",
+        live=True,
     )
     reuse: Literal["any", "same-tenant", "never"] = setting(
         "any",
@@ -184,6 +196,7 @@ class Settings(KubernetesSettings):
         kind=field_types.choice("any", "same-tenant", "never"),
         group=_GPUS,
         example="same-tenant",
+        live=True,
     )
     profiles_dir: Path | None = setting(
         None,
@@ -199,6 +212,7 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION_OR_OFF,
         group=_GPUS,
         example="2h",
+        live=True,
     )
     creation_cost: float = setting(
         2.0,
@@ -206,6 +220,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NUMBER,
         group=_CHOOSING,
         example="2",
+        live=True,
     )
     strict_fifo: bool = setting(
         False,
@@ -213,17 +228,67 @@ class Settings(KubernetesSettings):
         kind=field_types.SWITCH,
         group=_CHOOSING,
         example="yes",
+        live=True,
     )
     reservation_after: float | None = setting(
         None,
         "After this time GPUs are reserved for the first waiting request. `auto` is as long as leases last on "
-        "average, between 10s and 24h; a guess of 5m counts as the first of them.",
+        "average, between 10s and 24h, starting from a guess of 5m.",
         kind=field_types.DURATION_OR_AUTO,
         group=_CHOOSING,
         example="5m",
+        live=True,
     )
     max_waiting: int = setting(
-        1000, "How many requests may wait; more are refused.", kind=field_types.COUNT, group=_CHOOSING, example="1000"
+        1000,
+        "How many requests may wait; more are refused.",
+        kind=field_types.COUNT,
+        group=_CHOOSING,
+        example="1000",
+        live=True,
+    )
+    limits: UsageLimits = setting(
+        NO_LIMITS,
+        "The most that may be held, waited for and asked for: below `roles` by each user of a role, below `users` by "
+        'one user, below `tenants` by all leases of one tenant together, or of each (`"*"`). A refusal names the '
+        "entry and its line.",
+        kind=field_types.LIMITS,
+        group=_SHARING,
+        example="{roles: {user: {memory: 80Gi, leases: 8, longest_ttl: 7d}}, tenants: {vision: {share: 0.5}}}",
+        when_unset="no limits",
+        live=True,
+    )
+    fair_share: bool = setting(
+        False,
+        "Within a priority, serve the tenant first that used least of the GPUs lately, instead of first come. A "
+        "request that has waited for `reservation_after` is not overtaken any more.",
+        kind=field_types.SWITCH,
+        group=_SHARING,
+        example="yes",
+    )
+    fair_share_half_life: float = setting(
+        604800.0,
+        "With `fair_share`: after this time what a tenant used counts half.",
+        kind=field_types.DURATION,
+        group=_SHARING,
+        example="7d",
+    )
+    idle_after: float = setting(
+        3600.0,
+        "A lease on whose devices no process was seen for this time is idle: its holder is warned. Never one of a pod.",
+        kind=field_types.DURATION,
+        group=_SHARING,
+        example="1h",
+        live=True,
+    )
+    end_idle_after: float | None = setting(
+        None,
+        "End a lease that has been idle for this time, at least `idle_after`. Time in which the driver did not tell "
+        "which processes there are does not count. `off` ends none.",
+        kind=field_types.DURATION_OR_OFF,
+        group=_SHARING,
+        example="12h",
+        live=True,
     )
     reread: float = setting(
         30.0,
@@ -231,6 +296,7 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION,
         group=_LIMITS,
         example="30s",
+        live=True,
     )
     call_deadline: float = setting(
         30.0,
@@ -245,13 +311,15 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION,
         group=_LIMITS,
         example="15s",
+        live=True,
     )
     metrics: TcpAddress | None = setting(
-        TcpAddress("127.0.0.1", 9400),
+        TcpAddress("127.0.0.1", 7481),
         "Where Prometheus reads metrics over HTTP, without a password: think before leaving loopback.",
         kind=field_types.TCP_OR_OFF,
         group=_TELLING,
-        example="0.0.0.0:9400",
+        example="0.0.0.0:7481",
+        live=True,
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info",
@@ -259,6 +327,7 @@ class Settings(KubernetesSettings):
         kind=field_types.choice("debug", "info", "warning", "error"),
         group=_TELLING,
         example="debug",
+        live=True,
     )
     log_format: Literal["auto", "text", "json"] = setting(
         "auto",
@@ -266,6 +335,22 @@ class Settings(KubernetesSettings):
         kind=field_types.choice("auto", "text", "json"),
         group=_TELLING,
         example="json",
+    )
+    sample_usage: float | None = setting(
+        30.0,
+        "How often the memory in use on leased devices is read, for the peaks in accounting; `off`: never.",
+        kind=field_types.DURATION_OR_OFF,
+        group=_TELLING,
+        example="30s",
+    )
+    keep_accounting: float = setting(
+        400 * 86_400.0,
+        "How long `migctl usage` remembers a lease that has ended. More than 100000 devices are merged by day, tenant, "
+        "user and profile, the oldest first.",
+        kind=field_types.DURATION,
+        group=_TELLING,
+        example="400d",
+        live=True,
     )
     simulate: str = setting(
         "",
@@ -298,45 +383,70 @@ class Settings(KubernetesSettings):
         example="0.10",
     )
 
-    given: frozenset[str] = frozenset()
-    """The names of those that were set, wherever."""
-
     def __post_init__(self) -> None:
         """Raise ConfigError for settings that contradict each other."""
-        self._check_tls()
-        self._check_addresses()
-        self._check_kubernetes()
-        if self.gpus is not None and not self.gpus:
-            raise ConfigError("cannot serve: gpus names none", "name at least one, or leave it out for all")
+        for each in self.contradictions():
+            raise each.error()
 
-    def _check_tls(self) -> None:
+    def contradictions(self) -> Iterator[Problem]:
+        """Yield what is wrong with the settings together, though each of them could be meant."""
+        yield from self._tls_contradictions()
+        yield from self._address_contradictions()
+        yield from self._kubernetes_contradictions()
+        if self.end_idle_after is not None and self.end_idle_after < self.idle_after:
+            yield Problem(
+                message=f"cannot end idle leases after {format_duration(self.end_idle_after)}: their holders are "
+                f"warned after {format_duration(self.idle_after)} (idle_after)",
+                hint="make end_idle_after longer than idle_after",
+                setting="end_idle_after",
+                involved=("idle_after",),
+            )
+        if self.gpus is not None and not self.gpus:
+            yield Problem(
+                message="cannot serve: gpus names none",
+                hint="name at least one, or leave it out for all",
+                setting="gpus",
+            )
+
+    def _tls_contradictions(self) -> Iterator[Problem]:
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_client_ca": self.tls_client_ca}
         missing = [name for name, path in files.items() if path is None]
         tcp = [each for each in self.listen if isinstance(each, TcpAddress)]
         if tcp and missing:
-            raise ConfigError(
-                f"cannot listen on {tcp[0]}: TCP is served only with certificates on both sides, and "
+            yield Problem(
+                message=f"cannot listen on {tcp[0]}: TCP is served only with certificates on both sides, and "
                 f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set",
-                "set them, or listen on a Unix socket (unix:///path)",
+                hint="set them, or listen on a Unix socket (unix:///path)",
+                setting="listen",
+                involved=tuple(files),
             )
-        if missing and len(missing) < len(files):
+        elif missing and len(missing) < len(files):
             present = [name for name in files if name not in missing]
-            raise ConfigError(
-                f"cannot use {' and '.join(present)} without {' and '.join(missing)}", "set all three or none"
+            yield Problem(
+                message=f"cannot use {' and '.join(present)} without {' and '.join(missing)}",
+                hint="set all three or none",
+                setting=present[0],
+                involved=tuple(files),
             )
 
-    def _check_addresses(self) -> None:
+    def _address_contradictions(self) -> Iterator[Problem]:
         if not self.listen:
-            raise ConfigError("cannot serve: listen is empty", "write unix:///path/to/socket")
-        if self.admin_listen is None and not any(isinstance(each, UnixAddress) for each in self.listen):
-            raise ConfigError(
-                "cannot tell where administrators connect: listen has no Unix socket beside which it could be",
-                "set admin_listen, such as unix:///run/mig-agent/admin.sock",
+            yield Problem(
+                message="cannot serve: listen is empty", hint="write unix:///path/to/socket", setting="listen"
             )
-        if self.admin_address in self.listen:
-            raise ConfigError(
-                f"cannot use {self.admin_address} for everybody and for administrators alike",
-                "set another admin_listen",
+        elif self.admin_listen is None and not any(isinstance(each, UnixAddress) for each in self.listen):
+            yield Problem(
+                message="cannot tell where administrators connect: listen has no Unix socket beside which it could be",
+                hint="set admin_listen, such as unix:///run/mig-agent/admin.sock",
+                setting="listen",
+                involved=("admin_listen",),
+            )
+        elif self.admin_address in self.listen:
+            yield Problem(
+                message=f"cannot use {self.admin_address} for everybody and for administrators alike",
+                hint="set another admin_listen",
+                setting="admin_listen",
+                involved=("listen",),
             )
 
     @property

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
 from mig_agent.config.field_types import ENVIRONMENT_PREFIX
+from mig_agent.config.problems import Problem
+from mig_agent.config.sections import Section, section_of
 from mig_agent.config.settings import ROWS
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown
@@ -36,93 +37,130 @@ A Kubernetes service of this name makes variables such as MIG_AGENT_PORT, which 
 class Given:
     """A value as it was written, and where."""
 
-    value: str | tuple[str, ...]
+    value: str | tuple[str, ...] | Section
     where: str
     """Place for messages: `reread in /etc/mig-agent/config.yaml, line 4`, `MIG_AGENT_REREAD`, `--reread`."""
+    file: Path | None = None
+    line: int | None = None
 
 
-def from_flags(flags: Mapping[str, str | tuple[str, ...] | None]) -> dict[str, Given]:
+@dataclass(slots=True)
+class Found:
+    """What one source gives, and the mistakes in it."""
+
+    given: dict[str, Given] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def from_flags(flags: Mapping[str, str | tuple[str, ...] | None]) -> Found:
     """Return the values of the command line; None is a flag that was not given."""
-    return {name: Given(value, ROWS[name].flag) for name, value in flags.items() if value is not None}
+    return Found({name: Given(value, ROWS[name].flag) for name, value in flags.items() if value is not None})
 
 
-def from_environment() -> dict[str, Given]:
-    """Return the values of MIG_AGENT_ variables. Raises ConfigError for a mistyped one."""
+def from_environment(environment: Mapping[str, str]) -> Found:
+    """Return the values of MIG_AGENT_ variables; a mistyped one is a problem."""
+    found = Found()
     variables = {row.variable: row.name for row in ROWS.values()}
-    for variable in sorted(os.environ):
+    for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in variables and variable not in _OTHERS:
             near = difflib.get_close_matches(variable, variables, n=1, cutoff=_SIMILARITY)
             if near:
-                raise ConfigError(f"cannot use {variable}: it is not a setting", f"did you mean {near[0]}?")
-    set_ones = {variable: os.environ.get(variable, "") for variable in variables}
+                found.problems.append(
+                    Problem(message=f"cannot use {variable}: it is not a setting", hint=f"did you mean {near[0]}?")
+                )
+    set_ones = {variable: environment.get(variable, "") for variable in variables}
     # A service file or a pod unsets a variable by making it empty.
-    return {variables[variable]: Given(text, variable) for variable, text in set_ones.items() if text}
+    found.given = {variables[variable]: Given(text, variable) for variable, text in set_ones.items() if text}
+    return found
 
 
-def from_cuda() -> dict[str, Given]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible. Raises ConfigError if none are."""
-    text = os.environ.get(_CUDA_VARIABLE)
+def from_cuda(environment: Mapping[str, str]) -> Found:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves visible; that it leaves none is a problem."""
+    text = environment.get(_CUDA_VARIABLE)
     if text is None or text.strip() in {"all", "void"}:
-        return {}
+        return Found()
     names = [part.strip() for part in text.split(",") if part.strip()]
     if any(name.startswith("MIG-") for name in names):
-        raise ConfigError(
+        return _of_gpus(
             f"cannot use {_CUDA_VARIABLE}={shown(text)}: it names MIG devices, and the agent manages whole GPUs",
             "unset it, or name the GPUs with --gpus",
         )
     # CUDA uses the names before the first invalid one.
     seen = names[: next((n for n, name in enumerate(names) if name.startswith("-")), len(names))]
     if not seen:
-        raise ConfigError(
+        return _of_gpus(
             f"cannot serve: {_CUDA_VARIABLE}={shown(text)} leaves no GPU visible", "unset it, or use --gpus"
         )
-    return {"gpus": Given(tuple(seen), _CUDA_VARIABLE)}
+    return Found({"gpus": Given(tuple(seen), _CUDA_VARIABLE)})
 
 
-def from_file(path: Path) -> dict[str, Given]:
-    """Return the values of a YAML file. Raises ConfigError, which names the line of a mistake."""
+def _of_gpus(message: str, hint: str) -> Found:
+    return Found(problems=[Problem(message=message, hint=hint, setting="gpus")])
+
+
+def from_file(path: Path) -> Found:
+    """Return the values of a YAML file; the problems name the lines of its mistakes."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read the configuration {path}: {why}", "give another with --config") from error
+        return _of_file(path, f"cannot read the configuration {path}: {why}", "give another with --config")
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"cannot read {path}{line}: {error.problem}", "it must be YAML: `name: value`") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"cannot read {path}: it has characters that YAML does not allow") from error
+        number = error.problem_mark.line + 1 if error.problem_mark else None
+        line = "" if number is None else f", line {number}"
+        return _of_file(path, f"cannot read {path}{line}: {error.problem}", "it must be YAML: `name: value`", number)
+    except yaml.YAMLError:
+        return _of_file(path, f"cannot read {path}: it has characters that YAML does not allow", "")
     if root is None:
-        return {}
+        return Found()
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"cannot use {path}: it holds no settings", "write one `name: value` a line")
+        return _of_file(path, f"cannot use {path}: it holds no settings", "write one `name: value` a line")
     return _settings_of(root, path)
 
 
-def _settings_of(root: yaml.MappingNode, path: Path) -> dict[str, Given]:
-    found: dict[str, Given] = {}
+def _of_file(path: Path, message: str, hint: str, line: int | None = None) -> Found:
+    return Found(problems=[Problem(message=message, hint=hint, file=path, line=line)])
+
+
+def _settings_of(root: yaml.MappingNode, path: Path) -> Found:
+    found = Found()
     lines: dict[str, int] = {}
     for key, value in root.value:
         line = key.start_mark.line + 1
         name = str(key.value) if isinstance(key, yaml.ScalarNode) else "this key"
         place = f"{shown(name)} in {path}, line {line}"
+        message = hint = ""
+        written: str | tuple[str, ...] | Section | None = _value(value)
+        if name in ROWS and ROWS[name].kind.section is not None and isinstance(value, yaml.MappingNode):
+            try:
+                written = section_of(value, name, str(path))
+            except ConfigError as error:
+                message, hint = error.message, error.hint
         if name not in ROWS:
-            raise ConfigError(f"cannot use {place}: it is not a setting", _nearest(name))
-        if name in lines:
-            raise ConfigError(f"cannot use {place}: line {lines[name]} sets it already", "remove one of them")
-        lines[name] = line
-        if value.tag != _NULL:
-            found[name] = Given(_value(value, place), place)
+            message, hint = f"cannot use {place}: it is not a setting", _nearest(name)
+        elif name in lines:
+            message, hint = f"cannot use {place}: line {lines[name]} sets it already", "remove one of them"
+        elif written is None and not message:
+            message = f"cannot use {place}: it takes a value or a plain list"
+            hint = "docs/configuration.md has examples"
+        if message:
+            setting = name if name in ROWS else ""
+            found.problems.append(Problem(message=message, hint=hint, setting=setting, file=path, line=line))
+        elif written is not None and value.tag != _NULL:
+            found.given[name] = Given(written, place, path, line)
+        lines.setdefault(name, line)
     return found
 
 
-def _value(node: yaml.Node, place: str) -> str | tuple[str, ...]:
+def _value(node: yaml.Node) -> str | tuple[str, ...] | None:
+    """Return the text or texts of a value; None for what no setting takes, such as a mapping."""
     if isinstance(node, yaml.ScalarNode):
         return str(node.value)
     if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
         return tuple(str(each.value) for each in node.value)
-    raise ConfigError(f"cannot use {place}: it takes a value or a plain list", "docs/configuration.md has examples")
+    return None
 
 
 def _nearest(name: str) -> str:

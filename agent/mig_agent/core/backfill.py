@@ -30,11 +30,13 @@ class WaitingRequest:
     """Arrival number: among requests of equal priority the lower one goes first."""
     since: float
     """When it was queued, in seconds since the epoch."""
+    rank: float = 0.0
+    """With fair share (`core.fairness`): the lower one goes first among requests of equal priority."""
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The sort key of the queue: higher priority first, then first come."""
-        return (-self.request.priority, self.seq)
+    def order(self) -> tuple[int, float, int]:
+        """The sort key of the queue: higher priority first, then the lower rank, then first come."""
+        return (-self.request.priority, self.rank, self.seq)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +93,19 @@ class ReservationCache:
 
 
 def in_order(waiting: Iterable[WaitingRequest]) -> tuple[WaitingRequest, ...]:
-    """Return the requests in queue order: by priority, then first come."""
+    """Return the requests in queue order: by priority, then rank, then first come."""
     return tuple(sorted(waiting, key=lambda each: each.order))
 
 
 def backfill_order(
     view: NodeView, ordered: Sequence[WaitingRequest], kept: Reservation | None, known: ReservationCache | None = None
 ) -> tuple[WaitingRequest, ...]:
-    """Return the order to try: by priority, then the one with a reservation, then the larger, then first come."""
+    """Return the order to try: by priority, the one with a reservation, rank, the larger first, then first come."""
     first = None if kept is None else kept.waiting.seq
     known = known or ReservationCache()
 
-    def sort_key(each: WaitingRequest) -> tuple[int, bool, float, int]:
-        return (-each.request.priority, each.seq != first, -known.share(view, each), each.seq)
+    def sort_key(each: WaitingRequest) -> tuple[int, bool, float, float, int]:
+        return (-each.request.priority, each.seq != first, each.rank, -known.share(view, each), each.seq)
 
     return tuple(sorted(ordered, key=sort_key)) if len(ordered) > 1 else tuple(ordered)
 

@@ -5,8 +5,10 @@ Messages start with "cannot", name the thing and who holds it; the hint says wha
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
+
+from mig_agent.core.strenum import StrEnum
 
 
 class Reason(StrEnum):
@@ -20,18 +22,22 @@ class Reason(StrEnum):
     TOO_LARGE = "too-large"
     TOO_MANY_DEVICES = "too-many-devices"
     NO_MIG_GPU = "no-mig-gpu"
+    OUTSIDE_LIMITS = "outside-limits"
     # It could be served at another moment.
     NO_CAPACITY = "no-capacity"
     GPU_UNAVAILABLE = "gpu-unavailable"
     REVISION_CHANGED = "revision-changed"
     WAITED_TOO_LONG = "waited-too-long"
     QUEUE_FULL = "queue-full"
+    LIMIT_EXCEEDED = "limit-exceeded"
     DRIVER_FAILED = "driver-failed"
     LEDGER_FAILED = "ledger-failed"
     SHUTTING_DOWN = "shutting-down"
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    CANCEL_REQUESTED = "cancel-requested"
     # About leases and requests.
+    UNKNOWN_REQUEST = "unknown-request"
     UNKNOWN_LEASE = "unknown-lease"
     LEASE_ENDED = "lease-ended"
     WRONG_TOKEN = "wrong-token"  # noqa: S105 -- the name of a reason, not a secret
@@ -50,6 +56,7 @@ RETRYABLE = frozenset(
         Reason.REVISION_CHANGED,
         Reason.WAITED_TOO_LONG,
         Reason.QUEUE_FULL,
+        Reason.LIMIT_EXCEEDED,
         Reason.DRIVER_FAILED,
         Reason.LEDGER_FAILED,
         Reason.SHUTTING_DOWN,
@@ -96,6 +103,8 @@ class Refusal:
     """With REVISION_CHANGED: the current revision of the node."""
     changed: tuple[str, ...] = ()
     """With REVISION_CHANGED: kinds of events since then that affect plans; `unknown` if they are no longer known."""
+    end_reason: str = ""
+    """With LEASE_ENDED: why the lease ended, a word as in the ledger; empty if that is not known."""
 
     @property
     def retryable(self) -> bool:
@@ -106,6 +115,12 @@ class Refusal:
 class MigAgentError(Exception):
     """The base of all errors of this project."""
 
+    def _show_hint(self, hint: str) -> None:
+        """Have tracebacks end with the hint."""
+        if hint:
+            with suppress(AttributeError):  # exceptions take notes since Python 3.11
+                self.add_note(f"Hint: {hint}")
+
 
 class RefusedError(MigAgentError):
     """Carries a refusal through code that raises."""
@@ -115,9 +130,13 @@ class RefusedError(MigAgentError):
         self.refusal = refusal
 
 
-def refuse(reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = ()) -> RefusedError:
+def refuse(
+    reason: Reason, message: str, hint: str = "", blockers: tuple[Blocker, ...] = (), *, end_reason: str = ""
+) -> RefusedError:
     """Return a RefusedError made of these parts, to be raised."""
-    return RefusedError(Refusal(reason=reason, message=message, hint=hint, blockers=blockers))
+    return RefusedError(
+        Refusal(reason=reason, message=message, hint=hint, blockers=blockers, end_reason=end_reason),
+    )
 
 
 class UsageError(MigAgentError, ValueError):
@@ -127,6 +146,7 @@ class UsageError(MigAgentError, ValueError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self._show_hint(hint)
 
 
 class ConfigError(UsageError):

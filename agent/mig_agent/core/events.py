@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     """A pod's lease goes on without one of its devices, which is lost."""
     LEASE_RECOVERED = "lease-recovered"
     """A client's token brought back a lease from before the ledger was lost."""
+    LEASE_WARNED = "lease-warned"
+    """A lease is idle, or its GPU is drained: it may end without its holder's doing."""
     LEASE_ENDED = "lease-ended"
     INSTANCE_CREATED = "instance-created"
     INSTANCE_DESTROYED = "instance-destroyed"
@@ -40,6 +42,8 @@ class EventKind(StrEnum):
     STEP_FAILED = "step-failed"
     GPU_CORDONED = "gpu-cordoned"
     GPU_UNCORDONED = "gpu-uncordoned"
+    GPU_DRAINED = "gpu-drained"
+    """The last lease on a GPU that is being drained has ended."""
     GPU_LOST = "gpu-lost"
     GPU_RECOVERED = "gpu-recovered"
     GPU_MODE_CHANGED = "gpu-mode-changed"
@@ -49,12 +53,18 @@ class EventKind(StrEnum):
     LEDGER_FAILED = "ledger-failed"
     LEDGER_RECOVERED = "ledger-recovered"
     LEDGER_QUARANTINED = "ledger-quarantined"
+    LEDGER_RESTORED = "ledger-restored"
+    """An administrator restored a backup of the ledger, which does not account for what came after it."""
     SOCKET_LOST = "socket-lost"
     """A socket of the agent was removed or replaced, and could not be bound again yet."""
     SOCKET_RESTORED = "socket-restored"
     """A socket that was removed or replaced is bound again."""
     CERTIFICATES_RENEWED = "certificates-renewed"
     CERTIFICATE_RELOAD_FAILED = "certificate-reload-failed"
+    CONFIG_RELOADED = "config-reloaded"
+    """The configuration was read again; what can change while the agent runs has changed."""
+    CONFIG_RELOAD_FAILED = "config-reload-failed"
+    """The configuration was read again and cannot be used; the former one stays in use."""
 
 
 IRRELEVANT_TO_PLANS = frozenset(
@@ -66,14 +76,18 @@ IRRELEVANT_TO_PLANS = frozenset(
         EventKind.REQUEST_DEQUEUED,
         EventKind.LEASE_RENEWED,
         EventKind.LEASE_BOUND,
+        EventKind.LEASE_WARNED,
+        EventKind.GPU_DRAINED,
         EventKind.STEP_FAILED,
         EventKind.ACCESS_DENIED,
         EventKind.PROFILE_DIFFERS,
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_RECOVERED,
         EventKind.LEDGER_QUARANTINED,
+        EventKind.LEDGER_RESTORED,
         EventKind.SOCKET_LOST,
         EventKind.SOCKET_RESTORED,
+        EventKind.CONFIG_RELOAD_FAILED,
         EventKind.CERTIFICATES_RENEWED,
         EventKind.CERTIFICATE_RELOAD_FAILED,
     }
@@ -95,3 +109,5 @@ class Event:
     generation: Generation | None = None
     holder: str = ""
     data: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
+    """Its number in the ledger, which rises; 0 until it is read from there."""

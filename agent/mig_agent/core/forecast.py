@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from mig_agent.core.backfill import Reservation, WaitingRequest, gpu_share, in_order
+from mig_agent.core.fairness import with_rank
 from mig_agent.core.load_history import NO_DEMAND, Demand, PastLeases, RemainingTimes
 from mig_agent.core.model import (
     Generation,
@@ -86,6 +87,12 @@ class Situation:
     demand: Demand = NO_DEMAND
     policy: Policy = DEFAULT_POLICY
     strict_fifo: bool = False
+    used: Mapping[str, float] | None = None
+    """With fair share: what each tenant used, in weighted GPU-seconds (`core.fairness`), as if that stayed as it is."""
+
+    def ranked(self, waiting: WaitingRequest, at: float) -> WaitingRequest:
+        """Return a waiting request with its rank at a moment."""
+        return waiting if self.used is None else with_rank(waiting, self.used, at, self.reservation_delay)
 
     @property
     def basis(self) -> Basis:
@@ -346,7 +353,7 @@ class _Classes:
 
 @dataclass(slots=True)
 class _Line:
-    """The waiting requests of one class, first come."""
+    """The waiting requests of one class, with fair share also of one tenant, first come."""
 
     of: _Class
     waiting: deque[WaitingRequest] = field(default_factory=deque)
@@ -365,8 +372,8 @@ class _Run:
         self._gpus = [node.gpu(number, ()) for number in range(len(self._devices))]
         self._ends: list[tuple[float, int, tuple[_Place, ...]]] = []
         self._count = 0
-        self._lines: dict[int, _Line] = {}
-        """By identity of the class."""
+        self._lines: dict[tuple[int, str], _Line] = {}
+        """By identity of the class, and with fair share the tenant."""
         self._reserved: Reservation | None = None
         self.starts: dict[int, float] = {}
         """When each request of the situation has started, by arrival number."""
@@ -405,7 +412,7 @@ class _Run:
         line = self._line(request)
         if not line.waiting and not (self._situation.strict_fifo and self._anyone_waits):
             self._reserved = self._reservation(now)
-            if self._start(newcomer, line.of, now, lasts):
+            if self._start(self._situation.ranked(newcomer, now), line.of, now, lasts):
                 return
         if request.wait_seconds:
             line.waiting.append(newcomer)
@@ -424,9 +431,10 @@ class _Run:
 
     def _line(self, request: Request) -> _Line:
         of = self._classes.of(request)
-        line = self._lines.get(id(of))
+        key = (id(of), "" if self._situation.used is None else request.holder.tenant)
+        line = self._lines.get(key)
         if line is None:
-            line = self._lines[id(of)] = _Line(of)
+            line = self._lines[key] = _Line(of)
         return line
 
     def _put(self, number: int, devices: _Devices) -> None:
@@ -436,13 +444,13 @@ class _Run:
     def _start_one(self, now: float, lasts: Callable[[Request], float]) -> bool:
         """Start the first request in turn that fits; return False if none does."""
         first = None if self._reserved is None else self._reserved.waiting.seq
-        heads = [(line.waiting[0], line) for line in self._lines.values() if line.waiting]
+        heads = [(self._situation.ranked(line.waiting[0], now), line) for line in self._lines.values() if line.waiting]
         if self._situation.strict_fifo:
             heads = sorted(heads, key=lambda each: each[0].order)[:1]
 
-        def in_turn(each: tuple[WaitingRequest, _Line]) -> tuple[int, bool, float, int]:
+        def in_turn(each: tuple[WaitingRequest, _Line]) -> tuple[int, bool, float, float, int]:
             priority, share = each[1].of.order
-            return (priority, each[0].seq != first, share, each[0].seq)
+            return (priority, each[0].seq != first, each[0].rank, share, each[0].seq)
 
         for head, line in sorted(heads, key=in_turn):
             if self._start(head, line.of, now, lasts):
@@ -474,7 +482,7 @@ class _Run:
         if self._situation.strict_fifo:
             return None
         waited = [
-            (head, line.of)
+            (self._situation.ranked(head, now), line.of)
             for line in self._lines.values()
             if (head := next((each for each in line.waiting if not _has_left(each, now)), None)) is not None
             and now - head.since >= self._situation.reservation_delay

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 from mig_agent.core.owner import TOKEN_OWNER, Owner
+from mig_agent.core.strenum import StrEnum
 
 RequestId = NewType("RequestId", str)
 CallerId = NewType("CallerId", str)
@@ -85,6 +85,11 @@ class Placement:
         """Return the slices as people write them: `0-3`, or `4` for a single slice."""
         last = self.start + self.size - 1
         return str(self.start) if self.size == 1 else f"{self.start}-{last}"
+
+
+def slices_in(mask: int) -> tuple[int, ...]:
+    """Return the numbers of the slices in a bit mask, rising."""
+    return tuple(number for number in range(mask.bit_length()) if mask >> number & 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +317,10 @@ class Gpu:
     set_aside: bool = False
     """True if the agent itself cordoned the GPU; it uses it again once its driver answers."""
     minor: int | None = None
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_until: float | None = None
+    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
     instances: tuple[Instance, ...] = ()
 
     @cached_property

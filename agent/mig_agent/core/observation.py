@@ -47,7 +47,7 @@ class InstanceUsage:
     memory_used_mib: int | None
     memory_total_mib: int | None
     utilization_percent: int | None = None
-    processes: tuple[int, ...] | None = None
+    processes: tuple[ProcessUsage, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,10 @@ class ProcessUsage:
 
     pid: int
     used_mib: int | None
+    uid: int | None = None
+    """Its user on this machine; None where the process cannot be looked at."""
+    command: str = ""
+    """Its command line; empty where it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,10 @@ _MEMORY_UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
-_DURATION_UNITS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_LOOSE_UNITS = {"g": "G", "t": "T", "gb": "G", "tb": "T", "mb": "M", "kb": "k", "gi": "Gi", "ti": "Ti", "mi": "Mi"}
+_LOOSE_UNITS |= {f"{each}b": f"{each.capitalize()}" for each in ("gi", "ti", "mi", "ki")}
+"""Units in lower case that can mean one thing only; `m` is a thousandth to Kubernetes."""
+_DURATION_UNITS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 """In milliseconds."""
 _LONGEST_TEXT = 40
 """Characters that no quantity needs more of; longer texts are cut in messages."""
@@ -38,9 +41,10 @@ _QUANTITY = re.compile(rf"(?P<sign>[+-]?)(?P<number>{_NUMBER}) *(?P<unit>[A-Za-z
 _SPECIAL = re.compile(r"[+-]?(?P<word>nan|inf|infinity)[A-Za-z]*", re.ASCII | re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+ *[A-Za-z]*", re.ASCII)
 _EXPONENT = re.compile(rf"[+-]?{_NUMBER}[eE][+-]?[0-9]+ *[A-Za-z]*", re.ASCII)
-_DURATION_PART = re.compile(rf"({_NUMBER}) *(d|h|ms|m|s)", re.ASCII)
+_DURATION_PART = re.compile(rf"({_NUMBER}) *(w|d|h|ms|m|s)", re.ASCII)
 _MEMORY_HINT = "write a number with a unit, such as 4G, 4Gi, 512M or 4096Mi"
 _DURATION_HINT = "write a number with a unit, such as 90s, 10m, 2h or 1h30m"
+_RATIO = re.compile(rf"(?P<percent>{_NUMBER}) *%|(?P<part>[0-9]+) */ *(?P<whole>[0-9]+)", re.ASCII)
 _FRACTION_HINT = "write a number above 0 and up to 1, such as 0.25"
 
 
@@ -58,7 +62,8 @@ def counted(number: int, what: str) -> str:
 def parse_memory(text: str) -> int:
     """Return the bytes of a quantity as Kubernetes writes it (`4G`, `4Gi`, `512M`, `9.5Gi`).
 
-    A `B` may follow. G is 10^9 bytes and Gi is 2^30. A part of a byte counts as a whole one. Raises UsageError.
+    A `B` may follow, and units may be in lower case where that can mean one thing only (`4g`, `4gb`). G is 10^9 bytes
+    and Gi is 2^30. A part of a byte counts as a whole one. Raises UsageError.
     """
     name = "memory"
     stripped = _checked(text, name, _MEMORY_HINT)
@@ -139,9 +144,12 @@ def format_duration(seconds: float) -> str:
 
 
 def parse_fraction(text: str) -> float:
-    """Parse a fraction of a GPU, above 0 and up to 1. Raises UsageError."""
+    """Parse a fraction of a GPU, above 0 and up to 1: `0.25`, `25%` or `1/4`. Raises UsageError."""
     name = "a fraction of a GPU"
     stripped = _checked(text, name, _FRACTION_HINT)
+    ratio = _RATIO.fullmatch(stripped)
+    if ratio is not None:
+        return _fraction(stripped, *_ratio(ratio))
     match = _QUANTITY.fullmatch(stripped)
     if match is None or (match["unit"] and _memory_factor(match["unit"]) is None):
         raise _junk(stripped, name, _FRACTION_HINT)
@@ -150,14 +158,25 @@ def parse_fraction(text: str) -> float:
             f"cannot take {shown(stripped)} as a fraction of a GPU: it is a quantity of memory",
             f"--gpu-memory {shown(stripped)} asks for memory; {_FRACTION_HINT} for a fraction",
         )
-    digits, scale = _exact(match["number"])
     if match["sign"] == "-":
         raise UsageError(f"cannot take {shown(stripped)} as a fraction of a GPU: it is negative", _FRACTION_HINT)
-    if digits == 0:
-        raise UsageError(f"cannot take {shown(stripped)} as a fraction of a GPU: it is zero", _FRACTION_HINT)
+    return _fraction(stripped, *_exact(match["number"]))
+
+
+def _ratio(match: re.Match[str]) -> tuple[int, int]:
+    """Return `25%` or `1/4` as a ratio of two whole numbers; the second may be 0."""
+    if match["percent"] is None:
+        return int(match["part"]), int(match["whole"])
+    digits, scale = _exact(match["percent"])
+    return digits, 100 * scale
+
+
+def _fraction(text: str, digits: int, scale: int) -> float:
+    if digits == 0 or scale == 0:
+        raise UsageError(f"cannot take {shown(text)} as a fraction of a GPU: it is zero", _FRACTION_HINT)
     if digits > scale:
         raise UsageError(
-            f"cannot take {shown(stripped)} as a fraction of a GPU: it is more than a whole one",
+            f"cannot take {shown(text)} as a fraction of a GPU: it is more than a whole one",
             f"{_FRACTION_HINT}; --num-gpus asks for several whole GPUs",
         )
     return digits / scale
@@ -195,6 +214,8 @@ def _memory_factor(unit: str) -> int | None:
     known = _MEMORY_UNITS.get(unit)
     if known is None and unit.endswith("B"):
         known = _MEMORY_UNITS.get(unit[:-1])
+    if known is None and unit in _LOOSE_UNITS:
+        known = _MEMORY_UNITS[_LOOSE_UNITS[unit]]
     return known
 
 

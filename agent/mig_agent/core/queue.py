@@ -57,6 +57,12 @@ class Queue:
         """All waiting requests in queue order."""
         return in_order(self._waiting.values())
 
+    @property
+    def oldest_since(self) -> float | None:
+        """When the request that waits longest arrived; None if no request waits."""
+        # Requests are in order of their arrival here, since each is added once.
+        return next((each.since for each in self._waiting.values()), None)
+
     def position(self, request: RequestKey) -> int | None:
         """Return the position of a request in the queue, from 1; None if it does not wait."""
         mine = self._waiting.get(request)
@@ -71,6 +77,11 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """A value that no other content of this queue had before or will have."""
+        return (self._next, len(self._waiting))
 
 
 def search(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.model import Request, Want
@@ -34,7 +35,10 @@ LONGEST_POD_NAME = 253
 """Characters, as in Kubernetes; a namespace has fewer."""
 LONGEST_NAMESPACE = 63
 
+_MOST_TEXTS = 3
+"""Wants that are named one by one in a phrase."""
 _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", re.ASCII)
+_PART_OF_PROFILE = re.compile(r"[0-9]+g")
 _PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
 _ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
 _INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
@@ -54,7 +58,7 @@ def memory_want(text: str, *, min_compute_slices: int = 1, attributes: frozenset
 
 
 def profile_want(text: str) -> Want:
-    """Return a want for exactly this profile: `2g.10gb`, `1g.5gb+me`. Raises UsageError.
+    """Return a want for exactly this profile: `1g.10gb`, `1g.5gb+me`. Raises UsageError.
 
     Only text that cannot be a name is rejected here: only the node knows which names exist.
     """
@@ -83,7 +87,7 @@ def whole_gpu_want() -> Want:
 
 
 def parse_device(text: str) -> Want:
-    """Parse the value of `--device`: a profile (`2g.10gb`), an amount of memory (`4G`), or `whole`.
+    """Parse the value of `--device`: a profile (`1g.10gb`), an amount of memory (`4G`), or `whole`.
 
     Raises UsageError.
     """
@@ -92,8 +96,13 @@ def parse_device(text: str) -> Want:
         return whole_gpu_want()
     if _PROFILE_LIKE.fullmatch(name) or _PROFILE_START.match(name):
         return profile_want(name)
+    if _PART_OF_PROFILE.fullmatch(name):
+        raise UsageError(
+            f"cannot take {shown(name)} as a device: it may be memory or the beginning of a profile",
+            f"write {shown(name[:-1])}G for memory, or a profile as `migctl profiles` shows it",
+        )
     if name and not any(each.isdigit() for each in name):
-        hint = "write a profile such as 2g.10gb, a quantity of memory such as 4G, or whole"
+        hint = "write a profile such as 1g.10gb, a quantity of memory such as 4G, or whole"
         raise UsageError(f"cannot understand {shown(name)} as a device", hint)
     return memory_want(name)
 
@@ -235,12 +244,32 @@ def parse_reason(text: str) -> str:
     return reason
 
 
+def describe(request: Request) -> str:
+    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    return phrase_of(request.wants)
+
+
+def phrase_of(wants: Sequence[Want]) -> str:
+    """Return the devices that are asked for as a phrase: `2g.10gb`, `4G and 4G`."""
+    texts = [want.text or want.profile or "a device" for want in wants]
+    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+
+
 def validate_ttl(seconds: float | None) -> None:
     """Raise UsageError unless this is a valid time to live; None is a lease without a deadline."""
     if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
         raise UsageError(
             f"cannot lease for {seconds:g} seconds: more than none, and at most ten years",
             "write how long, such as --ttl 2h, or leave it out",
+        )
+
+
+def validate_drain_deadline(seconds: float | None) -> None:
+    """Raise UsageError unless this is a valid deadline from now; None is a drain without a deadline."""
+    if seconds is not None and not 0 < seconds <= LONGEST_TTL_SECONDS:
+        raise UsageError(
+            f"cannot drain within {seconds:g} seconds: more than none, and at most ten years",
+            "write how long leases may last, such as --deadline 2h, or leave it out",
         )
 
 

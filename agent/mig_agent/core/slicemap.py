@@ -7,12 +7,14 @@ the agent from a NodeView.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from mig_agent.core.texts import visible
 
 FREE = "free"
+UNUSABLE = "unusable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,10 @@ class SliceMapGpu:
     title: str
     memory_slices: int
     blocks: tuple[SliceMapBlock, ...] = ()
+    name: str = ""
+    """A short title, for maps of one line."""
+    unusable: frozenset[int] = frozenset()
+    """The free slices that no profile can use beside the blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,8 @@ class StateStyle:
     ascii_fill: str
     ansi: str
     """The parameter of the terminal's colour sequence."""
+    meaning: str = ""
+    """For the legend, where the state's name does not say it."""
 
 
 STYLES = {
@@ -55,12 +63,17 @@ STYLES = {
     "creating": StateStyle("+", "+", "33"),
     "destroying": StateStyle("-", "-", "33"),
     FREE: StateStyle(" ", " ", "2"),
+    UNUSABLE: StateStyle("╱", ":", "2", "no profile fits"),  # noqa: RUF001 -- a diagonal of the box-drawing block
 }
 _UNKNOWN = StateStyle("?", "?", "31")
 _ROWS = 4
 _HOLDER_ROW = 3
 _NARROWEST = 3
 """Columns of the narrowest slice, its border included."""
+_NARROWEST_IN_LINE = 5
+"""The same where a GPU is one line: for less, names are cut first."""
+_LEAST_NAME = 6
+"""Columns for the name of a GPU that are never cut: `GPU 12`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,49 @@ def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unico
     return "\n".join(row.rstrip() for row in (title, edge, *rows, _axis(blocks, cell, lines)))
 
 
+def render_lines(
+    gpus: Sequence[SliceMapGpu], width: int = 80, *, color: bool = False, unicode: bool = True
+) -> list[str]:
+    """Draw each GPU in one line, with the numbers of the slices above the first one and wherever they change.
+
+    Each block shows its state by its first character, then its holder, or its profile where nobody holds it; both where
+    they fit. Lines are at most `width` columns wide where that is possible.
+    """
+    lines = _UNICODE if unicode else _ASCII
+    names = [_plain(each.name, unicode=unicode) for each in gpus]
+    most_slices = max((each.memory_slices for each in gpus), default=0)
+    least_area = most_slices * _NARROWEST_IN_LINE + 1
+    name_width = max(_LEAST_NAME, min(max(map(_columns, names), default=0), width - 1 - least_area))
+    area = max(_NARROWEST, (width - name_width - 2) // max(1, most_slices)) * most_slices
+    drawn: list[str] = []
+    numbered = 1  # one slice needs no number
+    for gpu, name in zip(gpus, names, strict=True):
+        if gpu.memory_slices < 1:
+            drawn.append(_fitted(name, max(1, width), lines).rstrip())
+            continue
+        cell = area // gpu.memory_slices
+        if gpu.memory_slices not in {1, numbered}:
+            numbered = gpu.memory_slices
+            numbers = "".join(str(number).ljust(cell) for number in range(numbered))
+            drawn.append((" " * (name_width + 2) + numbers).rstrip())
+        blocks = filled(gpu)
+        cells = (_line_cell(block, block.size * cell - 1, lines, color=color, unicode=unicode) for block in blocks)
+        drawn.append(f"{_fitted(name, name_width, lines)} {lines.down}{lines.down.join(cells)}{lines.down}")
+    return drawn
+
+
+def _line_cell(block: SliceMapBlock, inner: int, lines: _Lines, *, color: bool, unicode: bool) -> str:
+    """Return a block in one row: the fill of its state, then whose it is and what it is."""
+    style = style_of(block.state)
+    fill = style.fill if unicode else style.ascii_fill
+    if block.state in {FREE, UNUSABLE}:
+        return _painted(fill * inner, style, color=color)
+    holder, label = _plain(block.holder, unicode=unicode), _plain(block.label, unicode=unicode)
+    both = f"{holder} {label}" if holder else label
+    text = both if _columns(both) < inner else holder or label
+    return _painted(fill, style, color=color) + _fitted(text, inner - 1, lines)
+
+
 def render_legend(states: Iterable[str] | None = None, *, color: bool = False, unicode: bool = True) -> str:
     """Return one line that explains the fills: of all states, or of those given."""
     shown = list(STYLES) if states is None else [state for state in STYLES if state in set(states)]
@@ -107,7 +163,8 @@ def render_legend(states: Iterable[str] | None = None, *, color: bool = False, u
     for state in shown:
         style = style_of(state)
         fill = (style.fill if unicode else style.ascii_fill) * 2
-        parts.append(f"{_painted(f'[{fill}]', style, color=color)} {state}")
+        meaning = f" ({style.meaning})" if style.meaning else ""
+        parts.append(f"{_painted(f'[{fill}]', style, color=color)} {state}{meaning}")
     return "  ".join(parts)
 
 
@@ -123,18 +180,21 @@ def filled(gpu: SliceMapGpu) -> tuple[SliceMapBlock, ...]:
         if start >= end:
             continue
         if start > position:
-            blocks.append(_free(position, start))
+            blocks += _free(gpu, position, start)
         blocks.append(
             SliceMapBlock(start=start, size=end - start, label=block.label, state=block.state, holder=block.holder)
         )
         position = end
     if position < gpu.memory_slices:
-        blocks.append(_free(position, gpu.memory_slices))
+        blocks += _free(gpu, position, gpu.memory_slices)
     return tuple(blocks)
 
 
-def _free(start: int, end: int) -> SliceMapBlock:
-    return SliceMapBlock(start=start, size=end - start, label="", state=FREE)
+def _free(gpu: SliceMapGpu, start: int, end: int) -> list[SliceMapBlock]:
+    """Return the free range as blocks: one of each run of slices that are usable, or that are not."""
+    runs = groupby(range(start, end), key=lambda number: UNUSABLE if number in gpu.unusable else FREE)
+    ranges = [(state, tuple(numbers)) for state, numbers in runs]
+    return [SliceMapBlock(start=each[0], size=len(each), label="", state=state) for state, each in ranges]
 
 
 def _cell(block: SliceMapBlock, row: int, cell: int, lines: _Lines, *, color: bool, unicode: bool) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,14 +25,15 @@ from mig_agent.config import Settings
 from mig_agent.core.model import GpuUuid
 from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus, simulated_file
 from mig_agent.daemon.logs import EventLog
-from mig_agent.daemon.metrics import serve_metrics
+from mig_agent.daemon.metrics import MetricsServer
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.daemon.socket_watch import watch_sockets
 from mig_agent.engine import startup
-from mig_agent.engine.context import EngineSettings
+from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.manager import Manager, manager_over
 from mig_agent.frontends.grpc.handlers import method_handlers
+from mig_agent.frontends.grpc.identity import Roles
 from mig_agent.frontends.grpc.servicer import Held, PartitionManagerServicer
 from mig_agent.frontends.metrics import Metrics
 
@@ -49,17 +50,20 @@ _MOST_EVENTS_AT_START = 1000
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Agent:
     """An agent that serves."""
 
     settings: Settings
+    """Those in use: a reload of the configuration replaces them."""
     servers: Servers
     servicers: tuple[PartitionManagerServicer, ...]
     manager: Manager
     ledger: Ledger
     hardware: Hardware
-    metrics_at: str
+    roles: Roles
+    """Those of the start."""
+    metrics: MetricsServer
     kubernetes: Kubernetes | None = None
     """None if the setting `kubernetes` is off."""
     driver_thread: CallThread = field(repr=False)
@@ -72,7 +76,7 @@ class Agent:
             "node": view.node,
             "listen": self.servers.addresses,
             "admin": str(self.settings.admin_address),
-            "metrics": self.metrics_at or "off",
+            "metrics": self.metrics.shown,
             "state_dir": str(self.settings.state_dir),
             "gpus": len(view.gpus),
             "paused": self.manager.paused,
@@ -117,6 +121,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
 
     metrics = Metrics(lines_dropped)
     driver_thread = CallThread("driver")
+    roles = configured_roles(settings, servers.user_names)
     kubernetes = await _connect_to_kubernetes(settings)
     paused = () if kubernetes is None else kubernetes.paused
     ledger = Ledger.open(settings.state_dir / LEDGER_FILE, keep_lock=state_lock.keep)
@@ -124,7 +129,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     starts_paused = bool(paused or ledger.contents.paused)
     hardware, there = await _in_time(driver_thread, settings, metrics, paused=starts_paused)
     if hardware.absent:
-        paused, starts_paused = (*paused, hardware.absent), True
+        paused = (*paused, hardware.absent)
+    starts_paused = starts_paused or bool(hardware.absent or hardware.no_driver)
     # Held for the life of the process, whatever happens to the rest.
     stack.enter_context(lock_gpus(hardware.lock_folder, sorted(there.items()), search))
 
@@ -148,6 +154,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
             telemetry=metrics,
             claim=claim,
             paused=paused,
+            no_driver=hardware.no_driver,
         )
     )
     metrics.watch(lambda: manager.published)
@@ -160,14 +167,17 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     watching = asyncio.create_task(watch_sockets(servers.sockets, manager.record_sockets), name="socket watch")
     stack.callback(watching.cancel)
     servers.on_renewal(lambda renewal: manager.record_certificates(renewal.words, taken=renewal.taken))
-    metrics_at, stop_metrics = serve_metrics(settings, metrics.registry)
-    stack.callback(stop_metrics)
-    roles = configured_roles(settings, servers.user_names)
+    metrics_server = MetricsServer(metrics.registry)
+    stack.callback(metrics_server.close)
+    await metrics_server.serve_at(settings.metrics)
+    metrics_server.report_to(lambda words: manager.report_problem("metrics", words))
     held: Held = {}
     servicers = tuple(
         PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, connection_ends=servers.connection_ends)
         for admin in (False, True)
     )
+    # Nothing of the start can fail from here on.
+    await manager.announce()
     users, admins = (method_handlers(servicer, settings.max_calls, servicer.refused) for servicer in servicers)
     await servers.open(users, admins)
     if kubernetes is None:
@@ -181,7 +191,8 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
         manager=manager,
         ledger=ledger,
         hardware=hardware,
-        metrics_at=metrics_at,
+        roles=roles,
+        metrics=metrics_server,
         kubernetes=kubernetes,
         driver_thread=driver_thread,
     )
@@ -215,7 +226,7 @@ async def _in_time(
 
     def open_and_select() -> tuple[Hardware, Mapping[int, GpuUuid]]:
         hardware = open_hardware(settings, metrics.nvml_call, paused=paused)
-        if paused or hardware.absent:
+        if paused or hardware.absent or hardware.no_driver:
             return hardware, {}
         there = hardware.driver.uuids()
         return hardware, there if settings.gpus is None else selected_gpus(there, settings.gpus)
@@ -227,6 +238,12 @@ async def _in_time(
             f"cannot serve: the NVIDIA driver has not answered for {settings.call_deadline:g} s",
             "see what `nvidia-smi` and `dmesg` say",
         ) from None
+
+
+def changed_engine_settings(used: EngineSettings, settings: Settings) -> EngineSettings:
+    """Return the engine's settings after a reload: those that only a start can set stay as they are."""
+    fixed = {name: getattr(used, name) for name in FIXED_SETTINGS}
+    return replace(_engine_settings(settings, None), **fixed)
 
 
 def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) -> EngineSettings:
@@ -243,8 +260,14 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) 
         foreign=settings.foreign,
         reuse=settings.reuse,
         max_waiting=settings.max_waiting,
+        limits=settings.limits,
+        fair_share_half_life_seconds=settings.fair_share_half_life if settings.fair_share else None,
+        idle_after_seconds=settings.idle_after,
+        end_idle_after_seconds=settings.end_idle_after,
         reread_seconds=settings.reread,
         call_deadline_seconds=settings.call_deadline,
+        sample_usage_seconds=settings.sample_usage,
+        keep_accounting_seconds=settings.keep_accounting,
         follows_pods=settings.kubernetes,
         check_threads=bool(os.environ.get(_CHECK_THREADS)),
     )

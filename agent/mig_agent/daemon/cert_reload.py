@@ -8,7 +8,8 @@ from collections.abc import Callable
 import structlog
 
 from mig_agent.adapters.threads import CallThread
-from mig_agent.adapters.transport.tls import Certificates, Renewal
+from mig_agent.adapters.transport.tls import Certificates, Renewal, TlsFiles
+from mig_agent.config import Settings
 from mig_agent.engine.tasks import Tasks
 
 CHECK_SECONDS = 10.0
@@ -17,6 +18,14 @@ _CHECK_TIMEOUT_SECONDS = 5.0
 """Time limit of a check, after which a connection goes on without it: a file server may not answer."""
 
 _log = structlog.get_logger(__name__)
+
+
+def configured_certificates(settings: Settings) -> Certificates | None:
+    """Return the certificates for TCP, or None where there are none. Raises ConfigError if they cannot be used."""
+    cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
+    if cert is None or key is None or client_ca is None:
+        return None
+    return Certificates(TlsFiles(cert=cert, key=key, client_ca=client_ca))
 
 
 class CertificateReloader:

@@ -13,6 +13,7 @@ from mig_agent.adapters.nvml.calls import OnCall
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind, MigAgentError
 from mig_agent.core.model import GpuUuid
+from mig_agent.daemon.sd_notify import is_service
 
 NO_GPU: Final = "this node has no NVIDIA GPU"
 
@@ -35,13 +36,15 @@ class Hardware:
     lock_folder: Path
     absent: str = ""
     """Why this node has nothing to serve and nothing to wait for; the driver is closed then."""
+    no_driver: str = ""
+    """Why the driver could not be opened; it is closed then, and opening it is to be tried again."""
 
 
 def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = False) -> Hardware:
     """Open the driver; blocking. Raises ConfigError, or CannotServeError if there is no driver.
 
     With `paused` the driver is not touched, and may be missing: it is opened on resume. On a Kubernetes node without a
-    GPU it may be missing: see `Hardware.absent`.
+    GPU it may be missing: see `Hardware.absent`; and so it may in a service: see `Hardware.no_driver`.
     """
     if settings.simulate:
         return _open_simulated(settings, on_call, paused=paused)
@@ -56,6 +59,11 @@ def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = 
             # A DaemonSet may run on such nodes, too: that is no error.
             return Hardware(
                 driver=Driver.closed(on_call=on_call), host=Host(), lock_folder=settings.lock_dir, absent=NO_GPU
+            )
+        if is_service():
+            # It may come with a package or a module that is built still. A restart of the process would do no better.
+            return Hardware(
+                driver=Driver.closed(on_call=on_call), host=Host(), lock_folder=settings.lock_dir, no_driver=str(error)
             )
         raise CannotServeError(
             f"cannot serve: there is no usable NVIDIA driver ({error.detail or error})",

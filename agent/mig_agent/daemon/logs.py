@@ -17,6 +17,7 @@ from structlog.typing import EventDict, Processor
 from mig_agent.config import Settings
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.texts import visible
+from mig_agent.daemon.journal_stream import is_journal, with_priority
 from mig_agent.daemon.log_limit import LEFT_OUT, OncePerMinute
 from mig_agent.daemon.log_writer import LogWriter
 
@@ -37,7 +38,10 @@ _ERRORS = frozenset(
         EventKind.GPU_LOST,
         EventKind.LEDGER_FAILED,
         EventKind.LEDGER_QUARANTINED,
+        EventKind.LEDGER_RESTORED,
         EventKind.CERTIFICATE_RELOAD_FAILED,
+        EventKind.CONFIG_RELOAD_FAILED,
+        EventKind.DRIVER_UNAVAILABLE,
         EventKind.SOCKET_LOST,
     }
 )
@@ -49,8 +53,52 @@ _LONGEST_UNFINISHED = 65_536
 """Limit in characters of an unfinished line of `sys.stderr` that waits for its end."""
 
 
-def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | None:
-    """Send all logs of this process to standard error, by a thread that is returned, or to the stream.
+class _MinimumLevel:
+    """Drops less important messages; a processor of structlog whose level can change while loggers exist."""
+
+    def __init__(self, level: str) -> None:
+        self.level = _LEVELS[level]
+
+    def __call__(self, _logger: object, name: str, fields: EventDict) -> EventDict:
+        """Return the fields of a message that is important enough. Raises DropEvent for another."""
+        if _LEVELS.get(name, logging.CRITICAL) < self.level:
+            raise structlog.DropEvent
+        return fields
+
+
+class Log:
+    """The log of this process."""
+
+    def __init__(self, writer: LogWriter | None, minimum: _MinimumLevel) -> None:
+        """`writer` is None where lines go to a stream."""
+        self._writer = writer
+        self._minimum = minimum
+
+    @property
+    def dropped(self) -> int:
+        """Number of lines dropped so far."""
+        return 0 if self._writer is None else self._writer.dropped
+
+    def set_level(self, level: str) -> None:
+        """Log messages from this level on: `debug`, `info`, `warning` or `error`."""
+        self._minimum.level = _LEVELS[level]
+        logging.getLogger().setLevel(_library_level(level))
+
+    def close(self, seconds: float) -> None:
+        """Write what is queued, for at most `seconds`. Nothing is written afterwards."""
+        if self._writer is not None:
+            self._writer.close(seconds)
+
+
+def _library_level(level: str) -> int:
+    """Return the level for libraries (gRPC, asyncio): their `info` messages are of no use."""
+    return max(logging.WARNING, _LEVELS[level])
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> Log:
+    """Send all logs of this process to standard error, by a thread, or to the stream.
+
+    Lines for systemd's journal begin with their priority.
 
     Without a stream this includes logs of libraries, Python's warnings, uncaught exceptions in threads and finalisers,
     and text written to `sys.stderr`.
@@ -58,7 +106,9 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
     out = stream or sys.stderr
     is_terminal = out is not None and out.isatty()
     as_text = settings.log_format == "text" or (settings.log_format == "auto" and is_terminal)
+    minimum = _MinimumLevel(settings.log_level)
     processors: list[Processor] = [
+        minimum,
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
@@ -70,6 +120,8 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
         if as_text
         else structlog.processors.JSONRenderer(ensure_ascii=False, default=_to_text),
     ]
+    if stream is None and is_journal():
+        processors.append(_prioritised)
     writer = None
     if stream is None:
         writer = LogWriter(_STANDARD_ERROR, functools.partial(_format_dropped, processors))
@@ -78,17 +130,16 @@ def configure(settings: Settings, stream: TextIO | None = None) -> LogWriter | N
         write = stream.write
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.log_level]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=lambda *_: _LineLogger(write),
         cache_logger_on_first_use=True,
     )
-    # Libraries (gRPC, asyncio) log through the standard library; their `info` messages are of no use.
     handler = _ToStructlog()
     handler.addFilter(OncePerMinute())
-    logging.basicConfig(handlers=[handler], level=max(logging.WARNING, _LEVELS[settings.log_level]), force=True)
+    logging.basicConfig(handlers=[handler], level=_library_level(settings.log_level), force=True)
     if stream is None:
         _redirect_standard_error()
-    return writer
+    return Log(writer, minimum)
 
 
 def _redirect_standard_error() -> None:
@@ -157,6 +208,11 @@ def _format_dropped(processors: Sequence[Processor], lines: int) -> str:
     for each in processors:
         line = each(None, "warning", line)
     return f"{line}\n"
+
+
+def _prioritised(_logger: object, name: str, line: Any) -> str:  # noqa: ANN401 -- what the renderer returned
+    """Put the level's priority before a rendered line. A processor of structlog."""
+    return with_priority(str(line), name)
 
 
 def _escaped(_logger: object, _name: str, fields: EventDict) -> EventDict:

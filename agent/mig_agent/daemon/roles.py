@@ -11,6 +11,13 @@ from mig_agent.frontends.grpc.identity import Roles
 _ROOT = 0
 
 
+def takes_away(before: Roles, after: Roles) -> bool:
+    """Return True if a certificate that had a role before has none, or a lesser one, after."""
+    if before.admins - after.admins or before.schedulers - after.schedulers:
+        return True
+    return after.users is not None and (before.users is None or bool(before.users - after.users))
+
+
 def configured_roles(settings: Settings, users: Users) -> Roles:
     """Return the roles. Raises ConfigError for a user that this machine does not have."""
     local = {_ROOT, own_uid()}  # users who can open the administrators' socket are trusted equally on the other one

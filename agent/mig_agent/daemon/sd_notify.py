@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 
 _TIMEOUT_SECONDS = 1.0
 
@@ -15,13 +16,23 @@ def notify(state: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
 
     Waits at most `timeout_seconds` for one that does not read.
     """
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
+    if not is_service():
         return
+    address = os.environ["NOTIFY_SOCKET"]
     name = "\0" + address[1:] if address.startswith("@") else address
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.settimeout(timeout_seconds)
         sender.sendto(state.encode(), name)
+
+
+def is_service() -> bool:
+    """Return True if a service manager started this process and waits for its state (Type=notify)."""
+    return os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@"))
+
+
+def reloading() -> str:
+    """Return the state that a reload has begun; `READY=1` ends it."""
+    return f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}"
 
 
 async def keep_alive() -> None:

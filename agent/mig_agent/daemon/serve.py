@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import os
 import resource
 import signal
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NoReturn
 
@@ -15,12 +17,15 @@ import structlog
 
 from mig_agent.adapters.filelock import LockedError
 from mig_agent.config import Settings
+from mig_agent.config.load import Reading
 from mig_agent.core.errors import DriverError, LedgerError, RefusedError, UsageError
 from mig_agent.daemon import logs
 from mig_agent.daemon.agent import Agent, start_agent
 from mig_agent.daemon.hardware import CannotServeError
-from mig_agent.daemon.log_writer import LogWriter
-from mig_agent.daemon.sd_notify import keep_alive, notify
+from mig_agent.daemon.logs import Log
+from mig_agent.daemon.reload import Reloader
+from mig_agent.daemon.sd_notify import keep_alive, notify, reloading
+from mig_agent.daemon.service_status import ServiceStatus
 
 _UMASK = 0o022
 CLEAN = 0
@@ -37,8 +42,8 @@ _GPUS_SECONDS = 30.0
 _log = structlog.get_logger(__name__)
 
 
-def serve(settings: Settings) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, and end the process.
+def serve(settings: Settings, read: Callable[[], Reading]) -> NoReturn:
+    """Serve until SIGTERM or SIGINT, and end the process. SIGHUP has `read` read the configuration again.
 
     It ends without waiting for threads: one may hang in the driver for good. Nor is the event loop closed: when an
     exception has left it, calls of gRPC are in progress, and cancelling their tasks crashed the interpreter.
@@ -48,7 +53,7 @@ def serve(settings: Settings) -> NoReturn:
     code = FAILED
     runner = asyncio.Runner()
     try:
-        code = runner.run(_Process(settings, log).run())
+        code = runner.run(_Process(settings, read, log).run())
     except BaseExceptionGroup as group:
         _log_unexpected(group.exceptions[0])
     except Exception as error:  # noqa: BLE001 -- the last line of defence: one line, and the exit code
@@ -57,10 +62,9 @@ def serve(settings: Settings) -> NoReturn:
         _exit(log, code)
 
 
-def _exit(log: LogWriter | None, code: int) -> NoReturn:
+def _exit(log: Log, code: int) -> NoReturn:
     """Write what the log takes within a moment, and end the process."""
-    if log is not None:
-        log.close(_LAST_LINES_SECONDS)
+    log.close(_LAST_LINES_SECONDS)
     os._exit(code)
 
 
@@ -71,6 +75,8 @@ def _confine() -> None:
     # A core would hold the key of the tokens and that of the certificate. The kernel also passes this limit to programs
     # that cores are piped to, and systemd-coredump then stores nothing.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Instead, each thread's place in the code: systemd's watchdog sends SIGABRT when the event loop is blocked.
+    faulthandler.enable()
 
 
 def _enable_garbage_collection() -> None:
@@ -88,11 +94,13 @@ def _log_unexpected(error: BaseException) -> None:
 class _Process:
     """One run: starts the agent, waits for a signal, stops it."""
 
-    def __init__(self, settings: Settings, log: LogWriter | None) -> None:
+    def __init__(self, settings: Settings, read: Callable[[], Reading], log: Log) -> None:
         self._settings = settings
+        self._read = read
         self._log = log
         self._began = time.monotonic()
         self._stop = asyncio.Event()
+        self._reload = asyncio.Event()
         self._main: asyncio.Task[int] | None = None
         self._started = False
         self._asked_at = 0.0
@@ -103,13 +111,10 @@ class _Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
         async with asyncio.TaskGroup() as group:
             self._main = group.create_task(self._serve(group), name="serve")
         return CLEAN if self._main.cancelled() else self._main.result()
-
-    def _lines_dropped(self) -> int:
-        return 0 if self._log is None else self._log.dropped
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = time.monotonic()
@@ -124,10 +129,18 @@ class _Process:
         if not self._started and self._main is not None:
             self._main.cancel()
 
-    @staticmethod
-    def _on_hangup() -> None:
-        """Ignore SIGHUP, which would end the process by default: a terminal was closed, or a reload is wanted."""
-        _log.warning("SIGHUP is ignored: settings are read at the start, and renewed certificates are taken up anyway")
+    async def _reload_when_asked(self, agent: Agent, status: ServiceStatus) -> None:
+        """Read the configuration again after each SIGHUP; several at once count as one."""
+        reloader = Reloader(agent, self._read, self._log)
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            notify(reloading())
+            try:
+                await reloader.reload()
+            except Exception as error:  # noqa: BLE001 -- a mistake in here must not end the agent
+                _log.exception("cannot read the configuration again", error=str(error))
+            status.ready()
 
     def _on_outdated(self) -> None:
         """Stop with a failure after the driver was replaced: only a restarted container gets the new driver library."""
@@ -148,19 +161,27 @@ class _Process:
     async def _serve(self, group: asyncio.TaskGroup) -> int:
         try:
             async with AsyncExitStack() as stack:
-                agent = await start_agent(self._settings, stack, self._lines_dropped)
+                agent = await start_agent(self._settings, stack, lambda: self._log.dropped)
                 self._started = True
                 if self._settings.kubernetes:
                     agent.manager.on_outdated.append(self._on_outdated)
-                notify("READY=1")
+                status = ServiceStatus(agent.manager)
+                status.ready()
                 _log.info("serving", **agent.facts(), seconds=round(time.monotonic() - self._began, 3))
                 _enable_garbage_collection()
-                watchdog = group.create_task(keep_alive(), name="watchdog")
-                watching = group.create_task(self._watch_for_gpus(agent), name="watch for GPUs")
+                running = [
+                    group.create_task(each, name=name)
+                    for name, each in {
+                        "watchdog": keep_alive(),
+                        "service status": status.keep(),
+                        "reload": self._reload_when_asked(agent, status),
+                        "watch for GPUs": self._watch_for_gpus(agent),
+                    }.items()
+                ]
                 await self._stop.wait()
-                notify("STOPPING=1")
-                watchdog.cancel()
-                watching.cancel()
+                notify("STOPPING=1\nSTATUS=stopping: the step in progress ends, leases stay")
+                for each in running:
+                    each.cancel()
                 await agent.stop()
         except (UsageError, LockedError, CannotServeError) as error:
             _log.error(error.message, hint=error.hint)

@@ -25,12 +25,12 @@ from mig_agent.adapters.transport.http2_limits import Limits, Usages
 from mig_agent.adapters.transport.peer_credentials import Peer, own_uid, peer_of
 from mig_agent.adapters.transport.proxy_connection import ConnectionEnds
 from mig_agent.adapters.transport.relay import Relay
-from mig_agent.adapters.transport.tls import Certificates, Renewal, TlsFiles
+from mig_agent.adapters.transport.tls import Certificates, Renewal
 from mig_agent.adapters.transport.unix_sockets import OwnedSocket
 from mig_agent.adapters.users import Users
 from mig_agent.config import Address, Settings, TcpAddress, UnixAddress
 from mig_agent.core.errors import ConfigError
-from mig_agent.daemon.cert_reload import CertificateReloader
+from mig_agent.daemon.cert_reload import CertificateReloader, configured_certificates
 from mig_agent.daemon.socket_watch import WatchedSocket
 from mig_agent.frontends.grpc.call_limits import most_open
 from mig_agent.frontends.grpc.handlers import SERVICE
@@ -162,13 +162,13 @@ class _Server:
         """Serve connections to this port with certificates; return the address with its port. Raises ConfigError."""
         inner = self._inner_port(address, f"{self._name}-tls", certificates)
         if self.reloader is None:
-            self.reloader = CertificateReloader(certificates, self._drop_remote)
+            self.reloader = CertificateReloader(certificates, self.drop_remote)
         listeners, port = tcp.listen(address.host, address.port)
         for listener in listeners:
             self._remote.append(self._relay(listener, inner, tcp.client_of, limits, before=self.reloader.check))
         return TcpAddress(address.host, port)
 
-    def _drop_remote(self) -> None:
+    def drop_remote(self) -> None:
         """Close all TCP connections: clients that reconnect show a certificate again; held leases wait for that."""
         for relay in self._remote:
             relay.drop()
@@ -266,6 +266,8 @@ class Servers:
         self._closing = False
         self.sockets: list[WatchedSocket] = []
         """The Unix sockets to watch."""
+        self._user_sockets: list[WatchedSocket] = []
+        """Those among them that users connect to."""
         with ExitStack() as undo:
             undo.callback(self._sockets.close)
             folder = PrivateDir.open(_inner_folder(settings))
@@ -275,10 +277,11 @@ class Servers:
             self._users = _Server("users", calls, folder, local, users=names, ends=ends)
             apart = ConnectionLimits(_ADMIN_CONNECTIONS)
             self._admins = _Server("admins", calls, folder, apart, users=names, ends=ends)
-            certificates = _certificates(settings)
+            certificates = configured_certificates(settings)
             for address in settings.listen:
                 if isinstance(address, UnixAddress):
-                    self._bind_unix(self._users, address, settings.socket_mode, settings.socket_group)
+                    bound = self._bind_unix(self._users, address, settings.socket_mode, settings.socket_group)
+                    self._user_sockets.append(bound)
                     self.addresses.append(str(address))
                 else:
                     self.addresses.append(str(_bind_tcp(self._users, address, certificates, remote)))
@@ -303,6 +306,22 @@ class Servers:
             for server in (self._users, self._admins):
                 await server.set_serving(_ALL, serving=is_ready)
 
+    def drop_remote(self) -> None:
+        """Close all TCP connections, so that clients come back and get the roles that their certificates have now."""
+        self._users.drop_remote()
+
+    async def check_certificates(self) -> None:
+        """Take up renewed certificates now, if there are any."""
+        if self._users.reloader is not None:
+            await self._users.reloader.check()
+
+    def change_access(self, mode: int, group: str) -> None:
+        """Give the users' Unix sockets other permissions. Raises ConfigError, and then all have the former ones."""
+        with ExitStack() as undo:
+            for each in self._user_sockets:
+                undo.callback(each.change_access(mode, group))
+            undo.pop_all()
+
     def on_renewal(self, report: Callable[[Renewal], None]) -> None:
         """Report renewed certificates, and failures to renew them, to this function instead of the log."""
         if self._users.reloader is not None:
@@ -319,11 +338,12 @@ class Servers:
         await asyncio.gather(*(server.stop(grace_seconds) for server in (self._users, self._admins)))
         self._sockets.close()
 
-    def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> None:
+    def _bind_unix(self, server: _Server, address: UnixAddress, mode: int, group: str) -> WatchedSocket:
         owned = OwnedSocket.own(address.path, self._search)
         self._sockets.callback(owned.close)
         relay = server.relay_from(address, owned, mode, group)
         self.sockets.append(WatchedSocket(owned, relay, mode, group))
+        return self.sockets[-1]
 
 
 def _inner_folder(settings: Settings) -> Path:
@@ -353,13 +373,6 @@ def _add_port(address: Address, add: Callable[[], int]) -> int:
         return add()
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {address}: {_why(error)}", "give another address") from error
-
-
-def _certificates(settings: Settings) -> Certificates | None:
-    cert, key, client_ca = settings.tls_cert, settings.tls_key, settings.tls_client_ca
-    if cert is None or key is None or client_ca is None:
-        return None
-    return Certificates(TlsFiles(cert=cert, key=key, client_ca=client_ca))
 
 
 def _why(error: RuntimeError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from mig_agent.adapters.filelock import LockedError
@@ -25,6 +26,26 @@ class WatchedSocket:
         self._group = group
         self.problem = ""
         """Why clients cannot connect to it; empty while they can."""
+
+    def change_access(self, mode: int, group: str) -> Callable[[], None]:
+        """Give the socket other permissions, also when it is bound again; return a function that undoes it.
+
+        Raises ConfigError if that is not possible, and then nothing has changed.
+        """
+        before = self._mode, self._group
+        if not self.missing():
+            try:
+                self._owned.change_access(mode, group)
+            except ConfigError:
+                self._restore(*before)
+                raise
+        self._mode, self._group = mode, group
+        return lambda: self._restore(*before)
+
+    def _restore(self, mode: int, group: str) -> None:
+        self._mode, self._group = mode, group
+        with contextlib.suppress(ConfigError):
+            self._owned.change_access(mode, group)
 
     def missing(self) -> str:
         """Return what happened to the socket as a message; empty while it is in place."""

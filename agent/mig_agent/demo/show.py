@@ -99,7 +99,7 @@ class _Script:
         return lease
 
     def _a_profile_is_passed_through(self) -> Mapping[str, Any]:
-        self._narrate("Who knows the profile names it. Only the A100 has a 2g.10gb.")
+        self._narrate("If you know the profile, name it. Only the A100 has a 2g.10gb.")
         lease = self._request("--mig-profile", "2g.10gb", "--name", "carol")
         self._show_map(_A100)
         device = lease["devices"][0]
@@ -253,4 +253,5 @@ def _map_of(gpu: Mapping[str, Any]) -> SliceMapGpu:
             )
             for each in gpu["instances"]
         ),
+        unusable=frozenset(gpu["unusable_slices"]),
     )

@@ -14,6 +14,7 @@ from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, re
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Lease, Request, RequestId, RequestKey, Slot
 from mig_agent.core.owner import Owner, with_start
+from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import LeaseRequest
@@ -21,7 +22,8 @@ from mig_agent.engine.idempotency import RequestLog, digest_of
 from mig_agent.engine.instances import StepFailedError
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifecycle import LeaseLifecycle
-from mig_agent.engine.queueing import RequestQueue, describe
+from mig_agent.engine.limits import LimitCheck
+from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.results import Device, Granted, QueuePlace
 
 MOST_TRIES = 4
@@ -61,12 +63,18 @@ class Acquirer:
     """Serves requests for leases. Not thread-safe; use from the event loop."""
 
     def __init__(
-        self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle, queue: RequestQueue
+        self,
+        context: Context,
+        request_log: RequestLog,
+        lifecycle: LeaseLifecycle,
+        queue: RequestQueue,
+        limits: LimitCheck,
     ) -> None:
         self._context = context
         self._request_log = request_log
         self._lifecycle = lifecycle
         self._queue = queue
+        self._limits = limits
         self._jobs: dict[RequestKey, _Job] = {}
 
     async def acquire(
@@ -86,7 +94,6 @@ class Acquirer:
             return self._again(self._request_log.of_request(request.key) or known, digest)
         job = self._jobs.get(request.key)
         if job is None:
-            self._context.driver_use.refuse_when_paused(f"serve {describe(request)}")
             self._refuse_when_full(request)
             job = self._begin(request, caller, digest)
         elif job.order.digest != digest:
@@ -176,6 +183,7 @@ class Acquirer:
                 Reason.LEASE_ENDED,
                 f"cannot give lease {known.lease.id} again: it has ended ({known.end_reason or 'just now'})",
                 "ask with a new request id",
+                end_reason=known.end_reason,
             )
         self._lifecycle.restart_grace_period(lease.id)
         return self.granted(lease)
@@ -203,7 +211,13 @@ class Acquirer:
             if job.abandoned:
                 raise RefusedError(_CANCELLED)
 
-        order = LeaseRequest(request=request, caller=caller, digest=digest, check_still_wanted=check_still_wanted)
+        order = LeaseRequest(
+            request=request,
+            caller=caller,
+            digest=digest,
+            asked_at=self._context.clock.now(),
+            check_still_wanted=check_still_wanted,
+        )
         job = self._jobs[request.key] = _Job(order)
         job.task = self._context.tasks.spawn(f"acquire-{request.request_id}", self._serve(job))
         return job
@@ -228,11 +242,13 @@ class Acquirer:
                 self._queue.dequeue(job.order.request.key, _CANCELLED)
 
     async def _serve(self, job: _Job) -> Lease | Refusal:
-        order = job.order
         failed: Refusal | None = None
         exclude: frozenset[Slot] = frozenset()
         tries = blocked = 0
+        order = job.order
         try:
+            # The digest is that of the request as it was sent: its repetition need not know the limits.
+            order = job.order = replace(order, request=self._limits.prepared(order.request, order.caller))
             while True:
                 if len(order.request.wants) > 1:
                     await self._context.fairness.yield_turn()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.device_backends import DeviceBackend
@@ -17,9 +17,11 @@ from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import delay_for
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
 from mig_agent.core.planning.plan import Outcome, Policy
+from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
 from mig_agent.engine.journal import Journal
@@ -49,6 +51,14 @@ class EngineSettings:
     """Whose idle instances may serve whom (`core.planning.plan`)."""
     max_waiting: int = 1000
     """How many requests may wait at once."""
+    limits: UsageLimits = NO_LIMITS
+    """What each user and each tenant may hold, wait for and ask for; read at each use, so that it can be replaced."""
+    fair_share_half_life_seconds: float | None = None
+    """After this time what a tenant used counts half in the order of the queue; None: first come within a priority."""
+    idle_after_seconds: float = 3600.0
+    """After this time without a process on its devices a lease counts as idle."""
+    end_idle_after_seconds: float | None = None
+    """After this time without a process on its devices a lease ends; None: never."""
     reread_seconds: float = 30.0
     """The pause between two comparisons of the ledger with the hardware."""
     call_deadline_seconds: float = 30.0
@@ -59,10 +69,27 @@ class EngineSettings:
     """Whether the agent follows the node's pods: then a bound lease ends with its pod alone, or by force."""
     listen_to_driver: bool = True
     """Whether the driver's events are used to find changes by others at once; without them the timer finds them."""
+    sample_usage_seconds: float | None = 30.0
+    """How often the memory in use on leased devices is read, for their peaks; None: never."""
+    keep_accounting_seconds: float = 400 * 86_400.0
+    """How long accounting remembers a lease that has ended."""
     request_memory_hours: float = 24.0
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False
     """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it takes time."""
+
+
+FIXED_SETTINGS: Final = (
+    "node",
+    "gpus",
+    "call_deadline_seconds",
+    "fair_share_half_life_seconds",
+    "follows_pods",
+    "listen_to_driver",
+    "sample_usage_seconds",
+    "check_threads",
+)
+"""Settings that are used while the engine is constructed, and so cannot change while it runs."""
 
 
 class DriverUse:
@@ -161,6 +188,7 @@ class Context:
     tasks: Tasks
     lease_times: LeaseTimes
     recent_requests: RecentRequests
+    accounting: Accounting
     blocking_calls: CallThread
     """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
     driver_use: DriverUse = field(default_factory=DriverUse)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLease
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
-from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request
+from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request, Slot
 from mig_agent.core.observation import ObservedInstance
 from mig_agent.core.planning.plan import CreateInstance, Plan, ReuseInstance
 from mig_agent.engine.callers import Caller
@@ -31,6 +31,8 @@ class LeaseRequest:
     request: Request
     caller: Caller
     digest: str
+    asked_at: float
+    """When the request arrived, in seconds since the epoch."""
     check_still_wanted: Callable[[], None]
     """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 
@@ -46,6 +48,13 @@ class Executor:
     preflight: Preflight
     destroyer: InstanceDestroyer
     reconciler: Reconciler
+    executions: set[Execution] = field(default_factory=set)
+    """The executions that have not ended."""
+
+    @property
+    def in_progress(self) -> Iterator[Execution]:
+        """The executions whose lease is not committed yet."""
+        return (each for each in self.executions if each.is_pending)
 
     def begin(self, order: LeaseRequest, plan: Plan) -> Execution:
         """Return the execution of a plan. What the plan uses is reserved at once, so that no other plan uses it."""
@@ -86,6 +95,7 @@ class Execution:
             *(instance for victims in self._victims.values() for instance in victims),
         ]
         self._context.state.reserve(self._mine)
+        executor.executions.add(self)
         self._context.driver_use.enter()
         self._inside = True
 
@@ -95,8 +105,24 @@ class Execution:
             slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now, last_tenant=None
         )
 
+    @property
+    def request(self) -> Request:
+        """The request that it serves."""
+        return self._order.request
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The slots of its devices."""
+        return tuple(each.slot for each in self.plan.devices)
+
+    @property
+    def is_pending(self) -> bool:
+        """True until its lease is committed, or it has failed."""
+        return bool(self._mine)
+
     def drop(self) -> None:
         """Release the reservations, for an execution that was never run or has ended."""
+        self._executor.executions.discard(self)
         if self._inside:
             self._inside = False
             self._context.driver_use.leave()
@@ -307,11 +333,13 @@ class Execution:
             )
             for each in self._devices
         ]
+        models = (state.gpus[instance.slot.gpu].layout.model for instance in leased)
+        account = context.accounting.account(request, order.caller, leased, order.asked_at, models)
         recorded = RecordedLease(lease=lease, digest=order.digest)
         transaction = Transaction(journal)
         for before, instance in zip(self._devices, leased, strict=True):
             self._add_device(transaction, before, instance, lease)
-        transaction.changes.append(PutLease(lease, order.digest))
+        transaction.changes.append(PutLease(lease, order.digest, account))
         places = ", ".join(context.place(instance) for instance in leased)
         transaction.events.append(
             journal.event(
@@ -332,6 +360,7 @@ class Execution:
                 state.put(instance)
                 self._executor.quarantine.succeeded(instance.generation)
             state.put_lease(lease)
+            context.accounting.granted(lease, account)
             self._executor.request_log.granted(recorded)
             self._executor.lifecycle.begin(lease, delivered=False)
             if self._victims:

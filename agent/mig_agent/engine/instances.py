@@ -163,11 +163,11 @@ class Preflight:
         destroyed.
         """
         backend, record = self._context.backends[intended[0].kind], self._context.state.gpus[gpu]
-        what = "look what stands on the GPU"
+        what = "list the instances on the GPU"
         try:
             existing = await self._context.gpu_workers[gpu].read(what, lambda: backend.placements(gpu))
         except DriverError as error:
-            raise StepFailedError(error, f"cannot {what} {record.index}: {error}") from error
+            raise StepFailedError(error, f"cannot list the instances on GPU {record.index}: {error}") from error
         ours = {each.gpu_instance_id for each in record.instances.values()}
         for instance in intended:
             for number, placement in existing.items():
@@ -175,7 +175,7 @@ class Preflight:
                     taken = DriverError(
                         DriverErrorKind.INSUFFICIENT_RESOURCES,
                         what,
-                        detail=f"GPU instance {number} of somebody else stands on slices {placement}",
+                        detail=f"GPU instance {number} of another program is on slices {placement}",
                         gpu_index=record.index,
                     )
                     words = f"cannot create {self._context.place(instance)}: {taken.detail}"

@@ -52,7 +52,7 @@ class LeaseRecovery:
                 Reason.WRONG_TOKEN,
                 f"cannot recover lease {shown(lease)}: the token is not its token",
                 "give the token that came with the lease: --token. Where the agent's token.key was lost with its "
-                "ledger, the tokens of before are void: ask an administrator",
+                "ledger, earlier tokens are void: ask an administrator",
             )
         await self._lifecycle.wait_for_pending_commit(lease)
         there = self._there(lease, caller)
@@ -202,7 +202,10 @@ class LeaseRecovery:
         context = self._context
         transaction = Transaction(context.journal)
         transaction.changes += [PutInstance(each) for each in instances]
-        transaction.changes.append(PutLease(lease, former.digest))
+        account = context.accounting.recovered_account(
+            next((each for each in instances if each.generation == generation), None) for generation in lease.instances
+        )
+        transaction.changes.append(PutLease(lease, former.digest, account))
         places = ", ".join(map(context.place, instances))
         transaction.events.append(
             context.journal.event(
@@ -217,6 +220,7 @@ class LeaseRecovery:
             )
         )
         transaction.applied.append(partial(self._apply, former, lease, before, instances))
+        transaction.applied.append(partial(context.accounting.granted, lease, account))
         return transaction
 
     def _apply(self, former: EvidentLease, lease: Lease, before: list[Generation], instances: list[Instance]) -> None:

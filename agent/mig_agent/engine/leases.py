@@ -16,15 +16,19 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.journal import ledger_refusal
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, leases_without_answering_devices
+from mig_agent.engine.limits import LimitCheck
 
 
 class Leases:
     """Releases and renews active leases, and binds them to their owners. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle) -> None:
+    def __init__(
+        self, context: Context, request_log: RequestLog, lifecycle: LeaseLifecycle, limits: LimitCheck
+    ) -> None:
         self._context = context
         self._request_log = request_log
         self._lifecycle = lifecycle
+        self._limits = limits
 
     async def release(self, lease: LeaseId, token: str, caller: Caller, *, force: bool = False) -> None:
         """End a lease, as `Manager.release` describes. Raises RefusedError."""
@@ -65,6 +69,7 @@ class Leases:
         known = self._known(lease, token, caller)
         if known is None:
             raise _ended(f"renew lease {lease}")
+        self._limits.refuse_renewal(known, ttl_seconds, caller)
         expires_at = None if ttl_seconds is None else self._context.clock.now() + ttl_seconds
         try:
             renewed = await self._lifecycle.renew(known, expires_at, caller)
@@ -168,13 +173,19 @@ class Leases:
             return active
         if active is None and remembered is None:
             raise _unknown(lease)
-        raise refuse(
-            Reason.WRONG_TOKEN,
-            f"cannot touch lease {lease}: the token is not its token"
-            if token
-            else f"cannot touch lease {lease}: it takes its token, since you are not who asked for it",
-            "give the token that came with the lease: --token",
-        )
+        held = active or (remembered.lease if remembered else None)
+        raise _not_permitted(lease, held, with_token=bool(token))
+
+
+def _not_permitted(lease: LeaseId, held: Lease | None, *, with_token: bool) -> RefusedError:
+    """Return the refusal of a caller that may not change a lease: with whose it is, as status shows it to everybody."""
+    whose = f"it is held by {held.holder}" if held is not None else "it is held by somebody else"
+    ask = f"ask {held.holder.tenant or held.holder} or an administrator" if held is not None else "ask an administrator"
+    if with_token:
+        words, hint = f"the token is not its token; {whose}", f"give the token that came with the lease, or {ask}"
+    else:
+        words, hint = whose, f"{ask}; if it is yours, give the token that came with it: --token"
+    return refuse(Reason.WRONG_TOKEN, f"cannot touch lease {lease}: {words}", hint)
 
 
 def _ended(what: str) -> RefusedError:

@@ -30,6 +30,7 @@ from mig_agent.core.load_history import ended_lease
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
+from mig_agent.engine.fair_share import gpus_of
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.journal import Transaction
 from mig_agent.engine.state import State
@@ -119,6 +120,8 @@ class EndReason(StrEnum):
     GPU_LOST = "gpu-lost"
     POD_ENDED = "pod-ended"
     FORCED = "forced"
+    DRAINED = "drained"
+    IDLE = "idle"
 
 
 END_MESSAGES = {
@@ -179,10 +182,6 @@ class LeaseLifecycle:
         """Take over which leases the ledger has as unconfirmed; called before `begin` at the start."""
         self._noted.update(leases)
 
-    def is_unconfirmed(self, lease: LeaseId) -> bool:
-        """Return whether a lease is recorded as unconfirmed."""
-        return lease in self._noted
-
     def begin(self, lease: Lease, *, delivered: bool) -> None:
         """Start the timers and watches of an active lease.
 
@@ -202,6 +201,25 @@ class LeaseLifecycle:
         if process is not None:
             ended = partial(self._end_soon, lease.id, EndReason.PROCESS_ENDED)
             watches.process = self._context.host.watch_client(process.pid, process.started, ended)
+
+    def resume(self, lease: Lease) -> None:
+        """Start the timers and watches of an active lease after a restart of the agent, which no stream outlives.
+
+        A held lease waits for its client to attach again while the client's process lives, if that is known to run on
+        this machine, and otherwise for the grace period.
+        """
+        held = lease.owner.ends_with_stream
+        # One without a mark in the ledger counts as confirmed, lest it be lost.
+        self.begin(lease, delivered=not held and lease.id not in self._noted)
+        host, pid = self._context.host, lease.holder.pid
+        if not held or pid is None or not host.client_lives_since(pid, lease.created_at):
+            return
+        watches = self._watches[lease.id]
+        if watches.grace is not None:
+            watches.grace.cancel()
+            watches.grace = None
+        ended = partial(self._end_soon, lease.id, EndReason.STREAM_ENDED)
+        watches.client = host.watch_client(pid, host.client_started(pid), ended)
 
     def delivered(self, lease: LeaseId) -> None:
         """Note that the client has the answer, or is connected again: cancels the grace period."""
@@ -404,7 +422,8 @@ class LeaseLifecycle:
         transaction.ended.add(lease)
         now = context.clock.now()
         why = f"released by {by}" if by else why or END_MESSAGES.get(reason, reason)
-        transaction.changes.extend((EndLease(lease, now, reason), *self._forgotten(lease)))
+        accounted = context.accounting.end(lease, now)
+        transaction.changes.extend((EndLease(lease, now, reason), *accounted, *self._forgotten(lease)))
         # An instance in a restored ledger may belong to another lease by now.
         transaction.changes += [DropInstance(each) for each in known.instances if context.state.is_doubtful(each)]
         transaction.events.append(
@@ -418,6 +437,8 @@ class LeaseLifecycle:
                 tenant=known.holder.tenant,
                 caller=caller,
                 owner=known.owner,
+                gpus=gpus_of(context, known),
+                started=known.created_at,
             )
         )
         transaction.applied.append(partial(self._ended, lease, now, reason))
@@ -441,6 +462,7 @@ class LeaseLifecycle:
         if known is not None:
             self._context.lease_times.lease_ended(ended_lease(known, at))
         state.drop_lease(lease)
+        self._context.accounting.ended(lease, at)
         self._noted.discard(lease)
         self._request_log.ended(lease, at, reason)
         watches = self._watches.pop(lease, None)

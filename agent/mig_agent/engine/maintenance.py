@@ -66,20 +66,27 @@ class Maintenance:
         """The attempt to open the driver that has not returned; None where there is none."""
         self._problem = ""
         """Why the driver could not be released or opened, as a message; empty when it could."""
+        self._cannot_open = "cannot take up again"
+        """What messages call a failure to open the driver."""
         self._settling: asyncio.Task[None] | None = None
         self._retry_timer: Timer | None = None
 
-    def begin(self, recorded: str, others: Iterable[str]) -> bool:
+    def begin(self, recorded: str, others: Iterable[str], no_driver: str = "") -> bool:
         """Take in the reasons to start paused: `recorded`, an administrator's, and `others`. Return True if any.
 
-        To be called once, before the driver is opened.
+        Also if `no_driver` says why the driver could not be opened: then opening it is tried again until it works. To
+        be called once, before the driver is opened.
         """
         if recorded:
             self._reasons[_ADMINISTRATOR] = recorded
         self._reasons |= {each: each for each in others}
-        self._is_open = self._is_resumed = not self._reasons
+        starts_paused = bool(self._reasons or no_driver)
+        self._is_open = self._is_resumed = not starts_paused
+        if no_driver and not self._reasons:
+            self._cannot_open = "cannot open the driver"
+            self._failed(f"{self._cannot_open}: {no_driver}; it is tried every {RETRY_SECONDS:g} s")
         self._publish()
-        return bool(self._reasons)
+        return starts_paused
 
     async def pause(self, reason: str, caller: Caller, *, lasting: bool) -> PauseAnswer:
         """Pause, and wait until the driver is released or that has failed.
@@ -166,7 +173,7 @@ class Maintenance:
             try:
                 await (self._release_driver() if paused else self._open_driver())
             except MigAgentError as error:
-                what = "cannot release the driver" if paused else "cannot take up again"
+                what = "cannot release the driver" if paused else self._cannot_open
                 self._failed(f"{what}: {error}; it is tried every {RETRY_SECONDS:g} s")
                 if isinstance(error, DriverError) and error.kind is DriverErrorKind.OUTDATED:
                     for each in self.on_outdated:
@@ -234,6 +241,7 @@ class Maintenance:
                 self._is_open = False
             raise
         self._is_resumed = True
+        self._cannot_open = "cannot take up again"
         self._start_driver_events()
         words = f"the driver was opened again: version {context.driver.version}"
         context.journal.record(context.journal.event(EventKind.DRIVER_OPENED, words))

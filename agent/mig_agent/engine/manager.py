@@ -3,41 +3,65 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
-from mig_agent.core.errors import LedgerError, Reason, Refusal, refuse
+from mig_agent.core.accounting import Account, By, Period, Reader
+from mig_agent.core.advice import Advice, advise, cases
+from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.forecast import StartEstimate
+from mig_agent.core.limits import UsageLimits
 from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
 from mig_agent.core.observation import InstanceUsage
-from mig_agent.core.owner import Owner, StreamOwner
-from mig_agent.core.planning.capacity import RemainingCapacity
+from mig_agent.core.owner import Owner, PodOwner, StreamOwner
+from mig_agent.core.planning.capacity import Available, RemainingCapacity, available
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.recording import RecordedPlan, Recording, record
+from mig_agent.core.replay import ReplayedNode
+from mig_agent.engine.accounting import read_account, read_runs
 from mig_agent.engine.callers import Caller
+from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.reconciler import read_usage
-from mig_agent.engine.results import Granted, ModeAnswer, PauseAnswer, Published, QueuePlace, Recovered, Snapshot
-from mig_agent.engine.startup import Parts
+from mig_agent.engine.results import (
+    Granted,
+    ModeAnswer,
+    PauseAnswer,
+    Published,
+    QueueEntry,
+    QueuePlace,
+    Recovered,
+    Snapshot,
+)
+from mig_agent.engine.startup import Parts, policy_of, started_event
 from mig_agent.engine.thread_check import LoopBound
 
 MOST_EXPLAINED_LINES = 4096
 """The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""
 
+MOST_WAITING_RECORDED = 256
+"""The most waiting requests in one recording of plans."""
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
 _ESTIMATE_SECONDS = 0.5
 """How long a status waits at most for estimates that are being made."""
+MOST_RUNS = 1000
+"""How many of the latest leased devices advice rests on."""
+MOST_CASES = 10
+"""How many names one call gets advice on: each takes two replays of the history."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
-_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "SetMigMode", "Pause", "Resume", "Adopt"})
+_ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
+
+_Answer = TypeVar("_Answer")
 
 
 class Manager:
@@ -63,6 +87,9 @@ class Manager:
         self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
         self._socket_problems: tuple[str, ...] = ()
+        self._problems: dict[str, str] = {}
+        """What does not work though leases are granted, by the part of the agent that it is about."""
+        self._boot_id = parts.context.host.kernel_boot_id()
         self._published = self._build_published()
         state = parts.context.state
         state.view_changed.subscribe(self._update_published)
@@ -71,6 +98,7 @@ class Manager:
         state.capacity_freed.subscribe(self._view_changed)
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
         self._event_queries = asyncio.Semaphore(_MOST_EVENT_QUERIES)
+        self._advising = asyncio.Lock()
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
@@ -88,7 +116,15 @@ class Manager:
     async def hold(
         self, request: Request, caller: Caller, on_queued: Callable[[QueuePlace], None] | None = None
     ) -> Granted:
-        """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`."""
+        """Lease as `acquire` does, until its stream ends, which the caller reports to `hold_ended`.
+
+        Raises UsageError for a pod's request, whose lease ends with the pod.
+        """
+        if isinstance(request.owner, PodOwner):
+            raise UsageError(
+                f"cannot hold a lease for {request.owner.label} by a stream: it is to outlive its scheduler",
+                "call Acquire with ttl_seconds, and Renew once the pod is to come",
+            )
         try:
             held = replace(request, owner=StreamOwner(process=request.owner.process))
             return await self._parts.acquirer.acquire(held, caller, on_queued)
@@ -111,6 +147,14 @@ class Manager:
     def left_unconfirmed(self, lease: LeaseId) -> None:
         """Note that a client disconnected without confirming its lease, which ends at its `Granted.confirm_by`."""
         self._parts.lifecycle.left_unconfirmed(lease)
+
+    def cancel(self, request_id: str, reason: str, caller: Caller, *, mine: bool = False) -> tuple[QueueEntry, ...]:
+        """Take a waiting request out of the queue, or with `mine` all of the caller's; return them as they waited.
+
+        Its client is refused and told who cancelled it. A unique beginning of the id will do. Administrators may cancel
+        any request. Raises RefusedError (UNKNOWN_REQUEST) where none waits.
+        """
+        return self._parts.cancellation.cancel(request_id, reason, caller, mine=mine)
 
     async def confirm(self, lease: LeaseId) -> None:
         """Confirm a lease: its client has the answer. Without this the lease ends at `Granted.confirm_by`.
@@ -193,6 +237,45 @@ class Manager:
         self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
         self._update_published()
 
+    async def announce(self) -> None:
+        """Record that the agent serves, once nothing of its start can fail any more. Raises LedgerError."""
+        await self._context.journal.commit((), (started_event(self._context),))
+
+    @property
+    def settings(self) -> EngineSettings:
+        """The settings in use."""
+        return self._context.settings
+
+    def reconfigure(self, settings: EngineSettings) -> None:
+        """Use other settings from now on, for what is planned, queued and reconciled next.
+
+        Raises ValueError if one of FIXED_SETTINGS differs.
+        """
+        context = self._context
+        for name in FIXED_SETTINGS:
+            if getattr(settings, name) != getattr(context.settings, name):
+                raise ValueError(f"cannot change {name} while the engine runs")
+        context.settings = settings
+        context.policy = policy_of(settings)
+        self._capacity = None
+        self._parts.reconciler.hint()  # an idle instance may be overdue now, a foreign one may be adopted
+        context.state.capacity_freed.emit()  # the queue is scanned under the new policy
+        self._update_published()
+
+    def record_reload(self, words: str, changed: str, at_restart: str) -> None:
+        """Record that the configuration was read again: which settings changed, and which only a restart changes."""
+        event = self._context.journal.event(EventKind.CONFIG_RELOADED, words, changed=changed, at_restart=at_restart)
+        self._context.journal.record(event)
+
+    def record_failed_reload(self, words: str) -> None:
+        """Record that the configuration was read again and cannot be used."""
+        self._context.journal.record(self._context.journal.event(EventKind.CONFIG_RELOAD_FAILED, words))
+
+    def report_problem(self, part: str, words: str) -> None:
+        """Show in status that a part of the agent does not work, or with no words that it works again."""
+        self._problems[part] = words
+        self._update_published()
+
     # Reading
 
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
@@ -205,11 +288,12 @@ class Manager:
         )
 
     async def plan_in_turns(
-        self, requests: Sequence[Request], *, explain: bool = False
+        self, requests: Sequence[Request], *, explain: bool = False, caller: Caller | None = None
     ) -> AsyncIterator[tuple[Outcome, tuple[str, ...]]]:
         """Plan as `plan` does, one request after the other, all on the node as it is now; other calls run in between.
 
-        With `explain`, each outcome comes with lines that explain it to people; fewer of them for many requests.
+        With `explain`, each outcome comes with lines that explain it to people; fewer of them for many requests. With
+        a `caller`, what its limits do not allow now is refused.
         """
         context = self._context
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
@@ -217,13 +301,34 @@ class Manager:
         for request in requests:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
-            paused = self._pause_refusal()
-            outcome = paused or context.with_changes(plan(view, request, policy, now), request)
-            yield outcome, explanation(view, request, policy, most=most) if explain and not paused else ()
+            refusal = self._pause_refusal() or self._limit_refusal(request, caller)
+            outcome = refusal or context.with_changes(plan(view, request, policy, now), request)
+            yield outcome, explanation(view, request, policy, most=most) if explain and not refusal else ()
 
-    async def estimate(self, request: Request) -> StartEstimate | None:
+    def _limit_refusal(self, request: Request, caller: Caller | None) -> Refusal | None:
+        limits = self._parts.limits
+        if caller is None:
+            return None
+        return limits.never(request, caller) or limits.exceeded(request, caller, limits.held())
+
+    async def record_plans(self, requests: Sequence[Request], version: str) -> Recording:
+        """Plan each request, and the first of those that wait, and return the plans with all that they depend on.
+
+        As if each came alone: neither a reservation nor a pause counts. Other calls run in between.
+        """
+        context = self._context
+        view, now, policy = context.state.working_view, context.clock.now(), context.policy
+        waiting = self._parts.queue.waiting[:MOST_WAITING_RECORDED]
+        plans = []
+        for request, waits in (*((each, False) for each in requests), *((each, True) for each in waiting)):
+            await context.fairness.yield_turn()
+            bare = replace(request, if_revision=None)
+            plans.append(RecordedPlan(request=bare, outcome=plan(view, bare, policy, now), waits=waits))
+        return record(view, policy, now, tuple(plans), version)
+
+    async def estimate(self, request: Request, caller: Caller) -> StartEstimate | None:
         """Return when a request that does not fit now would be likely to start if it waited; None: not known."""
-        return await self._parts.queue.estimate(request)
+        return await self._parts.queue.estimate(request, caller)
 
     async def refresh_estimates(self) -> None:
         """Bring the estimates in the next snapshot up to date, or wait a moment for that."""
@@ -322,13 +427,28 @@ class Manager:
             ledger_error=context.journal.error,
             doubt=context.state.doubt,
             socket_problems=self._socket_problems,
+            problems=self._published.problem_lines,
             recoverable=sum(not each.void for each in context.state.former.values()),
             unused=parts.reconciler.unused_leases(),
+            idle_since=parts.idle_leases.since(),
+            warnings={**parts.idle_leases.warnings, **parts.draining.warnings},
             missing=dict(context.missing),
             paused=context.driver_use.paused,
             silent=self.silent,
             left=self._leases_without_process(),
+            boot_id=self._boot_id,
+            available=self._available(),
         )
+
+    def _available(self) -> tuple[Available, ...]:
+        """Return how many devices of each profile a new request could get now; empty while paused or stopping."""
+        context, queue = self._context, self._parts.queue
+        if context.driver_use.paused or context.closing:
+            return ()
+        view = context.state.working_view
+        # With strict_fifo a new request waits whenever another does.
+        nothing = len(queue) > 0 and context.settings.strict_fifo
+        return available(view, context.policy, reserved=frozenset(view.by_uuid) if nothing else queue.reserved)
 
     def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host
@@ -345,20 +465,75 @@ class Manager:
         """
         return self._context.events.subscribe(after_revision, self._context.state.revision)
 
-    async def events(self, since: float, gpu: str | None, limit: int) -> tuple[Event, ...]:
-        """Return the latest `limit` recorded events since a moment, oldest first; of one GPU (index or UUID) or all."""
+    async def events(
+        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest `limit` recorded events since a moment, oldest first.
+
+        Of one GPU (index or UUID), of one lease, and before the event of a number in the ledger, where these are given.
+        Raises RefusedError (LEDGER_FAILED).
+        """
         ledger = self._parts.ledger
-        try:
-            async with self._event_queries:
-                return await self._context.blocking_calls.run(lambda: ledger.events(since, gpu or "", limit))
-        except LedgerError as error:
-            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
+        return await self._query(lambda: ledger.events(since, gpu or "", limit, lease=lease, before=before))
+
+    async def count_events(self, since: float, gpu: str | None, *, lease: str = "", before: int = 0) -> int:
+        """Return how many events `events` would return without a limit. Raises RefusedError (LEDGER_FAILED)."""
+        ledger = self._parts.ledger
+        return await self._query(lambda: ledger.count_events(since, gpu or "", lease=lease, before=before))
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
         """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""
         if self._usage is None or self._usage.done():
             self._usage = self._context.tasks.spawn("usage", read_usage(self._context))
         return await asyncio.shield(self._usage)
+
+    async def account(self, since: float, until: float | None, by: By, caller: Caller) -> Account:
+        """Return who leased what in a period, from the ledger; `until` is at most now, and None means now.
+
+        Names of other users' leases are not shown, but counted under their users. Raises RefusedError (LEDGER_FAILED).
+        """
+        now = self._context.clock.now()
+        period = Period(since, now if until is None else min(until, now))
+        active, ledger, reader = self._context.accounting.active(now), self._parts.ledger, _reader(caller)
+        return await self._query(lambda: read_account(ledger, active, period, by, reader))
+
+    async def advise(self, since: float, name: str, caller: Caller) -> tuple[Advice, ...]:
+        """Return what leases asked for against what they used, and what asking for less would have meant.
+
+        Only of the caller's own leases, or of all for those who act for others; with `name` of leases of that name.
+        The history of the node is replayed with the smaller request, in turns with other calls. Raises RefusedError.
+        """
+        context, reader, ledger = self._context, _reader(caller), self._parts.ledger
+        active = context.accounting.active(context.clock.now())
+        uses = await self._query(lambda: read_runs(ledger, active, since, MOST_RUNS))
+        node = ReplayedNode(
+            view=context.state.view,
+            policy=context.policy,
+            reservation_after_seconds=context.reservation_after_seconds,
+            strict_fifo=context.settings.strict_fifo,
+        )
+        async with self._advising:
+            return tuple(
+                [await self._in_turns(advise(case, uses, node)) for case in cases(uses, reader, name)[:MOST_CASES]]
+            )
+
+    async def _query(self, read: Callable[[], _Answer]) -> _Answer:
+        """Read the ledger in another thread. Raises RefusedError (LEDGER_FAILED)."""
+        try:
+            async with self._event_queries:
+                return await self._context.blocking_calls.run(read)
+        except LedgerError as error:
+            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
+
+    async def _in_turns(self, steps: Generator[None, None, _Answer]) -> _Answer:
+        """Return what a computation returns; other calls run between its steps."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                answer: _Answer = end.value
+                return answer
+            await self._context.fairness.yield_turn()
 
     # Administration: the transport decides which callers may do this
 
@@ -381,10 +556,31 @@ class Manager:
         """Cordon a GPU, so that it gets no new leases, or uncordon it; return it."""
         return await self._parts.admin.cordon(gpu, reason, caller, on=on)
 
+    async def drain(
+        self, gpus: Sequence[str], deadline_seconds: float | None, reason: str, caller: Caller
+    ) -> tuple[tuple[Gpu, ...], tuple[Lease, ...]]:
+        """Cordon GPUs, or all, so that they become empty: what is leased ends by itself, or after `deadline_seconds`.
+
+        Return the GPUs, and the leases that are still there. Raises RefusedError.
+        """
+        self._context.refuse_when_closing()
+        drained = await self._parts.draining.drain(gpus, deadline_seconds, reason, caller)
+        return drained, self._parts.draining.leases_on(drained)
+
+    async def undrain(self, gpus: Sequence[str], caller: Caller) -> tuple[Gpu, ...]:
+        """End the draining of GPUs, or of all; return them. Raises RefusedError."""
+        self._context.refuse_when_closing()
+        return await self._parts.draining.undrain(gpus, caller)
+
     async def set_mig_mode(self, gpu: str, enable: bool, caller: Caller) -> ModeAnswer:  # noqa: FBT001 -- as agreed
         """Switch a GPU's MIG mode; refused while anything on the GPU runs or is leased."""
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
+
+    def set_limits(self, limits: UsageLimits) -> None:
+        """Replace the limits of users and tenants; what is held stays, and waiting requests are considered again."""
+        self._context.settings = replace(self._context.settings, limits=limits)
+        self._context.state.capacity_freed.emit()
 
     async def pause(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
         """Grant no more leases and release the driver, and wait until that is done or has failed; leases stay active.
@@ -409,12 +605,16 @@ class Manager:
             view=context.state.view,
             started_at=parts.started_at,
             queue_length=len(parts.queue),
+            oldest_waiting_since=parts.queue.oldest_since,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
+            idle=frozenset(parts.idle_leases.since()),
             unused=parts.reconciler.unused_at_last_look,
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
+            tenants=context.accounting.totals,
+            problems=dict(self._problems),
         )
 
     def _update_published(self) -> None:
@@ -439,6 +639,11 @@ class Manager:
         context.closing = True
         context.journal.record(context.journal.event(EventKind.AGENT_STOPPING, "the agent stops; leases stay"))
         await self._parts.close()
+
+
+def _reader(caller: Caller) -> Reader:
+    """Return what a caller may see of accounting."""
+    return Reader(uid=caller.uid, user=caller.name, everything=caller.acts_for_others)
 
 
 class CheckedManager(LoopBound, Manager):

@@ -1,4 +1,4 @@
-"""The queue of waiting requests: `core.queue` with wait timeouts, scans for requests that fit, and position reports."""
+"""The queue of waiting requests: `core.queue` with wait timeouts, scans for requests that fit, and client reports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.planning.wait_blockers import wait_blockers
 from mig_agent.core.quantities import counted
+from mig_agent.core.requests import describe
+from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.execution import Execution, Executor, LeaseRequest
+from mig_agent.engine.fair_share import FairShare
+from mig_agent.engine.limits import HeldNow, LimitCheck
 from mig_agent.engine.results import QueueEntry, QueuePlace
 from mig_agent.engine.wait_estimates import STALE_SECONDS, WaitEstimates
 
@@ -36,7 +40,6 @@ _REPORTS_IN_TURN = 50
 _NEWS_SECONDS = 2.0
 _NEWS_SHARE = 0.1
 """An estimate is reported again when it has moved by more than these seconds, and this share of the time until then."""
-_MOST_TEXTS = 3
 _EXPLAINED_LINES = 24
 """The most lines that explain a refusal: they travel in a gRPC trailer, which is small."""
 _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
@@ -44,12 +47,14 @@ _WORTH_WAITING = frozenset({Reason.NO_CAPACITY, Reason.GPU_UNAVAILABLE})
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """Holds one request of the queue: its wait timeout, its last reported position and the execution it waits for."""
+    """Holds one request of the queue: its wait timeout, its last reported place and the execution it waits for."""
 
     order: LeaseRequest
     on_place: Callable[[QueuePlace], None]
     started: asyncio.Future[Execution] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deadline: Timer | None = None
+    group: int = 0
+    """The same for all requests that the limits treat alike (`LimitCheck.group_of`)."""
     place: QueuePlace | None = None
     """What was last reported; None before the first report."""
 
@@ -57,9 +62,11 @@ class QueuedRequest:
 class RequestQueue:
     """Queues requests and starts each when it fits. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, executor: Executor) -> None:
+    def __init__(self, context: Context, executor: Executor, limits: LimitCheck, fair_share: FairShare) -> None:
         self._context = context
         self._executor = executor
+        self._limits = limits
+        self._fair_share = fair_share
         self._queue = queue.Queue()
         self._requests: dict[RequestKey, QueuedRequest] = {}
         self._scan_is_scheduled = False
@@ -73,32 +80,41 @@ class RequestQueue:
         self._report_timer: Timer | None = None
         self._report_at = math.inf
         self._reporting: asyncio.Task[None] | None = None
-        self._estimates = WaitEstimates(context, lambda: self._queue.waiting)
+        self._estimates = WaitEstimates(context, self._limited_by_capacity, fair_share.used_if_on)
         context.state.capacity_freed.subscribe(self._rescan)
 
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def oldest_since(self) -> float | None:
+        """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
+        return self._queue.oldest_since
+
     def position(self, request: RequestKey) -> int | None:
         """Return a request's place in the queue, 1 for the first; None when it does not wait."""
-        return self._queue.position(request)
+        places = (n for n, each in enumerate(self._ordered(), 1) if each.request.key == request)
+        return next(places, None)
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """The requests that wait as they were made, in queue order."""
+        return tuple(each.request for each in self._queue.waiting)
 
     @property
     def queued(self) -> tuple[QueueEntry, ...]:
         """The requests that wait, in queue order, with the estimates that `refresh_estimates` has made."""
-        blockers = self._blockers()
+        place_of = self._places()
         return tuple(
             QueueEntry(
                 request=each.request.key,
                 who=each.request.holder,
                 priority=each.request.priority,
-                position=position,
                 since=each.since,
                 wants=each.request.wants,
-                estimate=self._estimates.of(each),
-                blockers=blockers(each),
+                place=place_of(each, position),
             )
-            for position, each in enumerate(self._queue.waiting, 1)
+            for position, each in enumerate(self._ordered(), 1)
         )
 
     async def admit(
@@ -115,14 +131,17 @@ class RequestQueue:
         """
         request = order.request
         driver_use = self._context.driver_use
-        if failed is None and not exclude:
+        over = self._limits.exceeded(request, order.caller, self._limits.held())
+        if failed is None and not exclude and (over is None or request.wait_seconds):
             self._context.recent_requests.came(request, self._context.clock.now())
-        if driver_use.paused:
-            if not request.wait_seconds:
-                raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
-            return await self._enqueue(order, on_place)
+        if driver_use.paused and not (request.wait_seconds and self._context.state.gpus):
+            raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
         outcome = self._plan(request, exclude=exclude)
-        if isinstance(outcome, Plan) and (exclude or not len(self._queue)):
+        if driver_use.paused and (isinstance(outcome, Plan) or outcome.reason in _WORTH_WAITING):
+            return await self._enqueue(order, on_place)
+        if over is not None and not request.wait_seconds and not _is_final(outcome):
+            raise RefusedError(over)
+        if isinstance(outcome, Plan) and over is None and (exclude or not len(self._queue)):
             return self._executor.begin(order, outcome)
         if isinstance(outcome, Refusal):
             if failed is not None and isinstance(self._plan(request), Plan):
@@ -192,27 +211,62 @@ class RequestQueue:
         """Wait until the estimates of all waiting requests are up to date, as far as they may take the CPU."""
         await self._estimates.refresh()
 
-    async def estimate(self, request: Request) -> StartEstimate | None:
-        """Return when a request would be likely to start if it were queued now; None: not known."""
+    async def estimate(self, request: Request, caller: Caller) -> StartEstimate | None:
+        """Return when a request would be likely to start if it were queued now; None: not known.
+
+        That is so, too, where its start depends on a limit of its caller or tenant.
+        """
         if self._context.driver_use.paused:
             return None
-        waiting = backfill.WaitingRequest(request=request, seq=self._queue.next_seq, since=self._context.clock.now())
-        return await self._estimates.of_request(waiting)
+        newcomer = backfill.WaitingRequest(request=request, seq=self._queue.next_seq, since=self._context.clock.now())
+        waiting = self._limited_by_capacity(newcomer, caller)
+        if all(each.seq != newcomer.seq for each in waiting):
+            return None
+        return await self._estimates.of_request(newcomer.seq, waiting)
 
     # Inside
 
+    def _ordered(self) -> tuple[backfill.WaitingRequest, ...]:
+        """Return the waiting requests in the order in which they are served."""
+        return self._fair_share.ordered(self._queue)
+
+    def _may_start(self) -> tuple[backfill.WaitingRequest, ...]:
+        """Return those that their limits let start now, in order: the others block no request, and reserve no GPU."""
+        held, ordered = self._limits.held(), self._ordered()
+        if held is None:
+            return ordered
+        return tuple(each for each in ordered if self._exceeded(each.request, held) is None)
+
+    def _limited_by_capacity(
+        self, newcomer: backfill.WaitingRequest | None = None, caller: Caller | None = None
+    ) -> tuple[backfill.WaitingRequest, ...]:
+        """Return those whose starts capacity alone decides, in order; with a newcomer of `caller` as if it waited, too.
+
+        The others would exceed a limit of their own if those before them had started.
+        """
+        ordered = self._fair_share.ordered(self._queue, newcomer)
+        asked = []
+        for each in ordered:
+            queued = self._requests.get(each.request.key)
+            asked.append((each.request, caller if each is newcomer or queued is None else queued.order.caller))
+        return tuple(each for each, within in zip(ordered, self._limits.within(asked), strict=True) if within)
+
     def _reservation(self, among: Sequence[backfill.WaitingRequest] | None = None) -> backfill.Reservation | None:
-        """Return the reservation, of all waiting requests or `among` these; None if there is none."""
+        """Return the reservation, of all that may start or `among` these; None if there is none."""
         context = self._context
         if not len(self._queue) or context.settings.strict_fifo:
             return None
         return backfill.reservation(
             context.state.working_view,
-            self._queue.waiting if among is None else among,
+            self._may_start() if among is None else among,
             context.clock.now(),
             context.reservation_after_seconds,
             self._reservation_cache,
         )
+
+    def _exceeded(self, request: Request, held: HeldNow | None) -> Refusal | None:
+        queued = self._requests.get(request.key)
+        return None if queued is None else self._limits.exceeded(request, queued.order.caller, held, queued.group)
 
     def _plan(
         self,
@@ -244,7 +298,10 @@ class RequestQueue:
                 f"cannot wait for {describe(request)}: {len(self._queue)} requests wait already, which is the limit",
                 "try again later",
             )
-        queued = QueuedRequest(order, on_place)
+        many = self._limits.too_many_waiting(order, (each.request for each in self._queue.waiting))
+        if may_wait and many is not None:
+            raise RefusedError(many)
+        queued = QueuedRequest(order, on_place, group=self._limits.group_of(request, order.caller))
         waiting = self._queue.add(request, context.clock.now())
         context.state.status_changed.emit()
         self._requests[request.key] = queued
@@ -259,12 +316,8 @@ class RequestQueue:
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
             queued.deadline = context.clock.call_later(request.wait_seconds, lambda: self._wait_timed_out(queued))
-        queued.place = QueuePlace(
-            position=self._queue.position(request.key) or 1,
-            at=context.clock.now(),
-            estimate=self._estimates.of(waiting),
-            blockers=self._blockers()(waiting),
-        )
+        places = ((each, n) for n, each in enumerate(self._ordered(), 1) if each.seq == waiting.seq)
+        queued.place = self._places()(*next(places, (waiting, 1)))
         self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.place.position}")
         on_place(queued.place)
         self._schedule_report()
@@ -283,7 +336,7 @@ class RequestQueue:
             began = time.perf_counter()
             found = queue.search(
                 context.state.working_view,
-                self._queue.waiting,
+                self._may_start(),
                 context.policy,
                 context.clock.now(),
                 limit_seconds=context.reservation_after_seconds,
@@ -320,7 +373,8 @@ class RequestQueue:
 
     def _refusal_without_wait(self, waiting: backfill.WaitingRequest) -> Refusal:
         """Return why a request that does not wait is not served now."""
-        before = [each for each in self._queue.waiting if each.order < waiting.order]
+        mine = next((each for each in self._ordered() if each.seq == waiting.seq), waiting)
+        before = [each for each in self._may_start() if each.order < mine.order]
         reservation = self._reservation(before)
         reserved = reservation.gpus if reservation is not None else NOTHING_RESERVED
         outcome = self._plan(waiting.request, reserved=reserved)
@@ -357,7 +411,11 @@ class RequestQueue:
     def _wait_timed_out(self, queued: QueuedRequest) -> None:
         request = queued.order.request
         driver_use = self._context.driver_use
-        outcome = driver_use.refusal(f"serve {describe(request)}") if driver_use.paused else self._plan(request)
+        outcome: Outcome | None = self._exceeded(request, self._limits.held())
+        if driver_use.paused:
+            outcome = driver_use.refusal(f"serve {describe(request)}")
+        elif outcome is None:
+            outcome = self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
         why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
@@ -396,25 +454,26 @@ class RequestQueue:
             self._schedule_report(max(pause, REPORT_SECONDS) if pause else STALE_SECONDS)
 
     async def _report_places(self) -> None:
-        blockers = self._blockers()
-        for position, waiting in enumerate(self._queue.waiting, 1):
+        place_of = self._places()
+        for position, waiting in enumerate(self._ordered(), 1):
             if position % _REPORTS_IN_TURN == 0:
                 await self._context.fairness.yield_turn()
             queued = self._requests.get(waiting.request.key)
             if queued is None or queued.place is None:
                 continue
-            now, estimate = self._context.clock.now(), self._estimates.of(waiting)
-            if position != queued.place.position or _is_news(queued.place.estimate, estimate, now):
-                place = QueuePlace(position=position, at=now, estimate=estimate, blockers=blockers(waiting))
+            place = place_of(waiting, position)
+            if _is_news(queued.place, place):
                 queued.place = place
                 queued.on_place(place)
 
-    def _blockers(self) -> Callable[[backfill.WaitingRequest], tuple[Blocker, ...]]:
-        """Return a function that finds what blocks a waiting request now; alike requests are looked at once."""
-        context = self._context
-        if context.driver_use.paused:
-            return lambda _waiting: ()
-        view, reserved = context.state.working_view, self._reservation()
+    def _places(self) -> Callable[[backfill.WaitingRequest, int], QueuePlace]:
+        """Return a function that tells what is known of a request at a position; alike requests are looked at once.
+
+        What waits for a limit of its own has neither an estimate nor blockers: when it starts is not up to the GPUs.
+        """
+        context, held = self._context, self._limits.held()
+        paused = bool(context.driver_use.paused)
+        view, reserved = context.state.working_view, None if paused else self._reservation()
         known: dict[tuple[object, ...], tuple[Blocker, ...]] = {}
 
         def blockers(waiting: backfill.WaitingRequest) -> tuple[Blocker, ...]:
@@ -425,7 +484,17 @@ class RequestQueue:
                 known[key] = wait_blockers(view, request, against)
             return known[key]
 
-        return blockers
+        def place(waiting: backfill.WaitingRequest, position: int) -> QueuePlace:
+            over = self._exceeded(waiting.request, held)
+            return QueuePlace(
+                position=position,
+                at=context.clock.now(),
+                estimate=None if over is not None else self._estimates.of(waiting),
+                blockers=() if paused or over is not None else blockers(waiting),
+                limit="" if over is None else over.message,
+            )
+
+        return place
 
     def _emit(self, kind: EventKind, request: Request, words: str) -> None:
         journal = self._context.journal
@@ -436,14 +505,19 @@ class RequestQueue:
         journal.emit(event)
 
 
-def describe(request: Request) -> str:
-    """Return what is asked for as a phrase: `2g.10gb`, `4G and 4G`."""
-    texts = [want.text or want.profile or "a device" for want in request.wants]
-    return " and ".join(texts) if len(texts) <= _MOST_TEXTS else f"{len(texts)} devices"
+def _is_final(outcome: Outcome) -> bool:
+    """Return whether this is a refusal that no lease's end can change: it says more than a limit that is exceeded."""
+    return isinstance(outcome, Refusal) and outcome.reason not in _WORTH_WAITING
 
 
-def _is_news(before: StartEstimate | None, after: StartEstimate | None, now: float) -> bool:
-    """Return True if an estimate differs enough from the one that was reported before to be reported."""
+def _is_news(before: QueuePlace, after: QueuePlace) -> bool:
+    """Return True if what is known of a wait differs enough from what was reported before to be reported."""
+    if (before.position, before.limit) != (after.position, after.limit):
+        return True
+    return _has_moved(before.estimate, after.estimate, after.at)
+
+
+def _has_moved(before: StartEstimate | None, after: StartEstimate | None, now: float) -> bool:
     if before is None or after is None or before.basis is not after.basis:
         return before is not after
     moments = ((before.earliest, after.earliest), (before.median, after.median), (before.latest, after.latest))

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
+from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.records import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
@@ -24,7 +25,7 @@ from mig_agent.core.model import (
     LeaseId,
     whole_gpu_layout,
 )
-from mig_agent.core.observation import InstanceUsage, ObservedGpu
+from mig_agent.core.observation import InstanceUsage, ObservedGpu, ProcessUsage
 from mig_agent.core.recovery import (
     NEVER_MADE,
     EndLostLease,
@@ -43,13 +44,13 @@ from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.state import GpuRecord
 
 _UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)
-_NOT_THERE = frozenset({InstanceState.CREATING, InstanceState.DESTROYING})
+_THERE = frozenset(InstanceState) - {InstanceState.CREATING, InstanceState.DESTROYING}
 
 
-async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
-    """Return the usage of every existing instance; what the driver does not report now is unknown."""
+async def read_usage(context: Context, states: frozenset[InstanceState] = _THERE) -> Mapping[Generation, InstanceUsage]:
+    """Return the usage of every instance in these states; what the driver does not report now is unknown."""
     records = context.state.gpus.values()
-    instances = [each for record in records for each in record.instances.values() if each.state not in _NOT_THERE]
+    instances = [each for record in records for each in record.instances.values() if each.state in states]
     if context.driver_use.paused:
         return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
     with context.driver_use.inside():
@@ -58,16 +59,36 @@ async def read_usage(context: Context) -> Mapping[Generation, InstanceUsage]:
 
 
 async def _of(context: Context, instance: Instance) -> InstanceUsage:
-    backend = context.backends[instance.kind]
+    backend, host = context.backends[instance.kind], context.host
+
+    def read() -> InstanceUsage:
+        usage = backend.usage(instance)
+        if usage.processes is None:
+            return usage
+        return replace(usage, processes=tuple(_described(each, host) for each in usage.processes))
+
     try:
-        return await context.gpu_workers[instance.slot.gpu].read("read the usage", lambda: backend.usage(instance))
+        return await context.gpu_workers[instance.slot.gpu].read("read the usage", read)
     except DriverError:
         return _UNKNOWN
+
+
+def _described(process: ProcessUsage, host: Host) -> ProcessUsage:
+    found = host.process(process.pid)
+    if found is None:
+        return process
+    return replace(process, uid=found.uid, command=found.command[:_LONGEST_COMMAND])
 
 
 MOST_FAILED_READINGS = 3
 """After this many failed readings in a row nothing is placed on the GPU until it can be read again."""
 _HOUR = 3600.0
+_LONGEST_COMMAND = 200
+"""The most characters of a process's command line that are passed on."""
+_MOST_MISSED = 5
+"""How many readings of a GPU may be missed before it counts as not watched."""
+_SHORTEST_GAP = 120.0
+"""The least time without a reading after which a GPU counts as not watched, in seconds."""
 _GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)
 
 
@@ -100,6 +121,8 @@ class Reconciler:
         self._followups: list[Callable[[], Awaitable[None]]] = []
         self.last_process: dict[int, float] = {}
         """When a process was last seen on an instance, by generation."""
+        self._watched: dict[GpuUuid, tuple[float, float]] = {}
+        """For each GPU since when its processes have been read without a gap, and when they were read last."""
         self.unused_at_last_look: frozenset[LeaseId] = frozenset()
         """What `unused_leases` returned at the last reconciliation."""
 
@@ -292,7 +315,7 @@ class Reconciler:
             return
         going_on = leases_with_devices_elsewhere(self._context, gpu)
         if not record.lost:
-            record.lost = f"the driver has lost it: {error.detail or error.kind}"
+            record.lost = f"the driver reports {error.detail or error.kind}"
             self._tell(EventKind.GPU_LOST, record, f"GPU {record.index} is lost: {record.lost}")
             self._tell_who_goes_on([each for each in record.instances.values() if each.lease in going_on])
         held = (each.lease for each in record.instances.values() if each.lease is not None)
@@ -311,6 +334,8 @@ class Reconciler:
 
     def _check_processes(self, record: GpuRecord, observed: ObservedGpu) -> None:
         now = self._context.clock.now()
+        begun = self._watched[record.uuid][0] if self.is_watched(record.uuid) else now
+        self._watched[record.uuid] = (begun, now)
         pids: dict[int | None, tuple[int, ...]] = {
             each.gpu_instance_id: each.processes for each in observed.instances if each.processes
         }
@@ -326,7 +351,7 @@ class Reconciler:
                 self._quarantine.block(instance, f"held by {names}")
 
     def unused_leases(self) -> frozenset[LeaseId]:
-        """Return the leases on whose instances no process has been seen for an hour.
+        """Return the leases on one of whose instances no process has been seen for `idle_after`.
 
         Leases with a bound owner are not among them: they end with it, whether it uses its devices or not.
         """
@@ -339,7 +364,25 @@ class Reconciler:
 
     def _is_unused(self, instance: Instance) -> bool:
         last = max(instance.since, self.last_process.get(instance.generation, 0.0))
-        return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= _HOUR
+        limit = self._context.settings.idle_after_seconds
+        return instance.state is InstanceState.LEASED and self._context.clock.now() - last >= limit
+
+    def is_watched(self, gpu: GpuUuid) -> bool:
+        """Return whether the processes of a GPU were read a short while ago."""
+        gap = max(_MOST_MISSED * self._context.settings.reread_seconds, _SHORTEST_GAP)
+        return gpu in self._watched and self._context.clock.now() - self._watched[gpu][1] <= gap
+
+    def last_seen(self, instance: Instance) -> float:
+        """Return when a process was last seen on an instance, as far as known, in seconds since the epoch.
+
+        At least when it was leased, and when the readings of its GPU began that go on without a gap until now.
+        """
+        watched = self._watched.get(instance.slot.gpu, (self._context.clock.now(), 0.0))[0]
+        return max(instance.since, self.last_process.get(instance.generation, 0.0), watched)
+
+    def saw_process(self, instance: Instance) -> None:
+        """Note that a process uses an instance now."""
+        self.last_process[instance.generation] = self._context.clock.now()
 
     def boot_id_now(self) -> str:
         """Return the machine's boot id; where it cannot be read, the known one."""
@@ -380,6 +423,9 @@ class Reconciler:
         before = now - self._context.settings.request_memory_hours * _HOUR
         if self._request_log.forget_before(before) and not self._context.journal.error:
             self._context.journal.commit((ForgetLeases(before),))
+        trimmed = self._context.accounting.trim_changes(now, self._context.settings.keep_accounting_seconds)
+        if trimmed and not self._context.journal.error:
+            self._context.journal.commit(trimmed)
 
     def _show(self, record: GpuRecord) -> None:
         self._context.state.touch(record.uuid)

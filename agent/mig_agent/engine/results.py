@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mig_agent.adapters.ledger.reader import Doubt
+from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import Blocker
 from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import (
@@ -22,6 +23,7 @@ from mig_agent.core.model import (
     RequestKey,
     Want,
 )
+from mig_agent.core.planning.capacity import Available
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlace:
-    """What is reported to a waiting request's client."""
+    """What is known of a request's wait: its client is told so, and status shows it."""
 
     position: int
     """The position in the queue, 1 for the first."""
@@ -81,7 +83,9 @@ class QueuePlace:
     estimate: StartEstimate | None = None
     """When it is likely to start; None: not known, or not yet."""
     blockers: tuple[Blocker, ...] = ()
-    """What blocks it, and who holds that."""
+    """What blocks it, and who holds that; empty while a limit of its own does."""
+    limit: str = ""
+    """Which limit of its caller or tenant keeps it waiting, as a message; empty where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +95,10 @@ class QueueEntry:
     request: RequestKey
     who: Holder
     priority: int
-    position: int
-    """The position in the queue, 1 for the first."""
     since: float
     """When the request began to wait, in seconds since the epoch."""
     wants: tuple[Want, ...]
-    estimate: StartEstimate | None = None
-    """When it is likely to start; None: not known, or not yet."""
-    blockers: tuple[Blocker, ...] = ()
-    """What blocks it, and who holds that."""
+    place: QueuePlace
 
     @property
     def request_id(self) -> RequestId:
@@ -126,10 +125,16 @@ class Snapshot:
     """Why the ledger may not account for everything that is leased; None where it does."""
     socket_problems: tuple[str, ...] = ()
     """One message for each socket of the agent that cannot be reached by its path."""
+    problems: tuple[str, ...] = ()
+    """What does not work though leases are granted, such as `metrics: off (...)`; one message for each part."""
     recoverable: int = 0
     """How many leases of a lost ledger their tokens can still recover, as far as is known."""
     unused: frozenset[LeaseId] = frozenset()
-    """Leases on whose instances no process has been seen for an hour."""
+    """Leases on whose instances no process has been seen for `idle_after`."""
+    idle_since: Mapping[LeaseId, float] = field(default_factory=dict)
+    """When a process was last seen on any device of an idle lease, in seconds since the epoch."""
+    warnings: Mapping[LeaseId, str] = field(default_factory=dict)
+    """Why leases will or may end without their holders' doing, as messages."""
     missing: Mapping[int, str] = field(default_factory=dict)
     """The error of each GPU that has not answered since the start, by index."""
     paused: tuple[str, ...] = ()
@@ -138,6 +143,10 @@ class Snapshot:
     """Leases with a device on a GPU that has not answered since the start, or is not managed now."""
     left: frozenset[LeaseId] = frozenset()
     """Leases whose holder's process has ended; another process may have its pid by now."""
+    boot_id: str = ""
+    """The boot id of the kernel that the agent runs on; empty if it is not known."""
+    available: tuple[Available, ...] = ()
+    """How many devices of each profile could be leased now; empty while the agent is paused or stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,18 +156,31 @@ class Published:
     view: NodeView
     started_at: float
     queue_length: int = 0
+    oldest_waiting_since: float | None = None
+    """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
     reservation_after_seconds: float = 0.0
     """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
+    idle: frozenset[LeaseId] = frozenset()
+    """Leases none of whose devices had shown a process for `idle_after`; some may have ended since."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases that had shown no process for an hour at the last reconciliation; some may have ended since."""
     paused: tuple[str, ...] = ()
     """The reasons for which the agent is paused; empty while it serves."""
     sockets_missing: int = 0
     """How many sockets of the agent cannot be reached by their paths."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """What does not work though leases are granted, by the part that it is about; without words it works again."""
     in_doubt: bool = False
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
+    tenants: Mapping[str, TenantTotal] = field(default_factory=dict)
+    """What each tenant has leased so far."""
+
+    @property
+    def problem_lines(self) -> tuple[str, ...]:
+        """One message for each part that does not work: `metrics: off (...)`."""
+        return tuple(f"{part}: {words}" for part, words in self.problems.items() if words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,20 +29,27 @@ from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.planning.plan import Policy, Reuse
 from mig_agent.core.quantities import counted
 from mig_agent.core.recovery import REBOOT
+from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.acquire import Acquirer
 from mig_agent.engine.admin import Admin
+from mig_agent.engine.cancellation import Cancellation
 from mig_agent.engine.context import Context, EngineSettings, NoTelemetry, Telemetry
 from mig_agent.engine.discovery import Discovery, LockGpu, selected
+from mig_agent.engine.draining import Draining
 from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.execution import Executor
+from mig_agent.engine.fair_share import FairShare
 from mig_agent.engine.idempotency import RequestLog
+from mig_agent.engine.idle_leases import IdleLeases
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
 from mig_agent.engine.journal import Journal, Transaction
 from mig_agent.engine.lease_recovery import LeaseRecovery
 from mig_agent.engine.leases import Leases
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event, leases_with_devices_elsewhere
+from mig_agent.engine.limits import LimitCheck
 from mig_agent.engine.maintenance import Maintenance
+from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
@@ -57,6 +64,10 @@ CLOSING_SECONDS = 5.0
 """How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
 
 
+_MOST_EVENTS = 10_000
+"""The most recorded events that are read for fair share: as many as the ledger keeps."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Parts:
     """Holds the parts of one running engine."""
@@ -69,8 +80,13 @@ class Parts:
     quarantine: Quarantine
     reconciler: Reconciler
     queue: RequestQueue
+    limits: LimitCheck
+    fair_share: FairShare
+    cancellation: Cancellation
     acquirer: Acquirer
     admin: Admin
+    draining: Draining
+    idle_leases: IdleLeases
     lease_recovery: LeaseRecovery
     driver_events: DriverEvents
     driver_startup: DriverStartup
@@ -82,6 +98,7 @@ class Parts:
     async def stop_background(self) -> None:
         """Stop the tasks that run as long as the engine does."""
         self.maintenance.close()
+        self.draining.close()
         self.driver_events.close()
         for task in self.background:
             task.cancel()
@@ -98,6 +115,9 @@ class Parts:
         self.lifecycle.close()
         self.quarantine.close()
         await self.stop_background()
+        peaks = context.accounting.peak_changes()
+        if peaks:
+            context.journal.commit(peaks)  # the ledger writes it before it closes
         await context.tasks.end(CLOSING_SECONDS)
         for worker in context.gpu_workers.values():
             worker.close()
@@ -117,18 +137,20 @@ async def start(
     telemetry: Telemetry | None = None,
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
+    no_driver: str = "",
 ) -> Parts:
     """Start an engine: return its parts, recovered and ready to serve. `claim` locks each GPU that it manages.
 
     It starts paused if there are reasons in `paused`, or an administrator's pause in the ledger. Then the driver is not
-    used (nor opened, if it was not), and the GPUs are read when the agent resumes.
+    used (nor opened, if it was not), and the GPUs are read when the agent resumes. It also starts paused if `no_driver`
+    says why the driver could not be opened, and resumes by itself when it can.
 
     Raises DriverError if the driver does not answer, LedgerError if the ledger cannot be written, and ConfigError if
     the settings name GPUs that do not exist or the tokens' key cannot be used.
     """
     parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
     try:
-        await _recover(parts, paused)
+        await _recover(parts, paused, no_driver)
     except BaseException:
         # Its threads would go on, and the ledger's could still commit while the next start reads it.
         await parts.close()
@@ -136,14 +158,18 @@ async def start(
     return parts
 
 
-async def _recover(parts: Parts, paused: Iterable[str]) -> None:
+async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
     """Take up the ledger's leases, read the GPUs unless the agent starts paused, and start the background tasks."""
     contents = parts.ledger.contents
     context, state, lifecycle = parts.context, parts.context.state, parts.lifecycle
+    if context.settings.fair_share_half_life_seconds is not None:
+        with contextlib.suppress(LedgerError):  # the order of the queue is no reason not to start
+            ended = await context.blocking_calls.run(lambda: parts.ledger.events(0.0, "", _MOST_EVENTS))
+            parts.fair_share.remember(ended)
     for recorded in contents.leases:
         if recorded.ended_at is None:
             state.put_lease(recorded.lease)
-    is_paused = parts.maintenance.begin(contents.paused, paused)
+    is_paused = parts.maintenance.begin(contents.paused, paused, no_driver)
     if is_paused:
         await parts.driver_startup.load_last_known()
     else:
@@ -153,21 +179,33 @@ async def _recover(parts: Parts, paused: Iterable[str]) -> None:
     for each in contents.leases:
         lease = state.leases.get(each.lease.id)
         if lease is not None:
-            # A lease without a mark in the ledger counts as confirmed, lest it be lost. No stream outlives an agent.
-            is_confirmed = not lease.owner.ends_with_stream and not lifecycle.is_unconfirmed(lease.id)
-            lifecycle.begin(lease, delivered=is_confirmed)
-    leases = counted(len(state.leases), "lease")
-    words = f"the agent started with {counted(len(state.gpus), 'GPU')} and {leases}"
-    if is_paused:
-        words = f"the agent started paused ({'; '.join(context.driver_use.paused)}) with {leases}"
-    started = context.journal.event(EventKind.AGENT_STARTED, words)
+            lifecycle.resume(lease)
     old = tuple(ForgetConfirmation(each) for each in contents.unconfirmed - state.leases.keys())
-    await context.journal.commit(old, (started, *_doubt_events(context)))
+    accounting = context.accounting.begin_changes(parts.started_at)
+    await context.journal.commit((*old, *accounting), _doubt_events(context))
+    await parts.draining.end_overdue()
     loop = asyncio.get_running_loop()
+    if context.settings.sample_usage_seconds is not None:
+        sampling = PeakSampler(context).run(context.settings.sample_usage_seconds)
+        parts.background.append(loop.create_task(sampling, name="peak sampler"))
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()
+
+
+def started_event(context: Context) -> Event:
+    """Return the event that the agent serves, with what it found."""
+    leases, paused = counted(len(context.state.leases), "lease"), context.driver_use.paused
+    words = f"with {counted(len(context.state.gpus), 'GPU')} and {leases}"
+    if paused:
+        words = f"paused ({'; '.join(paused)}) with {leases}"
+    return context.journal.event(EventKind.AGENT_STARTED, f"the agent started {words}")
+
+
+def policy_of(settings: EngineSettings) -> Policy:
+    """Return the planner's policy that these settings ask for."""
+    return Policy(creation_cost=settings.creation_cost, reuse=Reuse(settings.reuse))
 
 
 def _construct(  # noqa: PLR0917 -- from `start` alone
@@ -197,7 +235,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         catalog=catalog,
         clock=clock,
         settings=settings,
-        policy=Policy(creation_cost=settings.creation_cost, reuse=Reuse(settings.reuse)),
+        policy=policy_of(settings),
         tokens=Tokens.load_or_make(ledger.path.with_name(KEY_FILE)),
         telemetry=telemetry,
         state=state,
@@ -208,6 +246,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
             ended_lease(each.lease, each.ended_at) for each in contents.leases if each.ended_at is not None
         ),
         recent_requests=RecentRequests(clock.now()),
+        accounting=Accounting(contents, catalog),
         blocking_calls=CallThread("aside"),
     )
     request_log = RequestLog(ledger, contents.leases, more_ended=contents.more_ended)
@@ -232,12 +271,18 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         destroyer=destroyer,
         reconciler=reconciler,
     )
-    queue = RequestQueue(context, executor)
+    limits = LimitCheck(context, executor)
+    fair_share = FairShare(context)
+    queue = RequestQueue(context, executor, limits, fair_share)
     admin = Admin(context, destroyer, reconciler)
     driver_events = DriverEvents(context.driver, reconciler.hint)
     discovery = Discovery(context, contents, reconciler, lock)
     reconciler.follow_up(admin.destroy_overdue)
     reconciler.follow_up(discovery.look)
+    draining = Draining(context, lifecycle)
+    idle_leases = IdleLeases(context, lifecycle, reconciler)
+    reconciler.follow_up(draining.end_overdue)
+    reconciler.follow_up(idle_leases.look)
     lease_recovery = LeaseRecovery(context, request_log, lifecycle, reconciler)
     driver_startup = DriverStartup(
         context, contents, lifecycle=lifecycle, reconciler=reconciler, discovery=discovery, recovery=lease_recovery
@@ -247,12 +292,17 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         ledger=ledger,
         request_log=request_log,
         lifecycle=lifecycle,
-        leases=Leases(context, request_log, lifecycle),
+        leases=Leases(context, request_log, lifecycle, limits),
         quarantine=quarantine,
         reconciler=reconciler,
         queue=queue,
-        acquirer=Acquirer(context, request_log, lifecycle, queue),
+        limits=limits,
+        fair_share=fair_share,
+        cancellation=Cancellation(queue),
+        acquirer=Acquirer(context, request_log, lifecycle, queue, limits),
         admin=admin,
+        draining=draining,
+        idle_leases=idle_leases,
         lease_recovery=lease_recovery,
         driver_events=driver_events,
         driver_startup=driver_startup,
@@ -294,12 +344,16 @@ def _doubt_events(context: Context) -> tuple[Event, ...]:
     )
     words = (
         f"the ledger {doubt.why}.{former} {known}: instances that it does not account for are left alone. "
-        "`migctl recover` brings a lease of before back to who has its token, and `migctl adopt` takes over what "
-        "nobody counts on any more"
+        "`migctl recover` brings an earlier lease back to the holder of its token, and `migctl adopt` takes over "
+        "instances that are no longer needed"
     )
     return (
         context.journal.event(
-            EventKind.LEDGER_QUARANTINED, words, kept_as=doubt.kept_as, since=doubt.at, restored=doubt.restored
+            EventKind.LEDGER_RESTORED if doubt.restored else EventKind.LEDGER_QUARANTINED,
+            words,
+            kept_as=doubt.kept_as,
+            since=doubt.at,
+            restored=doubt.restored,
         ),
     )
 

@@ -348,6 +348,8 @@ def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:
         reason=record.reason,
         set_aside=bool(record.trouble) and not record.lost,
         minor=record.minor,
+        draining=record.cordon is not None and record.cordon.draining,
+        drain_until=None if record.cordon is None else record.cordon.drain_until,
         instances=tuple(sorted(instances, key=_by_start)),
     )
 

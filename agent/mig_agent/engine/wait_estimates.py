@@ -31,10 +31,19 @@ _NOTHING: Mapping[int, StartEstimate] = {}
 class WaitEstimates:
     """Keeps the last forecast of the queue. Not thread-safe; use from the event loop."""
 
-    def __init__(self, context: Context, waiting: Callable[[], Sequence[WaitingRequest]]) -> None:
-        """Forecast the queue that `waiting` returns, in queue order."""
+    def __init__(
+        self,
+        context: Context,
+        waiting: Callable[[], Sequence[WaitingRequest]],
+        used: Callable[[], Mapping[str, float] | None],
+    ) -> None:
+        """Forecast the requests that `waiting` returns, in queue order; the others in the queue get no estimate.
+
+        `used` returns what each tenant used (`Situation.used`).
+        """
         self._context = context
         self._waiting = waiting
+        self._used = used
         self._known = _NOTHING
         self._made_for: tuple[NodeView, tuple[int, ...]] | None = None
         """The view and the queue of the last forecast."""
@@ -58,17 +67,18 @@ class WaitEstimates:
             self._running = self._context.tasks.spawn("wait-estimates", self._forecast_queue())
         await asyncio.shield(self._running)
 
-    async def of_request(self, request: WaitingRequest) -> StartEstimate | None:
-        """Return when a request would start if it were in the queue now."""
-        found, _ = await self._run(self._situation((*self._waiting(), request)), _MOST_PLAN_SECONDS)
-        return found.get(request.seq)
+    async def of_request(self, seq: int, waiting: Sequence[WaitingRequest]) -> StartEstimate | None:
+        """Return when the request with this arrival number would start if these waited."""
+        found, _ = await self._run(self._situation(waiting), _MOST_PLAN_SECONDS)
+        return found.get(seq)
 
     def _is_stale(self) -> bool:
-        context, waiting = self._context, self._waiting()
+        context = self._context
+        if context.closing or context.driver_use.paused or self.pause_left:
+            return False
+        waiting = self._waiting()
         if not waiting:
             self._known, self._made_for = _NOTHING, None
-            return False
-        if context.closing or context.driver_use.paused or self.pause_left:
             return False
         if self._made_for is None or context.clock.now() - self._made_at >= STALE_SECONDS:
             return True
@@ -76,7 +86,8 @@ class WaitEstimates:
         return view is not context.state.working_view or queue != tuple(each.seq for each in waiting)
 
     async def _forecast_queue(self) -> None:
-        waiting, situation = self._waiting(), self._situation(self._waiting())
+        waiting = self._waiting()
+        situation = self._situation(waiting)
         self._known, seconds = await self._run(situation, _MOST_SECONDS)
         self._made_for, self._made_at = (situation.view, tuple(each.seq for each in waiting)), situation.now
         self._pause_from, self._pause_seconds = self._context.clock.now(), seconds / _CPU_SHARE
@@ -98,6 +109,7 @@ class WaitEstimates:
             demand=context.recent_requests.demand(now),
             policy=context.policy,
             strict_fifo=context.settings.strict_fifo,
+            used=self._used(),
         )
 
     async def _run(self, situation: Situation, most_seconds: float) -> tuple[Mapping[int, StartEstimate], float]:

@@ -6,23 +6,27 @@ reads one immutable value that the event loop has published.
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from mig_agent import __version__
+from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.texts import visible
 from mig_agent.engine.results import Published
 
 GRANTED = frozenset({"reused", "created"})
 """Outcomes of a request that was granted."""
 
+_BYTES_IN_MIB = 1 << 20
 _PLAN_BUCKETS = (10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3)
 _CALL_BUCKETS = (5e-6, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0)
 _ACQUIRE_BUCKETS = (0.5e-3, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0)
@@ -128,6 +132,7 @@ class _NodeGauges(Collector):
 
     def __init__(self) -> None:
         self._published: Callable[[], Published] | None = None
+        self._tenants = _TenantCounters()
 
     def watch(self, published: Callable[[], Published]) -> None:
         """Read the node from the value that this function returns."""
@@ -151,6 +156,12 @@ class _NodeGauges(Collector):
         yield GaugeMetricFamily("mig_agent_revision", "Of the node; rises with every change.", view.revision)
         yield GaugeMetricFamily("mig_agent_start_time_seconds", "Since the epoch.", node.started_at)
         yield GaugeMetricFamily("mig_agent_queue_length", "Requests that wait.", node.queue_length)
+        if node.oldest_waiting_since is not None:
+            yield GaugeMetricFamily(
+                "mig_agent_queue_oldest_timestamp_seconds",
+                "When the request that waits longest arrived, since the epoch; no sample while none waits.",
+                node.oldest_waiting_since,
+            )
         yield GaugeMetricFamily(
             "mig_agent_reservation_after_seconds",
             "How long a request waits before GPUs are kept for it.",
@@ -169,18 +180,71 @@ class _NodeGauges(Collector):
             "Unix sockets of the agent that were removed or replaced and cannot be bound again for now.",
             node.sockets_missing,
         )
+        yield _problems(node)
         yield GaugeMetricFamily(
             "mig_agent_paused", "1 while nothing is granted and the driver is released.", 1 if node.paused else 0
         )
         yield GaugeMetricFamily("mig_agent_leases", "Leases.", len(view.leases))
         yield GaugeMetricFamily(
-            "mig_agent_leases_unused", "Leases with no process for an hour.", len(node.unused & view.leases.keys())
+            "mig_agent_leases_unused",
+            "Leases with a device on which no process was seen for `idle_after`.",
+            len(node.unused & view.leases.keys()),
         )
+        idle = len(node.idle & view.leases.keys())
+        yield GaugeMetricFamily("mig_agent_leases_idle", "Leases with no process on any device for `idle_after`.", idle)
+        draining = sum(each.draining for each in view.gpus)
+        yield GaugeMetricFamily("mig_agent_gpus_draining", "GPUs that are cordoned to become empty.", draining)
         yield _gpus(view)
         yield _each_gpu(view)
         yield _instances(view)
         yield _slices(view)
         yield _lease_instances(view)
+        yield from _leased_by_tenant(view)
+        yield from self._tenants.collect(node.tenants, time.time())
+
+
+class _TenantCounters:
+    """Counters of accounting by tenant. The sums are in the ledger, so they go on over restarts of the agent."""
+
+    def __init__(self) -> None:
+        self._highest: dict[tuple[str, str], float] = {}
+        """The last value of each series: a clock that is set back must not look like a counter that began again."""
+
+    def collect(self, tenants: Mapping[str, TenantTotal], now: float) -> Iterator[Metric]:
+        """Yield the counters at this time, in seconds since the epoch."""
+        memory = CounterMetricFamily(
+            "mig_agent_leased_memory_byte_seconds",
+            "Memory leased, times the seconds that it was leased for, by tenant.",
+            labels=("tenant",),
+        )
+        slices = CounterMetricFamily(
+            "mig_agent_leased_slice_seconds",
+            "Memory slices leased, times the seconds that they were leased for, by tenant.",
+            labels=("tenant",),
+        )
+        waited = CounterMetricFamily(
+            "mig_agent_waited_seconds", "From asking for a lease to having it, by tenant.", labels=("tenant",)
+        )
+        leases = CounterMetricFamily("mig_agent_leases_granted", "Leases granted, by tenant.", labels=("tenant",))
+        for tenant, total in sorted(tenants.items()):
+            self._add(memory, tenant, total.memory_mib_seconds(now) * _BYTES_IN_MIB)
+            self._add(slices, tenant, total.slice_seconds(now))
+            self._add(waited, tenant, total.waited_seconds)
+            self._add(leases, tenant, total.leases)
+        yield from (memory, slices, waited, leases)
+
+    def _add(self, family: CounterMetricFamily, tenant: str, value: float) -> None:
+        highest = self._highest[family.name, tenant] = max(value, self._highest.get((family.name, tenant), 0.0))
+        family.add_metric((visible(tenant),), highest)
+
+
+def _problems(node: Published) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_problem", "1 while a part of the agent does not work, such as its configuration.", labels=("part",)
+    )
+    for part, words in node.problems.items():
+        family.add_metric((part,), 1 if words else 0)
+    return family
 
 
 def _gpus(view: NodeView) -> Metric:
@@ -215,7 +279,9 @@ def _instances(view: NodeView) -> Metric:
 
 def _slices(view: NodeView) -> Metric:
     family = GaugeMetricFamily(
-        "mig_agent_memory_slices", "Memory slices by GPU and state.", labels=("gpu_uuid", "state")
+        "mig_agent_memory_slices",
+        "Memory slices by GPU and state; unusable: free, but no profile fits there beside what is on the GPU.",
+        labels=("gpu_uuid", "state"),
     )
     for gpu in view.gpus:
         for state, number in _slices_of(gpu).items():
@@ -225,12 +291,13 @@ def _slices(view: NodeView) -> Metric:
 
 def _slices_of(gpu: Gpu) -> dict[str, int]:
     """Return the memory slices by state. All states are present, so that a graph falls to zero rather than ends."""
-    sizes = dict.fromkeys((*(state.value for state in InstanceState), "free"), 0)
+    sizes = dict.fromkeys((*(state.value for state in InstanceState), "free", "unusable"), 0)
     taken = 0
     for each in gpu.instances:
         sizes[each.state.value] += each.slot.placement.size
         taken |= each.slot.placement.mask
-    sizes["free"] = gpu.layout.memory_slices - taken.bit_count()
+    sizes["unusable"] = unusable_mask(gpu).bit_count()
+    sizes["free"] = gpu.layout.memory_slices - taken.bit_count() - sizes["unusable"]
     return sizes
 
 
@@ -257,3 +324,20 @@ def _lease_instances(view: NodeView) -> Metric:
                 )
                 family.add_metric(labels, 1)
     return family
+
+
+def _leased_by_tenant(view: NodeView) -> Iterator[Metric]:
+    memory = GaugeMetricFamily("mig_agent_leased_memory_bytes", "Memory of leased devices.", labels=("tenant",))
+    slices = GaugeMetricFamily("mig_agent_leased_memory_slices", "Memory slices of leased devices.", labels=("tenant",))
+    mebibytes, numbers = Tally[str](), Tally[str]()
+    for each in (instance for gpu in view.gpus for instance in gpu.instances):
+        lease = None if each.lease is None else view.leases.get(each.lease)
+        if lease is not None:
+            tenant = visible(lease.holder.tenant)
+            mebibytes[tenant] += each.slot.profile.memory_mib
+            numbers[tenant] += each.slot.placement.size
+    for tenant in sorted(mebibytes):
+        memory.add_metric((tenant,), mebibytes[tenant] << 20)
+        slices.add_metric((tenant,), numbers[tenant])
+    yield memory
+    yield slices

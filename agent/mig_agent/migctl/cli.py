@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from mig_agent import __version__
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
@@ -21,21 +22,31 @@ _VERBS = {
     "release": "lease_changes",
     "renew": "lease_changes",
     "recover": "lease_changes",
+    "cancel": "cancel",
     "status": "status",
+    "show": "show",
     "profiles": "profiles",
     "plan": "plan",
     "reclaim": "admin",
     "cordon": "admin",
     "uncordon": "admin",
+    "drain": "draining",
+    "undrain": "draining",
     "mode": "admin",
     "adopt": "admin",
     "pause": "pausing",
     "resume": "pausing",
     "events": "events",
     "top": "top",
+    "usage": "usage",
+    "advise": "advise",
+    "doctor": "doctor",
+    "bundle": "bundle",
     "completion": "completion",
+    "help": "help",
+    "version": "help",
 }
-"""Each verb and its module."""
+"""Each command and its module."""
 
 
 class _Verbs(click.Group):
@@ -55,12 +66,11 @@ class _Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the verb's name, its command and the rest. Raises a UsageError, ours if a verb has a similar name."""
-        if args and args[0] not in _VERBS:
-            from difflib import get_close_matches  # noqa: PLC0415 -- only where it is needed
-
-            for near in get_close_matches(args[0], _VERBS, n=1):
-                raise UsageError(f"cannot understand {shown(args[0])}: there is no such verb", f"did you mean {near}?")
+        """Return the command's name, the command and the rest. Raises UsageError."""
+        if args and args[0] not in _VERBS and not ctx.resilient_parsing:
+            near = failures.near_guess(args[0], _VERBS)
+            hint = f"did you mean {near}?" if near else "see `migctl help`"
+            raise UsageError(f"cannot understand {shown(args[0])}: there is no such command", hint)
         return super().resolve_command(ctx, args)
 
 
@@ -68,23 +78,25 @@ class _Verbs(click.Group):
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     params=[option() for option in COMMON_OPTIONS],
-    no_args_is_help=False,
+    invoke_without_command=True,
 )
-@click.version_option(package_name="mig-agent", message="%(version)s")
+@click.version_option(__version__, message="%(version)s")
 @click.pass_context
 def cli(context: click.Context, /, **common: str | None) -> None:
     """Ask for GPU memory, and get a MIG instance made for it.
 
     \b
       migctl run --gpu-memory 4G -- python train.py
-      migctl request --mig-profile 2g.10gb
+      migctl request --mig-profile 1g.10gb
       migctl status
 
     \b
-    Exit codes: 0 done, 2 the command line cannot be meant, 3 refused, 4 no agent, 5 gave up waiting.
+    Exit codes: 0 done, 2 wrong usage, 3 refused, 4 no agent, 5 gave up waiting.
     `run` gives the command's own code, and 125 when it could not run it.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     context.obj = Common.of(common)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -92,6 +104,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     try:
         return _run(arguments)
     except (KeyboardInterrupt, click.Abort):
+        failures.fail_in_shell(arguments)
         return failures.INTERRUPTED
     except (BrokenPipeError, failures.StdoutClosedError):
         _close_stdout()
@@ -108,6 +121,7 @@ def _run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as error:
         return error.exit_code
     except (click.ClickException, MigAgentError) as error:
+        failures.fail_in_shell(arguments)
         return failures.report(error, json=failures.wants_json(arguments))
     return code if isinstance(code, int) else failures.DONE
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeGuard
 
@@ -22,6 +22,8 @@ USAGE = 2
 REFUSED = 3
 NO_AGENT = 4
 GAVE_UP_WAITING = 5
+TIMED_OUT = 124
+"""The lease of `migctl run` reached its deadline, and the command was ended: as timeout(1) does it."""
 COULD_NOT_RUN = 125
 """`migctl run` itself failed."""
 INTERRUPTED = 130
@@ -30,8 +32,12 @@ _CODES = MappingProxyType(
     {Reason.WAITED_TOO_LONG.value: GAVE_UP_WAITING, "no-agent": NO_AGENT, "failed": NO_AGENT},
 )
 """Exit codes by the reason of a client error; all others are REFUSED."""
-MOST_BLOCKERS = 8
-"""The most that are shown to a person; JSON has all of them."""
+MOST_GPUS = 16
+"""The most GPUs whose blockers are shown to a person; JSON has all blockers."""
+_NEAR = 0.8
+"""How alike two words must be for a guess, from 0 to 1 as difflib counts."""
+_LEAST_PART = 3
+"""Letters that a part of an option's name must have to stand for it."""
 
 
 class StdoutClosedError(Exception):
@@ -72,10 +78,21 @@ def report_message(message: str, hint: str = "", *, code: int) -> int:
 
 def wants_json(arguments: Sequence[str]) -> bool:
     """Return True if a command line asks for JSON, even one that cannot be understood."""
+    return _wants("json", arguments)
+
+
+def fail_in_shell(arguments: Sequence[str]) -> None:
+    """Print `false` if a failed request was to print lines for a shell: so `eval "$(migctl request ...)"` fails too."""
+    if "request" in arguments and _wants("env", arguments):
+        print("false", flush=True)
+
+
+def _wants(output: str, arguments: Sequence[str]) -> bool:
     before = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
     pairs = zip(before, [*before, ""][1:], strict=True)
     return any(
-        (name in {"-o", "--output"} and value == "json") or name in {"-ojson", "--output=json"} for name, value in pairs
+        (name in {"-o", "--output"} and value == output) or name in {f"-o{output}", f"--output={output}"}
+        for name, value in pairs
     )
 
 
@@ -84,13 +101,40 @@ def one_line(text: str) -> str:
     return visible(text if text.isprintable() else " ".join(text.split()))
 
 
+def near_guess(typed: str, known: Iterable[str]) -> str:
+    """Return what a mistyped word was likely meant to be; empty if nothing is near: a far guess only misleads."""
+    from difflib import get_close_matches  # noqa: PLC0415 -- only where it is needed
+
+    known = tuple(known)
+    for near in get_close_matches(typed, known, n=1, cutoff=_NEAR):
+        return near
+    # `--mem`, as Slurm has it, is `--gpu-memory`.
+    word = typed.strip("-")
+    holding = [each for each in known if len(word) >= _LEAST_PART and word in each]
+    return holding[0] if len(holding) == 1 else ""
+
+
 def _print_message(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
     ending = f". Hint: {hint}" if hint else ""
     lines = [f"migctl: {one_line(message + ending)}"]
-    lines += [f"  {one_line(each.describe())}" for each in blockers[:MOST_BLOCKERS]]
-    if len(blockers) > MOST_BLOCKERS:
-        lines.append(f"  and {len(blockers) - MOST_BLOCKERS} more")
+    by_gpu: dict[int, list[Blocker]] = {}
+    for each in blockers:
+        by_gpu.setdefault(each.gpu_index, []).append(each)
+    lines += [f"  {one_line(_summary(each))}" for each in tuple(by_gpu.values())[:MOST_GPUS]]
+    if len(by_gpu) > MOST_GPUS:
+        lines.append(f"  and {len(by_gpu) - MOST_GPUS} more GPUs")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _summary(blockers: Sequence[Blocker]) -> str:
+    """Return what blocks one GPU in one line: `GPU 0: leased to alice, bob; blocked`."""
+    if len(blockers) == 1:
+        return blockers[0].describe()
+    holders: dict[str, dict[str, None]] = {}
+    for each in blockers:
+        holders.setdefault(each.state, {}).update({each.holder: None} if each.holder else {})
+    states = (f"{state} to {', '.join(names)}" if names else state for state, names in holders.items())
+    return f"GPU {blockers[0].gpu_index}: {'; '.join(states)}"
 
 
 def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, ...]]:
@@ -121,7 +165,7 @@ def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
     see = f"see `{context.command_path} --help`" if context is not None else "see `migctl --help`"
     match error:
         case click.NoSuchOption():
-            near = " or ".join(error.possibilities or ())
+            near = near_guess(error.option_name, _options_of(context))
             return (
                 f"cannot understand {error.option_name}: there is no such option",
                 f"did you mean {near}?" if near else see,
@@ -134,6 +178,13 @@ def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
             return f"cannot understand the command line: {_lowered(error.message)}", see
         case _:
             return f"cannot go on: {_lowered(error.format_message())}", ""
+
+
+def _options_of(context: click.Context | None) -> tuple[str, ...]:
+    """Return the options that a command takes."""
+    if context is None:
+        return ()
+    return tuple(name for each in context.command.get_params(context) for name in each.opts if name.startswith("--"))
 
 
 def _parameter(error: click.BadParameter) -> str:

@@ -3,83 +3,131 @@
 On a terminal the commands stay in migctl's process group, so that Ctrl-C, Ctrl-Z and the shell's job control reach them
 from the kernel as if migctl were not there, in a pipeline, too; migctl does not react to those itself. Without a
 terminal they get a group of their own, so that a signal that is sent to migctl reaches all that they have started.
+
+The commands are children of the supervisor (`supervisor.py`), a process of its own: it ends what outlives them, and
+everything when migctl is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGWINCH,
-    signal.SIGCONT,
-)
+from mig_agent.migctl import supervisor
+
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT})
 """On a terminal the kernel sends these to the whole group, so they are not forwarded."""
-_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
-"""The program that becomes the command."""
+KILL_AFTER_SECONDS = 10.0
+"""How long after SIGTERM what is to end gets SIGKILL, unless the user says otherwise."""
+_SUPERVISOR = Path(supervisor.__file__)
 _SIGNALLED = 128
 
 
 class Launcher:
-    """Runs commands side by side."""
+    """Runs commands side by side, once."""
 
-    def __init__(self) -> None:
-        self._commands: list[subprocess.Popen[bytes]] = []
+    def __init__(self, kill_after: float = KILL_AFTER_SECONDS) -> None:
+        """`kill_after`: how many seconds after SIGTERM what has outlived the commands gets SIGKILL."""
+        self._kill_after = kill_after
         self._caught: list[int] = []
         self._shares_group = _on_a_terminal()
+        self._orders: int | None = None
+        """The pipe to the supervisor while it may be written to."""
+        self._end_order = b""
+        self._lock = threading.Lock()
+        """Held to write to the pipe or to close it."""
         self.interrupted = False
         """True if Ctrl-C on the terminal ended a command."""
 
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
-        """Run the command once in each environment, side by side, and wait for all.
+        """Run the command once in each environment, side by side, and wait until nothing of them is left.
 
         Return the exit code of the first that failed, in order; 128 + n for one that signal n killed. Raises OSError if
-        one cannot be started; none is left running then.
+        that cannot be begun.
         """
+        before = supervisor.children_here()
+        supervisor.become_subreaper()
         with self._catching() as wake:
+            process, orders = self._start()
             try:
-                for environment in environments:
-                    self._start(command, environment)
-                self._wait(wake)
+                self._send_job(orders, command, environments)
+                self._wait(process, wake)
             finally:
-                self._kill()
-        codes = [each.returncode for each in self._commands]
-        self.interrupted = self._shares_group and any(code == -signal.SIGINT for code in codes)
-        return next((_code(each) for each in codes if each), 0)
+                with self._lock:
+                    self._orders = None
+                    os.close(orders)  # while it runs it kills everything then
+                process.wait()
+                if process.returncode == -signal.SIGKILL:
+                    _kill_descendants(before)
+        self.interrupted = self._shares_group and process.returncode == -signal.SIGINT
+        return _SIGNALLED - process.returncode if process.returncode < 0 else process.returncode
 
-    def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        group = None if self._shares_group else self._commands[0].pid if self._commands else 0
-        self._commands.append(
-            subprocess.Popen(  # noqa: S603 -- running the command is what this is for
-                [sys.executable, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), *command],
-                env=environment,
-                process_group=group,
+    def end(self, grace_seconds: float) -> None:
+        """End the commands and all that they have started: by SIGTERM, and by SIGKILL after the grace period.
+
+        Thread-safe; may be called before `run`.
+        """
+        with self._lock:
+            self._end_order = f"end {grace_seconds}\n".encode()
+            self._write(self._end_order)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
+        """Return the supervisor and the pipe that it reads."""
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = subprocess.Popen(  # noqa: S603 -- a program of ours
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(reading)],
+                pass_fds=[reading],
+                # In a group of its own it gets no signal twice: migctl's group may be sent one as a whole.
+                process_group=None if self._shares_group else 0,
             )
-        )
+        except BaseException:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        return process, writing
+
+    def _send_job(self, orders: int, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+        job = {
+            "command": list(command),
+            "environments": [dict(each) for each in environments],
+            "shares_group": self._shares_group,
+            "kill_after": self._kill_after,
+        }
+        left = json.dumps(job).encode() + b"\n"
+        with contextlib.suppress(BrokenPipeError):  # its exit code tells
+            while left:
+                left = left[os.write(orders, left) :]
+        with self._lock:
+            self._orders = orders
+            self._write(self._end_order)
+
+    def _write(self, order: bytes) -> None:
+        """Write an order to the supervisor, if it runs; the lock is held."""
+        if self._orders is not None and order:
+            with contextlib.suppress(BrokenPipeError):  # it has ended meanwhile
+                os.write(self._orders, order)
 
     @contextlib.contextmanager
     def _catching(self) -> Iterator[int]:
         """Catch signals, and yield a file descriptor that becomes readable whenever one has come.
 
-        Waiting for that instead of for the commands leaves no moment at which a caught signal goes unnoticed.
+        Waiting for that instead of for the supervisor leaves no moment at which a caught signal goes unnoticed.
         """
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # Ignored signals stay ignored for the commands, too: `nohup migctl run ...`.
-        numbers = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+        numbers = [each for each in supervisor.FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
         numbers += [signal.SIGCHLD] if self._shares_group else [signal.SIGCHLD, signal.SIGTSTP]
         handlers = {number: signal.signal(number, self._catch) for number in numbers}
         woken_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -95,12 +143,12 @@ class Launcher:
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         self._caught.append(number)
 
-    def _wait(self, wake: int) -> None:
-        """Wait until all commands have ended; forward signals until then."""
+    def _wait(self, process: subprocess.Popen[bytes], wake: int) -> None:
+        """Wait until the supervisor has ended; forward signals until then."""
         while True:
             while self._caught:
                 self._handle(self._caught.pop(0))
-            if not self._running():
+            if process.poll() is not None:
                 return
             select.select([wake], [], [])
             with contextlib.suppress(BlockingIOError):
@@ -116,30 +164,24 @@ class Launcher:
             self._forward(number)
 
     def _forward(self, number: int) -> None:
-        running = self._running()
-        if self._shares_group:
-            for each in running:
-                each.send_signal(number)
-        elif running:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._commands[0].pid, number)
+        with self._lock:
+            self._write(f"signal {int(number)}\n".encode())
 
-    def _running(self) -> list[subprocess.Popen[bytes]]:
-        return [each for each in self._commands if each.poll() is None]
 
-    def _kill(self) -> None:
-        """Kill commands that still run after one could not be started or migctl was interrupted."""
-        for each in self._running():
-            each.kill()
-            each.wait()
+def _kill_descendants(before: frozenset[int]) -> None:
+    """Kill what has become of this process's children in place of a supervisor that was killed; `before` is not its."""
+    until = time.monotonic() + supervisor.GIVE_UP_SECONDS
+    while time.monotonic() < until:
+        left = supervisor.descendants(os.getpid(), without=before)
+        if not left:
+            return
+        for each in left:
+            each.send(signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def _on_a_terminal() -> bool:
     return any(os.isatty(number) for number in (0, 1, 2))
-
-
-def _code(returned: int) -> int:
-    return _SIGNALLED - returned if returned < 0 else returned
 
 
 def die_of_interrupt() -> None:

@@ -16,11 +16,27 @@ from mig_agent.core.quantities import shown
 from mig_agent.migctl.failures import StdoutClosedError
 
 if TYPE_CHECKING:
-    from mig_agent.client import Client
+    from click.shell_completion import CompletionItem
+
+    from mig_agent.client import Client, Tls
     from mig_agent.client.request_args import RequestArgs
+    from mig_agent.migctl.completions import Completer
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 OptionMaker = Callable[[], click.Option]
+
+
+def completer_of(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Return what completes a value: the function `complete_KIND` of `completions`, imported when it is used."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from mig_agent.migctl import completions  # noqa: PLC0415 -- a command that is run needs none of it
+
+        completer: Completer = getattr(completions, f"complete_{kind}")
+        return completer(context, parameter, incomplete)
+
+    return complete
+
 
 COMMON_OPTIONS: tuple[OptionMaker, ...] = (
     partial(
@@ -29,16 +45,40 @@ COMMON_OPTIONS: tuple[OptionMaker, ...] = (
         metavar="ADDRESS",
         help="Where the agent is: unix:///path or host:port. Default: MIG_AGENT_ADDRESS, else the node's own agent.",
     ),
-    partial(click.Option, ["--tls-ca"], metavar="FILE", help="Over TCP: who may sign the agent's certificate (PEM)."),
-    partial(click.Option, ["--tls-cert"], metavar="FILE", help="Over TCP: your certificate (PEM)."),
-    partial(click.Option, ["--tls-key"], metavar="FILE", help="Over TCP: your certificate's key (PEM)."),
+    partial(
+        click.Option,
+        ["--tls-ca"],
+        metavar="FILE",
+        shell_complete=completer_of("file"),
+        help="Over TCP: who may sign the agent's certificate (PEM).",
+    ),
+    partial(
+        click.Option,
+        ["--tls-cert"],
+        metavar="FILE",
+        shell_complete=completer_of("file"),
+        help="Over TCP: your certificate (PEM).",
+    ),
+    partial(
+        click.Option,
+        ["--tls-key"],
+        metavar="FILE",
+        shell_complete=completer_of("file"),
+        help="Over TCP: your certificate's key (PEM).",
+    ),
     partial(
         click.Option,
         ["--tls-server-name"],
         metavar="NAME",
         help="Over TCP: the name in the agent's certificate, where it is not the address's host.",
     ),
-    partial(click.Option, ["-o", "--output"], metavar="FORMAT", help="text (default) or json."),
+    partial(
+        click.Option,
+        ["-o", "--output"],
+        metavar="FORMAT",
+        shell_complete=completer_of("output"),
+        help="text (default) or json.",
+    ),
 )
 """Accepted by every verb, and before the verb, too."""
 
@@ -71,15 +111,56 @@ class Common:
             raise UsageError(f"cannot print as {shown(chosen)}", f"-o takes {', '.join(known[:-1])} or {known[-1]}")
         return chosen
 
-    def client(self) -> Client:
-        """Return a client of the agent, not yet connected. Raises UsageError."""
-        from mig_agent.client import Client, Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    def client(self, **settings: float) -> Client:
+        """Return a client of the agent, not yet connected; `settings` are the Client's own. Raises UsageError."""
+        from mig_agent.client import Client  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
         bootstrap.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
+        return Client(self.address or None, tls=self.tls(), **settings)
+
+    def tls(self) -> Tls | None:
+        """Return the certificates of these options, else of the environment; None if neither has any."""
+        from mig_agent.client import Tls  # noqa: PLC0415 -- as above
+
         given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
         if given is not None and self.tls_server_name:
             given = replace(given, server_name=self.tls_server_name)
-        return Client(self.address or None, tls=given)
+        return given
+
+
+CONNECTION = """\
+Connection options, of every command; each is taken before the command, too.
+
+  --address ADDRESS       Where the agent is: unix:///path or host:port.
+                          Default: MIG_AGENT_ADDRESS, else this machine's own agent.
+Over TCP, where both sides show a certificate:
+  --tls-ca FILE           Who may sign the agent's certificate (PEM).
+  --tls-cert FILE         Your certificate (PEM).
+  --tls-key FILE          Its key (PEM).
+  --tls-server-name NAME  The name in the agent's certificate, where that is not
+                          the host of the address.
+Defaults: MIG_AGENT_TLS_CA, _CERT, _KEY and _SERVER_NAME.
+"""
+"""The topic `migctl help connection`."""
+_CONNECTION_LINE = "Where the agent is (--address, --tls-...): migctl help connection"
+
+
+class Verb(click.Command):
+    """A command whose help has its own options, and of the common ones only --output and where the others are."""
+
+    def __init__(self, *arguments: Any, hidden_options: frozenset[str] = frozenset(), **settings: Any) -> None:  # noqa: ANN401 -- click's own settings
+        """Take what click.Command takes; `hidden_options` are accepted and not in the help."""
+        super().__init__(*arguments, **settings)
+        self._unlisted = hidden_options | (Common.__dataclass_fields__.keys() - {"output"})
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the listed options."""
+        listed = [each for each in self.get_params(ctx) if each.name not in self._unlisted]
+        records = [record for each in listed if (record := each.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
+        formatter.write_paragraph()
+        formatter.write_text(_CONNECTION_LINE)
 
 
 def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # noqa: ANN401 -- click's own settings
@@ -100,7 +181,7 @@ def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # n
         own = reversed(getattr(function, "__click_params__", []))  # where click's decorators leave them
         params = [*own, *(option() for option in COMMON_OPTIONS)]
         words = inspect.cleandoc(function.__doc__ or "")
-        return click.Command(function.__name__, callback=call, params=params, help=words, **settings)
+        return Verb(function.__name__, callback=call, params=params, help=words, **settings)
 
     return make
 
@@ -131,14 +212,22 @@ class Number(_NumberType):
 
 _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option("--gpu-memory", metavar="SIZE", help="One device with at least so much memory: 4G, 9.5Gi, 512M."),
-    click.option("--mig-profile", metavar="PROFILE", help="One device of exactly this profile: 2g.10gb."),
-    click.option("--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25."),
+    click.option(
+        "--mig-profile",
+        metavar="PROFILE",
+        shell_complete=completer_of("profile"),
+        help="One device of exactly this profile: 1g.10gb.",
+    ),
+    click.option(
+        "--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25, 25% or 1/4."
+    ),
     click.option("--num-gpus", metavar="N", type=Number("a number of GPUs"), help="So many whole GPUs."),
     click.option(
         "--device",
         "devices",
         metavar="DEVICE",
         multiple=True,
+        shell_complete=completer_of("profile"),
         help="Repeat for several devices, all or nothing: a profile, a size of memory, or whole.",
     ),
     click.option(
@@ -150,8 +239,15 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option(
         "--attribute", "attributes", metavar="ATTR", multiple=True, help="Take profiles with this attribute: +me, +gfx."
     ),
-    click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="Only this GPU, by index or UUID. Repeatable."),
-    click.option("--wait", metavar="TIME", help="Queue for so long when it is full: 10m, 2h, forever."),
+    click.option(
+        "--gpu",
+        "gpus",
+        metavar="GPU",
+        multiple=True,
+        shell_complete=completer_of("gpu"),
+        help="Only this GPU, by index or UUID. Repeatable.",
+    ),
+    click.option("--wait", metavar="TIME", help="Wait up to so long for a place: 10m, 2h, forever."),
     click.option(
         "--priority", metavar="N", type=Number("a priority"), default=0, help="Higher goes first in the queue."
     ),

@@ -16,7 +16,7 @@ from mig_agent.migctl.failures import one_line
 
 if TYPE_CHECKING:
     from mig_agent.client.to_json import Json
-    from mig_agent.client.types import Placement
+    from mig_agent.client.types import Gpu, Placement
 
 _MIB_IN_GIB = 1024
 _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
@@ -87,6 +87,15 @@ def slices(placement: Placement | None) -> str:
 def place(gpu_index: int, placement: Placement | None) -> str:
     """Return `GPU 1, slices 0-1`, or `GPU 1` for a whole one."""
     return f"GPU {gpu_index}" if placement is None else f"GPU {gpu_index}, {slices(placement)}"
+
+
+def gpu_state(gpu: Gpu) -> str:
+    """Return the state of a GPU and why: `GPU 3 is cordoned by root: the fan is loud`."""
+    if gpu.state == "whole":
+        return f"GPU {gpu.index} can be leased whole" + (f": {gpu.reason}" if gpu.reason else "")
+    if gpu.reason.startswith(f"{gpu.state} "):
+        return f"GPU {gpu.index} is {gpu.reason}"
+    return f"GPU {gpu.index} is {gpu.state}" + (f": {gpu.reason}" if gpu.reason else "")
 
 
 def ago(moment: float, now: float | None = None) -> str:

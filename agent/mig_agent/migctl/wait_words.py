@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SOON_SECONDS = 5.0
 """What may start this soon is said to start within the rest of the interval."""
+OWN_LIMIT = "waits for a limit of its own"
 _MOST_HOLDERS = 2
 _UNITS = ((48 * 3600.0, 24 * 3600.0, "days"), (90 * 60.0, 3600.0, "h"), (90.0, 60.0, "min"), (0.0, 1.0, "s"))
 """From how many seconds on a unit is used, its seconds, and its name."""
@@ -28,15 +29,15 @@ def queue_place(position: int) -> str:
 
 def wait_line(prefix: str, position: QueuePosition, suffix: str, columns: float = math.inf) -> str:
     """Return what is known of a wait on one line, with as much of it as fits into so many columns."""
-    estimate = position.estimate
+    estimate, limit = position.estimate, one_line(position.limit)
     start = "" if estimate is None else likely_start(estimate)
     because = "" if estimate is None else basis(estimate)
     held = blocked_by(position.blockers)
     full = [f"{start} ({because})" if start else "", held]
-    lines = [
-        "; ".join((f"{prefix}{queue_place(position)}", *filter(None, parts))) + suffix
-        for parts in (full, [start, held], [start], [held], [])
-    ]
+    choices = [full, [start, held], [start], [held], []]
+    if limit:
+        choices = [[f"{OWN_LIMIT}: {limit}"], [OWN_LIMIT], []]
+    lines = ["; ".join((f"{prefix}{queue_place(position)}", *filter(None, parts))) + suffix for parts in choices]
     return next((line for line in lines if len(line) < columns), lines[-1])
 
 
@@ -70,8 +71,11 @@ def basis(estimate: StartEstimate) -> str:
     return words if estimate.median is None else f"{words}: half wait under {_rough(estimate.median, math.ceil)}"
 
 
-def blocked_by(blockers: Sequence[Blocker]) -> str:
-    """Return what blocks a request: `GPU 0 is held by bob (train), until 14:05`; empty if nothing is known."""
+def blocked_by(blockers: Sequence[Blocker], *, brief: bool = False) -> str:
+    """Return what blocks a request: `GPU 0 is held by bob (train), until 14:05`; empty if nothing is known.
+
+    With `brief`: `GPU 0: bob (train), until 14:05`.
+    """
     if not blockers:
         return ""
     gpu = blockers[0].gpu_index
@@ -80,7 +84,7 @@ def blocked_by(blockers: Sequence[Blocker]) -> str:
     if not holders:
         return one_line(f"GPU {gpu}: {here[0].what} is {here[0].state}")
     more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return one_line(f"GPU {gpu} is held by {' and '.join(holders[:_MOST_HOLDERS])}{more}")
+    return one_line(f"GPU {gpu}{':' if brief else ' is held by'} {' and '.join(holders[:_MOST_HOLDERS])}{more}")
 
 
 def _holder(blocker: Blocker) -> str:

@@ -13,7 +13,7 @@ from mig_agent.adapters.ledger.creation import connect, make_restored, verify
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError
 from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
-from mig_agent.adapters.ledger.reader import Doubt, read_contents
+from mig_agent.adapters.ledger.reader import Doubt, count_active
 from mig_agent.adapters.ledger.schema import check_version, is_of_another_program
 from mig_agent.core.errors import ConfigError, LedgerError
 
@@ -30,6 +30,8 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
     if not _exists(ledger, f"cannot back up {ledger}"):
         raise LedgerError(f"cannot back up {ledger}: there is no ledger")
+    if not target.parent.is_dir():
+        raise ConfigError(f"cannot write {target}: there is no folder {target.parent}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
     try:
         try:
@@ -69,13 +71,14 @@ def _copy(ledger: Path, target: Path) -> int:
             with closing(connect(ledger, "ro")) as source:
                 source.backup(copy)
             copy.execute("PRAGMA journal_mode = DELETE")  # one file, readable even on a read-only file system
-        contents = read_contents(copy, verify(copy), 0)
+        verify(copy)
+        active = count_active(copy)
     descriptor = os.open(target, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return len(contents.leases)
+    return active
 
 
 def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
@@ -92,9 +95,9 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
         with closing(connect(backup, "ro")) as source:
             if is_of_another_program(source):
                 raise LedgerError(f"cannot restore {backup}: it is another program's database")
-            head = verify(source)
+            verify(source)
             check_version(source, str(backup))
-            active = len(read_contents(source, head, 0).leases)
+            active = count_active(source)
             written = source.execute("SELECT max(at) FROM event").fetchone()[0]
         moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written)) if isinstance(written, float) else ""
         why = f"was restored from {backup}" + (f", which ends at {moment}" if moment else "")

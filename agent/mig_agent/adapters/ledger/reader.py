@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mig_agent.adapters.ledger.accounting import SINCE, decode_account, decode_peaks, read_totals
 from mig_agent.adapters.ledger.digest import Head
 from mig_agent.adapters.ledger.lease_evidence import EvidentLease
-from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
+from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount, Peak, TenantTotal
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import (
     DEVICE_KINDS,
@@ -47,6 +49,10 @@ class RecordedLease:
     ended_at: float | None = None
     """None while it is active."""
     end_reason: str = ""
+    account: LeaseAccount = NO_ACCOUNT
+    """What it counts for; empty once it has ended, and for a lease of an earlier version."""
+    peaks: tuple[Peak | None, ...] = ()
+    """The peaks of its devices, as last recorded; empty once it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,10 @@ class Cordon:
 
     reason: str
     since: float
+    draining: bool = False
+    """True if it is cordoned to become empty."""
+    drain_until: float | None = None
+    """When what is leased there ends at the latest; None: by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +108,15 @@ class Contents:
     """None: the ledger accounts for everything."""
     former: tuple[EvidentLease, ...] = ()
     """With a doubt, the leases that were active in former ledgers by the lease evidence; a token may recover one."""
+    totals: Mapping[str, TenantTotal] = field(default_factory=dict)
+    """What each tenant has leased with all leases that have ended."""
+    is_accounting: bool = False
+    """Whether it is recorded since when every lease is accounted."""
+
+
+def count_active(connection: sqlite3.Connection) -> int:
+    """Return how many leases are active, also in a ledger of an earlier version. Raises sqlite3.Error."""
+    return int(connection.execute("SELECT count(*) FROM lease WHERE ended_at IS NULL").fetchone()[0])
 
 
 def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -> Contents:
@@ -114,7 +133,7 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
         leases=(*active, *ended[:most_ended][::-1]),
         more_ended=len(ended) > most_ended,
         cordons={
-            GpuUuid(gpu): Cordon(reason=reason, since=since)
+            GpuUuid(gpu): _cordon(reason, since, facts.get(f"{DRAIN}{gpu}"))
             for gpu, reason, since in connection.execute("SELECT gpu, reason, since FROM cordon")
         },
         last_generation=max(generations),
@@ -125,7 +144,16 @@ def read_contents(connection: sqlite3.Connection, head: Head, most_ended: int) -
             LeaseId(name.removeprefix(UNCONFIRMED)) for name in facts if name.startswith(UNCONFIRMED)
         ),
         doubt=Doubt(**json.loads(facts["doubt"])) if "doubt" in facts else None,
+        totals=read_totals(connection),
+        is_accounting=SINCE in facts,
     )
+
+
+def _cordon(reason: str, since: float, drain: str | None) -> Cordon:
+    begun, until = json.loads(drain) if drain else (None, None)
+    if begun != since:
+        return Cordon(reason=reason, since=since)  # an older version has cordoned the GPU anew, and left the drain
+    return Cordon(reason=reason, since=since, draining=True, drain_until=until)
 
 
 _INSTANCES = (
@@ -134,16 +162,39 @@ _INSTANCES = (
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
-    " devices, ended_at, end_reason, asker"
+    " devices, ended_at, end_reason, asker, account, peaks"
 )
 _ACTIVE = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NULL ORDER BY created_at, id"  # noqa: S608 -- of constants
 _ENDED = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE ended_at IS NOT NULL ORDER BY ended_at DESC LIMIT ?"  # noqa: S608 -- of constants
 _BY_REQUEST = f"SELECT {_LEASE_COLUMNS} FROM lease WHERE request_id = ? AND asker = ?"  # noqa: S608 -- of constants
-_EVENTS = (
-    "SELECT at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"
-    " (SELECT * FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?)"
-    " ORDER BY number DESC LIMIT ?) ORDER BY number"
+_WANTED_EVENTS = (
+    "FROM event WHERE at >= ? AND (? = '' OR gpu = ? OR CAST(gpu_index AS TEXT) = ?) AND (? = '' OR lease = ?)"
+    " AND (? = 0 OR number < ?)"
 )
+_EVENTS = (
+    "SELECT number, at, revision, kind, words, gpu, gpu_index, lease, generation, holder, data FROM"  # noqa: S608 -- of constants
+    f" (SELECT * {_WANTED_EVENTS} ORDER BY number DESC LIMIT ?) ORDER BY number"
+)
+_NUMBER_OF_EVENTS = f"SELECT count(*) {_WANTED_EVENTS}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventQuery:
+    """Which of the recorded events are wanted: all that match every condition."""
+
+    since: float = 0.0
+    """In seconds since the epoch."""
+    gpu: str = ""
+    """An index or UUID; empty: any GPU or none."""
+    lease: str = ""
+    """Empty: any lease or none."""
+    before: int = 0
+    """Only events with a smaller number; 0: up to the newest."""
+
+    @property
+    def parameters(self) -> tuple[float | str, ...]:
+        """The values for the placeholders of _WANTED_EVENTS."""
+        return (self.since, *(self.gpu,) * 3, *(self.lease,) * 2, *(self.before,) * 2)
 
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
@@ -176,7 +227,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
 
 def _lease(row: tuple[Any, ...]) -> RecordedLease:
     name, request, digest, tenant, holder, uid, holder_pid, created, expires, *rest = row
-    owner, devices_text, ended, reason, caller_id = rest
+    owner, devices_text, ended, reason, caller_id, account, peaks = rest
     devices = json.loads(devices_text)
     lease = Lease(
         id=LeaseId(name),
@@ -189,7 +240,9 @@ def _lease(row: tuple[Any, ...]) -> RecordedLease:
         reused=tuple(bool(reused) for _, reused in devices),
         caller_id=CallerId(caller_id),
     )
-    return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
+    if ended is not None:
+        return RecordedLease(lease=lease, digest=digest, ended_at=ended, end_reason=reason)
+    return RecordedLease(lease=lease, digest=digest, account=decode_account(account), peaks=decode_peaks(peaks))
 
 
 def find_request(connection: sqlite3.Connection, request: RequestKey) -> RecordedLease | None:
@@ -198,13 +251,18 @@ def find_request(connection: sqlite3.Connection, request: RequestKey) -> Recorde
     return None if row is None else _lease(row)
 
 
-def read_events(connection: sqlite3.Connection, since: float, gpu: str, limit: int) -> tuple[Event, ...]:
-    """Return the latest `limit` events since a time, the oldest first; of one GPU (index or UUID) or, with "", of all.
+def read_events(connection: sqlite3.Connection, query: EventQuery, limit: int) -> tuple[Event, ...]:
+    """Return the latest `limit` of the wanted events, the oldest first.
 
     Damaged events are left out: nothing depends on them.
     """
     connection.text_factory = _readable
-    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (since, gpu, gpu, gpu, limit)))))
+    return tuple(filter(None, map(_event, connection.execute(_EVENTS, (*query.parameters, limit)))))
+
+
+def count_events(connection: sqlite3.Connection, query: EventQuery) -> int:
+    """Return how many of the recorded events are wanted."""
+    return _int(connection.execute(_NUMBER_OF_EVENTS, query.parameters).fetchone()[0])
 
 
 _KINDS = frozenset(kind.value for kind in EventKind)
@@ -215,7 +273,7 @@ def _readable(text: bytes) -> str:
 
 
 def _event(row: tuple[Any, ...]) -> Event | None:
-    at, revision, kind, words, uuid, index, lease, generation, holder, data = row
+    number, at, revision, kind, words, uuid, index, lease, generation, holder, data = row
     if kind not in _KINDS:
         return None  # a newer version may have written kinds that this one does not know
     try:
@@ -230,6 +288,7 @@ def _event(row: tuple[Any, ...]) -> Event | None:
             generation=None if generation is None else Generation(_int(generation)),
             holder=str(holder),
             data=_facts(json.loads(data)),
+            number=_int(number),
         )
     except (ValueError, TypeError, RecursionError):
         return None

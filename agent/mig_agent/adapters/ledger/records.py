@@ -6,8 +6,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 
+from mig_agent.adapters.ledger.accounting import (
+    AddAccounting,
+    PutAccountingSince,
+    PutPeaks,
+    TrimAccounting,
+    encode_account,
+)
 from mig_agent.adapters.ledger.reader import Doubt
-from mig_agent.adapters.ledger.schema import UNCONFIRMED
+from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
+from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount
 from mig_agent.core.events import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
 from mig_agent.core.owner import encode
@@ -27,7 +35,7 @@ MOST_ENDED = 1_000_000
 """How many ended leases the ledger keeps, to answer late retries of their requests: about 0.3 KiB each."""
 _PUT_LEASE = (
     "INSERT INTO lease (id, request_id, asker, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at,"
-    " owner, devices) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " owner, devices, account) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RENEW_LEASE = "UPDATE lease SET expires_at = ? WHERE id = ?"
 _BIND_LEASE = "UPDATE lease SET owner = ?, expires_at = NULL WHERE id = ?"
@@ -98,10 +106,11 @@ class DropInstance:
 
 @dataclass(frozen=True, slots=True)
 class PutLease:
-    """Adds a lease, with the digest of its request."""
+    """Adds a lease, with the digest of its request and what it counts for."""
 
     lease: Lease
     digest: str
+    account: LeaseAccount = NO_ACCOUNT
 
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
@@ -122,6 +131,7 @@ class PutLease:
                 encode(lease.owner),
                 # Pairs of generation and whether it was reused: one row for a lease keeps its commit small.
                 json.dumps(list(zip(lease.instances, lease.reused, strict=True))),
+                encode_account(self.account) if self.account.devices else "",
             ),
         )
 
@@ -205,10 +215,16 @@ class PutCordon:
     gpu: GpuUuid
     reason: str
     since: float
+    draining: bool = False
+    drain_until: float | None = None
 
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
         yield _PUT_CORDON, (self.gpu, self.reason, self.since)
+        if self.draining:
+            yield _PUT_FACT, (f"{DRAIN}{self.gpu}", json.dumps((self.since, self.drain_until)))
+        else:
+            yield _DROP_FACT, (f"{DRAIN}{self.gpu}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +236,7 @@ class DropCordon:
     def statements(self) -> Iterator[Statement]:
         """Yield the SQL statements of this change, with their values."""
         yield _DROP_CORDON, (self.gpu,)
+        yield _DROP_FACT, (f"{DRAIN}{self.gpu}",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +363,10 @@ Change = (
     | ForgetConfirmation
     | EndLease
     | ForgetLeases
+    | AddAccounting
+    | PutPeaks
+    | PutAccountingSince
+    | TrimAccounting
     | PutCordon
     | DropCordon
     | PutBootId

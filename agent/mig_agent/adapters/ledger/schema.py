@@ -20,6 +20,10 @@ _NO_LEDGER = "0" * 32
 """Identity of a ledger that has not been given one."""
 UNCONFIRMED = "unconfirmed/"
 """Prefix of the name of a fact about a lease that its client has not confirmed; the lease's id follows."""
+DRAIN = "drain/"
+"""Prefix of the name of a fact about a cordon that drains a GPU; the GPU's UUID follows. Its value is JSON: when
+the cordon began, and the deadline or null, in seconds since the epoch. A version that does not know it takes the GPU
+for cordoned."""
 APPLICATION_ID = 0x4D494741
 """`MIGA` in the file's header, so that another program's database is not taken for a ledger."""
 
@@ -103,6 +107,48 @@ PATCHES = (
                 generation INTEGER,
                 holder TEXT NOT NULL,
                 data TEXT NOT NULL)""",
+        ),
+    ),
+    Patch(
+        number=3,
+        least_reader=2,
+        statements=(
+            # What a lease counts for, while it is active; see `ledger.accounting`.
+            "ALTER TABLE lease ADD COLUMN account TEXT NOT NULL DEFAULT ''",
+            "ALTER TABLE lease ADD COLUMN peaks TEXT NOT NULL DEFAULT ''",
+            """CREATE TABLE accounting (
+                number INTEGER PRIMARY KEY,
+                merged INTEGER NOT NULL,
+                lease TEXT NOT NULL,
+                device INTEGER NOT NULL,
+                tenant TEXT NOT NULL,
+                user TEXT NOT NULL,
+                uid INTEGER,
+                name TEXT NOT NULL,
+                profile TEXT NOT NULL,
+                model TEXT NOT NULL,
+                memory_mib INTEGER NOT NULL,
+                slices INTEGER NOT NULL,
+                asked_at REAL,
+                granted_at REAL NOT NULL,
+                ended_at REAL NOT NULL,
+                seconds REAL NOT NULL,
+                waited REAL NOT NULL,
+                leases INTEGER NOT NULL,
+                devices INTEGER NOT NULL,
+                measured_seconds REAL NOT NULL,
+                peak_mib INTEGER,
+                peak_mib_seconds REAL NOT NULL,
+                samples INTEGER NOT NULL,
+                asked TEXT NOT NULL)""",
+            "CREATE INDEX accounting_ended ON accounting (merged, ended_at)",
+            # Of all leases that have ended, ever.
+            """CREATE TABLE tenant_total (
+                tenant TEXT PRIMARY KEY,
+                mib_ms INTEGER NOT NULL,
+                slice_ms INTEGER NOT NULL,
+                waited_ms INTEGER NOT NULL,
+                leases INTEGER NOT NULL) WITHOUT ROWID""",
         ),
     ),
 )

@@ -16,13 +16,14 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.ledger.accounting import read_history, read_uses
 from mig_agent.adapters.ledger.commit_counter import counter_of, open_counter
 from mig_agent.adapters.ledger.creation import connect, make_copy
 from mig_agent.adapters.ledger.damage import READING_ERRORS, DamagedError, is_damage
@@ -30,10 +31,18 @@ from mig_agent.adapters.ledger.digest import PUT_HEAD, Head, RunningDigest, read
 from mig_agent.adapters.ledger.lease_evidence import evidence_of, read_evidence
 from mig_agent.adapters.ledger.lease_evidence_writer import LeaseEvidenceWriter
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
-from mig_agent.adapters.ledger.reader import Contents, RecordedLease, find_request, read_events
+from mig_agent.adapters.ledger.reader import (
+    Contents,
+    EventQuery,
+    RecordedLease,
+    count_events,
+    find_request,
+    read_events,
+)
 from mig_agent.adapters.ledger.records import AddEvent, Record
 from mig_agent.adapters.ledger.schema import PATCHES, Patch
 from mig_agent.adapters.ledger.verification import make_ledger, read_whole
+from mig_agent.core.accounting import AccountedUse, By, Period, Reader, Use
 from mig_agent.core.errors import LedgerError, MigAgentError
 from mig_agent.core.events import Event
 from mig_agent.core.model import LeaseId, RequestKey
@@ -162,11 +171,38 @@ class Ledger:
         else:
             self._close_files()
 
-    def events(self, since: float, gpu: str = "", limit: int = 1000) -> tuple[Event, ...]:
-        """Return the latest events since a time, oldest first. Blocking, from any thread. Raises LedgerError."""
+    def events(
+        self, since: float = 0.0, gpu: str = "", limit: int = 1000, *, lease: str = "", before: int = 0
+    ) -> tuple[Event, ...]:
+        """Return the latest events that match, oldest first. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
+        with self._reading() as connection:
+            return read_events(connection, query, limit)
+
+    def count_events(self, since: float = 0.0, gpu: str = "", *, lease: str = "", before: int = 0) -> int:
+        """Return how many events match. Blocking, from any thread. Raises LedgerError."""
+        query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
+        with self._reading() as connection:
+            return count_events(connection, query)
+
+    def uses(
+        self, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]
+    ) -> tuple[list[tuple[str, Use]], float | None]:
+        """Return sums over ended leases, as `read_uses`. Blocking, from any thread. Raises LedgerError."""
+        with self._reading() as connection:
+            return read_uses(connection, period, by, reader, without)
+
+    def history(self, since: float, most: int, without: Sequence[LeaseId]) -> tuple[AccountedUse, ...]:
+        """Return records of ended leases, as `read_history`. Blocking, from any thread. Raises LedgerError."""
+        with self._reading() as connection:
+            return read_history(connection, since, most, without)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Open a connection for reading, for the calling thread alone. Raises LedgerError, also for errors inside."""
         try:
             with closing(connect(self.path, "ro")) as connection:
-                return read_events(connection, since, gpu, limit)
+                yield connection
         except READING_ERRORS as error:
             raise LedgerError(f"cannot read the ledger {self.path}: {error}") from error
 

@@ -259,6 +259,10 @@ class Nvml:
         """Return the driver's version: `580.95.05`."""
         return _text(self._call("nvmlSystemGetDriverVersion"))
 
+    def library_version(self) -> str:
+        """Return the version of the NVML library: `13.580.95.05`."""
+        return _text(self._call("nvmlSystemGetNVMLVersion"))
+
     def gpu_count(self) -> int:
         """Return the number of GPUs that the driver knows, lost ones included."""
         return int(self._call("nvmlDeviceGetCount"))

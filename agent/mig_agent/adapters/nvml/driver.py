@@ -215,7 +215,7 @@ class Driver:
             memory_used_mib=None if memory is None else memory.used // _MIB,
             memory_total_mib=None if memory is None else memory.total // _MIB,
             utilization_percent=utilization,
-            processes=None if processes is None else tuple(process.pid for process in processes),
+            processes=processes,
         )
 
     # Making and removing

@@ -22,6 +22,7 @@ _LOCK_HINT = "stop that agent, or give other addresses with --listen and --admin
 _OTHER_ADDRESS = "give another address with --listen unix:///path"
 _NARROW_UMASK = 0o177
 """Creates a socket readable and writable by its owner alone."""
+_NARROWEST = 0o600
 _FOLDER_MODE = 0o755
 _FRESH = "fresh"
 """Name of a socket in the private folder, before it is linked to its path."""
@@ -68,7 +69,7 @@ class OwnedSocket:
 
         Raises ConfigError for a group that is unknown or may not be set.
         """
-        group_id = _group_id(group) if group else None
+        group_id = group_id_of(group) if group else None
         # The umask applies to the whole process: nothing else creates files while the agent starts.
         before = os.umask(_NARROW_UMASK)
         try:
@@ -104,6 +105,24 @@ class OwnedSocket:
             raise
         return listener
 
+    def change_access(self, mode: int, group: str = "") -> None:
+        """Give the socket at the path these permissions; on the way it never has wider ones than before or after.
+
+        Raises ConfigError for a group that is unknown or may not be set, and if the socket is not there.
+        """
+        group_id = group_id_of(group) if group else os.getegid()
+        try:
+            # A crash in between leaves a socket without a listener.
+            self.path.chmod(_NARROWEST)
+            os.chown(self.path, -1, group_id, follow_symlinks=False)
+            self.path.chmod(mode)
+            self.check(mode, group)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot give the socket {self.path} to the group {group or group_id}: {error.strerror}",
+                "run as root or as a member of the group, or leave socket_group out",
+            ) from error
+
     def missing(self) -> str:
         """Return what happened to the socket at the path as a message; empty while it is the one that was bound."""
         try:
@@ -136,7 +155,7 @@ class OwnedSocket:
                 fresh.unlink(missing_ok=True)
                 listener.bind(folder.path_of(_FRESH))  # that path is short enough, wherever the folder is
                 if group:
-                    os.chown(fresh, -1, _group_id(group), follow_symlinks=False)
+                    os.chown(fresh, -1, group_id_of(group), follow_symlinks=False)
                 fresh.chmod(mode)
                 listener.listen(_BACKLOG)
                 os.link(fresh, self.path, follow_symlinks=False)
@@ -150,7 +169,7 @@ class OwnedSocket:
     def check(self, mode: int, group: str = "") -> None:
         """Raise ConfigError if the socket's permissions differ, as on a file system that keeps none."""
         there = self.path.lstat()
-        if stat.S_IMODE(there.st_mode) != mode or (group and there.st_gid != _group_id(group)):
+        if stat.S_IMODE(there.st_mode) != mode or (group and there.st_gid != group_id_of(group)):
             raise ConfigError(
                 f"cannot protect the socket {self.path}: its mode is {stat.S_IMODE(there.st_mode):04o} and its group "
                 f"{there.st_gid}, though {mode:04o}{f' and {group}' if group else ''} were set",
@@ -193,7 +212,8 @@ def _what_is_at(path: Path) -> str:
     return f"another socket of {owner}"
 
 
-def _group_id(group: str) -> int:
+def group_id_of(group: str) -> int:
+    """Return the id of a group of this machine, by name or number. Raises ConfigError if there is none."""
     if group.isdigit():
         return int(group)
     try:

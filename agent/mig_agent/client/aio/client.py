@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import grpc
 
 from mig_agent.client import api_methods, decode, types
+from mig_agent.client.absence import OnAway
 from mig_agent.client.addresses import Address
 from mig_agent.client.aio.acquire_stream import AsyncAcquiring
 from mig_agent.client.aio.connection import AsyncConnection
@@ -21,6 +22,7 @@ from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued
+from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
@@ -78,13 +80,14 @@ class AsyncClient:
         *,
         on_queued: OnQueued | None = None,
         on_lost: Callable[[ClientError], None] | None = None,
+        on_away: OnAway | None = None,
         **args: Unpack[RequestArgs],
     ) -> Taking:
-        """Take a lease as `Client.lease`: await it, or use `async with`. Both callbacks run on the event loop."""
+        """Take a lease as `Client.lease`: await it, or use `async with`. All callbacks run on the event loop."""
         request = api_methods.request_for(args)
 
         async def take() -> AsyncLease:
-            holding = AsyncHolding(self._connections.users, request, on_lost=on_lost)
+            holding = AsyncHolding(self._connections.users, request, on_lost=on_lost, on_away=on_away)
             grant = await holding.open(on_queued)
             self._holdings.add(holding)
             return AsyncLease(self, grant, holding)
@@ -92,20 +95,36 @@ class AsyncClient:
         return Taking(take)
 
     def acquire(
-        self, *, on_queued: OnQueued | None = None, confirm: bool = True, **args: Unpack[RequestArgs]
+        self,
+        *,
+        on_queued: OnQueued | None = None,
+        on_away: OnAway | None = None,
+        confirm: bool = True,
+        **args: Unpack[RequestArgs],
     ) -> Taking:
         """Take a lease as `Client.acquire`: await it, or use `async with`, which releases it at the end."""
         acquiring = AsyncAcquiring(self._connections.users, args, self._background)
 
         async def take() -> AsyncLease:
-            grant = await acquiring.take(on_queued, confirm=confirm)
-            return AsyncLease(self, grant, acquiring=None if confirm else acquiring)
+            waiting = Waiting(self._connections.users, args.get("wait"), on_queued, on_away)
+            while True:
+                try:
+                    grant = await acquiring.take(waiting.report, confirm=confirm)
+                except ClientError as error:
+                    await asyncio.sleep(waiting.pause_after(error))
+                    continue
+                waiting.over()
+                return AsyncLease(self, grant, acquiring=None if confirm else acquiring)
 
         return Taking(take)
 
     async def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
         """End a lease, as `Client.release`."""
         await self._call(api_methods.release(lease, token, force=force))
+
+    async def cancel(self, request_id: str = "", *, mine: bool = False, reason: str = "") -> tuple[types.Waiting, ...]:
+        """Take waiting requests out of the queue, as `Client.cancel`."""
+        return await self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
 
     async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
         """Set a lease's deadline, as `Client.renew`."""
@@ -129,6 +148,10 @@ class AsyncClient:
         """Plan several requests, as `Client.plan_each`."""
         return await self._call(api_methods.plan_each(args_list, explain=explain, estimate=estimate))
 
+    async def record_plans(self, args_list: Sequence[RequestArgs] = ()) -> str:
+        """Return what plans depend on, as `Client.record_plans`."""
+        return await self._call(api_methods.record_plans(args_list))
+
     async def status(self) -> types.Status:
         """Return the node's state, as `Client.status`."""
         return await self._call(api_methods.status())
@@ -138,14 +161,37 @@ class AsyncClient:
         return await self._call(api_methods.profiles())
 
     async def events(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
     ) -> tuple[types.Event, ...]:
         """Return past events, as `Client.events`."""
-        return await self._call(api_methods.events(since, gpu, limit))
+        return (await self.event_page(since=since, gpu=gpu, limit=limit, lease=lease)).events
+
+    async def event_page(
+        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+    ) -> types.EventPage:
+        """Return past events and how many were left out, as `Client.event_page`."""
+        pages = api_methods.event_pages(since, gpu, limit, lease)
+        call = next(pages)
+        while True:
+            try:
+                call = pages.send(await self._call(call))
+            except StopIteration as end:
+                found: types.EventPage = end.value
+                return found
 
     async def usage(self) -> dict[int, types.Usage]:
         """Return the usage of each instance, as `Client.usage`."""
         return await self._call(api_methods.usage())
+
+    async def account(
+        self, by: str = "tenant", *, since: float | None = None, until: float | None = None
+    ) -> types.Account:
+        """Return who leased how much in a period, as `Client.account`."""
+        return await self._call(api_methods.account(by, since, until))
+
+    async def advise(self, name: str = "", *, since: float | None = None) -> tuple[types.Advice, ...]:
+        """Return what leases asked for against what they used, as `Client.advise`."""
+        return await self._call(api_methods.advise(name, since))
 
     async def watch(self, after_revision: int | None = None) -> AsyncIterator[types.Event]:
         """Yield events, as `Client.watch`; the stream ends with the iterator."""
@@ -179,6 +225,14 @@ class AsyncClient:
     async def uncordon(self, gpu: str | int) -> types.Gpu:
         """Allow new leases on a GPU again, as `Client.uncordon`."""
         return await self._call(api_methods.uncordon(gpu))
+
+    async def drain(self, *gpus: str | int, deadline: str | float | None = None, reason: str = "") -> types.Drained:
+        """Cordon GPUs so that they become empty, as `Client.drain`."""
+        return await self._call(api_methods.drain(gpus, deadline, reason))
+
+    async def undrain(self, *gpus: str | int) -> tuple[types.Gpu, ...]:
+        """End the draining of GPUs, as `Client.undrain`."""
+        return await self._call(api_methods.undrain(gpus))
 
     async def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:
         """Switch a GPU's MIG mode, as `Client.set_mig_mode`."""

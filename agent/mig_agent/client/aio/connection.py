@@ -11,7 +11,7 @@ import grpc
 from mig_agent.client.addresses import Address
 from mig_agent.client.api_methods import Answer
 from mig_agent.client.channels import Tls, open_async_channel
-from mig_agent.client.connection import MOST_FORMER, BaseConnection
+from mig_agent.client.connection import MOST_FORMER, BaseConnection, OnFailure, is_interruption
 from mig_agent.client.error_mapping import Dropped, failure_of
 from mig_agent.client.errors import ClientError
 from mig_agent.core.errors import UsageError
@@ -59,6 +59,12 @@ class AsyncConnection(BaseConnection):
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
+    def another(self) -> AsyncConnection:
+        """Return a connection to the same agent that is closed apart from this one."""
+        another = AsyncConnection(self.address, self._tls, patience=self._patience)
+        another._answered = self._answered
+        return another
+
     async def close(self) -> None:
         """Close the channel; calls in flight fail. Later calls open a new one."""
         former, self._former = self._former, []
@@ -91,22 +97,30 @@ class AsyncConnection(BaseConnection):
         self,
         work: Callable[[PartitionManagerAsyncStub], Awaitable[Answer]],
         *,
-        patience: float | None = None,
+        until: float | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Answer:
         """Call `work`, which must be safe to repeat, and repeat it while the connection breaks.
 
-        Repeats for `patience` seconds (the connection's own by default) with growing pauses, until the task is
-        cancelled.
+        Repeats for the connection's patience with growing pauses, and on until the moment `until` of `time.monotonic`,
+        or the task is cancelled. `on_failure` is called before each further try, with why the last one failed.
         """
         try:
             return await self.call(work)
         except ClientError as error:
             if not self.is_worth_repeating(error):
                 raise
-        from tenacity import AsyncRetrying  # noqa: PLC0415 -- only now: most runs never need it
-
-        answer: Answer = await AsyncRetrying(**self.retry_arguments(patience))(self.call, work)
-        return answer
+        pauses = self.pauses(until)
+        while True:
+            try:
+                return await self.call(work)
+            except ClientError as error:
+                pause = next(pauses, None) if is_interruption(error) else None
+                if pause is None:
+                    raise
+                if on_failure is not None:
+                    on_failure(error)
+            await asyncio.sleep(pause)
 
 
 def _stub_of(channel: grpc.aio.Channel) -> PartitionManagerAsyncStub:

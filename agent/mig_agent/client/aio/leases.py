@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from mig_agent.client import api_methods
+from mig_agent.client.errors import NoAgent
 from mig_agent.client.leases import BaseLease
 from mig_agent.client.types import Grant
 
@@ -29,6 +32,7 @@ class AsyncLease(BaseLease):
         self._client = client
         self._holding = holding
         self._acquiring = acquiring
+        self._later: asyncio.Task[None] | None = None
 
     async def confirm(self) -> None:
         """Confirm the lease after it was recorded, if it was taken with `confirm=False`; otherwise do nothing."""
@@ -47,7 +51,10 @@ class AsyncLease(BaseLease):
             self._acquiring = None
 
     async def release(self) -> None:
-        """Release the devices; do nothing the second time. Raises Refused, NoAgent."""
+        """Release the devices; do nothing the second time. Raises Refused, NoAgent.
+
+        After NoAgent a lease of `AsyncClient.lease` is released when the agent is back, if the event loop runs then.
+        """
         if self._released:
             return
         self._released = True
@@ -56,6 +63,10 @@ class AsyncLease(BaseLease):
                 self._holding.stop_attaching()
             if self.lost is None:
                 await self._client.release(self.id, self.token)
+        except NoAgent:
+            if self._holding is not None:
+                self._later = self._holding.release_later(api_methods.release(self.id, self.token, force=False))
+            raise
         finally:
             self._leave_stream()
             if self._holding is not None:

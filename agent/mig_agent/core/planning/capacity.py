@@ -8,15 +8,16 @@ intervals on the slice axis; the most that do not overlap are found by taking th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
-from mig_agent.core.model import GpuUuid, Layout, NodeView, Profile, Request, Want
+from mig_agent.core.model import GpuState, GpuUuid, Layout, NodeView, Profile, Request, Want
 from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.feasibility import empty_occupancy
 from mig_agent.core.planning.occupancy import Candidate, Occupancy
 from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
-from mig_agent.core.planning.profiles import smallest_profile, wasted_mib
+from mig_agent.core.planning.profiles import order_of_size, smallest_profile, wasted_mib
 from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
 
 _ANYTHING = Request(wants=())
@@ -38,6 +39,44 @@ def creatable(
     nothing. `reserved` are GPUs reserved for other requests. Cordoned and lost GPUs give nothing.
     """
     return RemainingCapacity(view, policy, before, reserved=reserved).creatable(want)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Available:
+    """How many devices of one profile, by its name on all GPUs, could be leased now if nothing else were."""
+
+    profile: str
+    memory_mib: int
+    """The least where GPU models differ."""
+    count: int
+
+
+def available(
+    view: NodeView, policy: Policy = DEFAULT_POLICY, *, reserved: frozenset[GpuUuid] = NOTHING_RESERVED
+) -> tuple[Available, ...]:
+    """Return how many devices of each plain profile could be leased now, the smallest profile first.
+
+    A profile with attributes is left out: it takes the place of a plain one. One that a GPU offers and of which none
+    fits now has the count 0; one that only lost GPUs offer is left out.
+    """
+    occupancies = {gpu.uuid: Occupancy.of(gpu, policy) for gpu in usable_gpus(view, _ANYTHING, reserved)}
+    smallest: dict[str, Profile] = {}
+    counts: dict[str, int] = {}
+    for gpu in view.gpus:
+        if gpu.state is GpuState.LOST:
+            continue
+        occupancy = occupancies.get(gpu.uuid)
+        for profile in gpu.layout.profiles:
+            if profile.attributes:
+                continue
+            name = profile.name
+            smallest[name] = min(smallest.get(name, profile), profile, key=order_of_size)
+            fitting = 0 if occupancy is None else _most(gpu.layout, profile, occupancy.held, occupancy.engines)
+            counts[name] = counts.get(name, 0) + fitting
+    return tuple(
+        Available(profile=name, memory_mib=profile.memory_mib, count=counts[name])
+        for name, profile in sorted(smallest.items(), key=lambda item: order_of_size(item[1]))
+    )
 
 
 def servable(view: NodeView, want: Want) -> int:

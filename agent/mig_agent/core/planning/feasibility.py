@@ -1,4 +1,4 @@
-"""Feasibility if leases ended: whether a request can ever be served, and which GPUs to reserve for one."""
+"""Feasibility: whether requests can be served once leases end, which GPUs to reserve, and which slices are unusable."""
 
 from __future__ import annotations
 
@@ -31,6 +31,33 @@ def empty_occupancy(gpu: Gpu, *, keep_foreign: bool) -> Occupancy:
         held |= instance.slot.placement.mask
         engines += tables.engines_of(instance.slot.profile)
     return Occupancy(gpu, tables, held, engines, ())
+
+
+def unusable_mask(gpu: Gpu) -> int:
+    """Return the free slices that no profile can use beside what is held on the GPU now, as a bit mask.
+
+    Idle instances are not in the way, since a plan destroys them. Cached on the frozen GPU.
+    """
+    key = "unusable slices"
+    known = gpu.scratch.get(key)
+    if isinstance(known, int):
+        return known
+    free = (1 << gpu.layout.memory_slices) - 1
+    for instance in gpu.instances:
+        free &= ~instance.slot.placement.mask
+    tables, engines = tables_for(gpu.layout), _held_engines(gpu)
+    usable = 0
+    for profile in gpu.layout.profiles:
+        if profile.kind.is_created and tables.engines_fit(engines + tables.engines_of(profile)):
+            for ranked in tables.ranked(profile.id, gpu.held_mask):
+                usable |= ranked.window.mask
+    found = gpu.scratch[key] = free & ~usable
+    return found
+
+
+def _held_engines(gpu: Gpu) -> int:
+    tables = tables_for(gpu.layout)
+    return sum(tables.engines_of(each.slot.profile) for each in gpu.instances if each.state is not InstanceState.IDLE)
 
 
 def fits_when_empty(gpus: Iterable[Gpu], wants: Sequence[Want], *, keep_foreign: bool = False) -> bool:

@@ -40,17 +40,6 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     return request
 
 
-def held_request_from(message: pb.Request, caller: Caller) -> Request:
-    """Return the request for a lease that ends with its stream; as `request_from`, but UsageError also for a pod."""
-    request = request_from(message, caller)
-    if request.owner.is_reserved:
-        raise UsageError(
-            f"cannot hold a lease for {request.owner.label} by a stream: it is to outlive who asks for it",
-            "call Acquire with ttl_seconds, and Renew once the pod is to come",
-        )
-    return request
-
-
 def _pod(holder: pb.Holder) -> Pod | None:
     if not holder.HasField("pod"):
         return None

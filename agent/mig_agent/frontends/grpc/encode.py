@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.grpc_errors import detail_of, encode_blocker, shortened
+from mig_agent.core.accounting import Account, Use
+from mig_agent.core.advice import Advice
 from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
 from mig_agent.core.forecast import Basis, StartEstimate
@@ -24,9 +26,11 @@ from mig_agent.core.model import (
     Profile,
     Slot,
     live_devices,
+    slices_in,
 )
-from mig_agent.core.observation import InstanceUsage
+from mig_agent.core.observation import InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
+from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.plan import (
     CreateInstance,
     DevicePlan,
@@ -92,7 +96,14 @@ def leased_devices(each: Lease, view: NodeView) -> list[pb.Device]:
 
 
 def lease(
-    each: Lease, devices: Iterable[pb.Device], *, unused: bool = False, in_full: bool = True, left: bool = False
+    each: Lease,
+    devices: Iterable[pb.Device],
+    *,
+    unused: bool = False,
+    in_full: bool = True,
+    left: bool = False,
+    warning: str = "",
+    idle_since: float | None = None,
 ) -> pb.Lease:
     """Encode a lease with its devices.
 
@@ -117,6 +128,8 @@ def lease(
             for one in (() if of_pod is None else of_pod.devices)
         ],
         arrived=owner.is_bound,
+        warning=visible(warning),
+        idle_since=idle_since,
     )
 
 
@@ -152,6 +165,9 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         memory_slices=each.layout.memory_slices,
         memory_mib=each.layout.memory_mib,
         instances=[instance(one, each.index, leases) for one in each.instances],
+        draining=each.draining,
+        drain_deadline=each.drain_until,
+        unusable_slices=slices_in(unusable_mask(each)),
     )
 
 
@@ -188,6 +204,7 @@ def queued(each: QueuePlace) -> pb.Queued:
         position=each.position,
         estimate=start_estimate(each.estimate, each.at),
         blockers=map(encode_blocker, each.blockers),
+        limit=shortened(visible(each.limit), _LONGEST_WANTS),
     )
 
 
@@ -208,7 +225,7 @@ def start_estimate(each: StartEstimate | None, now: float) -> pb.StartEstimate |
     )
 
 
-def queued_request(each: QueueEntry, now: float, *, in_full: bool = True) -> pb.QueuedRequest:
+def queued_request(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
     """Encode a waiting request; with its id only if `in_full`, which is for its holder."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
     wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
@@ -216,11 +233,12 @@ def queued_request(each: QueueEntry, now: float, *, in_full: bool = True) -> pb.
         request_id=visible(each.request_id) if in_full else "",
         holder=holder(each.who),
         priority=each.priority,
-        position=each.position,
+        position=each.place.position,
         since=each.since,
         wants=wants if len(each.wants) == 1 else f"{len(each.wants)} devices: {wants}",
-        estimate=start_estimate(each.estimate, now),
-        blockers=map(encode_blocker, each.blockers),
+        estimate=start_estimate(each.place.estimate, each.place.at),
+        blockers=map(encode_blocker, each.place.blockers),
+        limit=shortened(visible(each.place.limit), _LONGEST_WANTS) if in_full else "",
     )
 
 
@@ -244,6 +262,7 @@ def event(each: Event) -> pb.Event:
         generation=each.generation,
         holder=visible(each.holder),
         data={visible(name): _fact(value) for name, value in each.data.items()},
+        number=each.number,
     )
 
 
@@ -271,10 +290,12 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
                 unused=each.id in snapshot.unused,
                 in_full=reader.may_see(each.holder),
                 left=each.id in snapshot.left,
+                warning=snapshot.warnings.get(each.id, ""),
+                idle_since=snapshot.idle_since.get(each.id),
             )
             for each in view.leases.values()
         ],
-        queue=[queued_request(each, snapshot.at, in_full=reader.may_see(each.who)) for each in snapshot.queue],
+        queue=[queued_request(each, in_full=reader.may_see(each.who)) for each in snapshot.queue],
         started_at=snapshot.started_at,
         ledger_error=visible(snapshot.ledger_error),
         version=version,
@@ -287,6 +308,12 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
         ],
         ledger_doubt=_doubt(snapshot),
         socket_problems=map(visible, snapshot.socket_problems),
+        problems=map(visible, snapshot.problems),
+        boot_id=snapshot.boot_id,
+        available=[
+            pb.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
+            for each in snapshot.available
+        ],
     )
 
 
@@ -320,7 +347,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
     ]
 
 
-def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage]:
+def usage(readings: Mapping[Generation, InstanceUsage], caller: Caller) -> list[pb.InstanceUsage]:
     """Encode the usage of each instance, by generation; values that the driver does not report are absent."""
     return [
         pb.InstanceUsage(
@@ -328,10 +355,73 @@ def usage(readings: Mapping[Generation, InstanceUsage]) -> list[pb.InstanceUsage
             memory_used_mib=each.memory_used_mib,
             memory_total_mib=each.memory_total_mib,
             utilization_percent=each.utilization_percent,
-            processes=pb.ProcessList(pids=each.processes) if each.processes is not None else None,
+            processes=None if each.processes is None else _process_list(each.processes, caller),
         )
         for generation, each in sorted(readings.items())
     ]
+
+
+def _process_list(processes: Sequence[ProcessUsage], caller: Caller) -> pb.ProcessList:
+    # Users of this machine may see who runs what, callers from elsewhere may not.
+    shown = processes if caller.admin or caller.uid is not None else ()
+    return pb.ProcessList(
+        pids=[each.pid for each in processes],
+        details=[
+            pb.ProcessUsage(
+                pid=each.pid, uid=each.uid, command=_command_for(each, caller), memory_used_mib=each.used_mib
+            )
+            for each in shown
+        ],
+    )
+
+
+def _command_for(process: ProcessUsage, caller: Caller) -> str:
+    """Return the command line, or for another user the program alone: arguments can hold secrets (proc(5), hidepid)."""
+    if caller.admin or (process.uid is not None and process.uid == caller.uid):
+        return visible(process.command)
+    return visible(process.command.partition(" ")[0])
+
+
+def account(each: Account, *, has_since: bool) -> pb.AccountingResponse:
+    """Encode who leased what; `has_since`: the caller has limited the beginning of the period."""
+    return pb.AccountingResponse(
+        rows=[_account_row(key, use) for key, use in each.rows.items()],
+        total=_account_row("", each.total),
+        since=each.period.since if has_since else None,
+        until=each.period.until,
+        complete_since=each.complete_since,
+    )
+
+
+def _account_row(key: str, use: Use) -> pb.AccountingRow:
+    return pb.AccountingRow(
+        key=visible(key),
+        leases=use.leases,
+        devices=use.devices,
+        memory_mib_seconds=use.memory_mib_seconds,
+        slice_seconds=use.slice_seconds,
+        waited_seconds=use.waited_seconds,
+        measured_mib_seconds=use.measured_mib_seconds,
+        peak_mib_seconds=use.peak_mib_seconds if use.measured_mib_seconds else None,
+    )
+
+
+def advice(each: Advice) -> pb.Advice:
+    """Encode the advice on leases of one name."""
+    return pb.Advice(
+        name=visible(each.name),
+        user=visible(each.user),
+        verdict=each.verdict.value,
+        message=visible(each.message),
+        runs=each.runs,
+        measured_runs=each.measured_runs,
+        asked=visible(each.asked),
+        peak_mib=each.peak_mib,
+        suggestion=each.suggestion,
+        replayed=each.replayed,
+        waited_seconds=each.waited_seconds,
+        waited_less_seconds=each.waited_less_seconds,
+    )
 
 
 def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused: bool) -> pb.Device:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import grpc
 
 from mig_agent import __version__
 from mig_agent.adapters.transport.proxy_connection import ConnectionEnd, ConnectionEnds, Ending
+from mig_agent.core.accounting import By
 from mig_agent.core.errors import Reason, Refusal, RefusedError, UsageError, refuse
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import LeaseId
-from mig_agent.core.requests import parse_gpu, parse_reason, validate_ttl
+from mig_agent.core.model import Lease, LeaseId, Request
+from mig_agent.core.planning import recording
+from mig_agent.core.quantities import counted
+from mig_agent.core.requests import parse_gpu, parse_reason, validate_drain_deadline, validate_ttl
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifecycle import StreamEnd
 from mig_agent.engine.manager import Manager
 from mig_agent.frontends.grpc import encode
-from mig_agent.frontends.grpc.decode import held_request_from, request_from
+from mig_agent.frontends.grpc.decode import request_from
 from mig_agent.frontends.grpc.handlers import Context, abort
 from mig_agent.frontends.grpc.identity import Roles, caller_named, caller_of, require_admin
 from mig_agent.frontends.grpc.streams import Confirmation, QueueReports, request_in
@@ -30,6 +33,8 @@ from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 MOST_EVENTS = 1000
 """The largest number of events in one answer of Events."""
+_MOST_NUMBER = 2**63 - 1
+"""The largest integer of SQLite."""
 MOST_ANSWER_BYTES = 3 << 20
 """The limit for answers of unbounded size: by default, gRPC's libraries reject messages above 4 MiB."""
 MOST_PLANS = 256
@@ -37,6 +42,8 @@ MOST_PLANS = 256
 
 MOST_PLAN_ESTIMATES = 4
 """The largest number of estimates in one call of Plan: each takes some tenths of a second of processor time."""
+MOST_DEVICES_RECORDED = 1024
+"""The largest number of devices in the requests of one call of Plan that is recorded."""
 
 _CONNECTION_END_SECONDS = 0.25
 """How long to wait for the end of the connection: gRPC may report the end of a stream a moment earlier."""
@@ -47,6 +54,13 @@ _STOPPING = Refusal(
     hint="try again when it is back; leases stay",
 )
 
+_ACCOUNTING_KEYS: Final[Mapping[int, By]] = {
+    pb.ACCOUNTING_KEY_UNSPECIFIED: By.TENANT,
+    pb.ACCOUNTING_KEY_USER: By.USER,
+    pb.ACCOUNTING_KEY_TENANT: By.TENANT,
+    pb.ACCOUNTING_KEY_NAME: By.NAME,
+    pb.ACCOUNTING_KEY_PROFILE: By.PROFILE,
+}
 
 Held: TypeAlias = "dict[LeaseId, set[asyncio.Future[Event | None]]]"
 """The open streams of each held lease: each with the event that ends it, or None when the agent stops."""
@@ -80,6 +94,10 @@ class PartitionManagerServicer:
         self._held: Held = {} if held is None else held
         self._connection_ends = ConnectionEnds() if connection_ends is None else connection_ends
         manager.observers.append(self._observe)
+
+    def use_roles(self, roles: Roles) -> None:
+        """Identify callers by these roles from now on; calls in progress go on with the roles that they began with."""
+        self._roles = roles
 
     def stop(self) -> None:
         """End all streams except those of waiting requests. Leases stay, and clients can ask for them again.
@@ -117,7 +135,7 @@ class PartitionManagerServicer:
         """Acquire devices, and keep them until the stream ends."""
         caller = self._caller(context)
         connection_end = self._connection_ends.of(context.peer())
-        request = held_request_from(message.request, caller)
+        request = request_from(message.request, caller)
         reports = QueueReports(context, lambda queued: pb.HoldResponse(queued=queued))
         try:
             granted = await self._manager.hold(request, caller, reports.report)
@@ -136,7 +154,8 @@ class PartitionManagerServicer:
                 await self._release_hold(lease, await _end_by_client(connection_end), caller)
                 raise asyncio.CancelledError from None
         if event is not None:
-            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}")
+            why = str(event.data.get("reason", ""))
+            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}", end_reason=why)
         await self._release_hold(lease, StreamEnd.DROPPED, caller)
         await abort(context, _STOPPING)
 
@@ -149,6 +168,15 @@ class PartitionManagerServicer:
             require_admin(caller, f"release lease {message.lease} without its token")
         await self._manager.release(LeaseId(message.lease), message.token, caller, force=message.force)
         return pb.ReleaseResponse()
+
+    async def cancel(self, message: pb.CancelRequest, context: Context) -> pb.CancelResponse:
+        """Take waiting requests out of the queue."""
+        caller = self._caller(context)
+        if message.mine and message.request_id:
+            raise UsageError("cannot cancel one request and all of yours", "give a request id, or mine")
+        reason = parse_reason(message.reason)
+        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine)
+        return pb.CancelResponse(cancelled=[encode.queued_request(each) for each in cancelled])
 
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
         """Give a lease a new deadline, or none."""
@@ -183,12 +211,12 @@ class PartitionManagerServicer:
         answer = pb.PlanResponse(revision=view.revision)
         explained = []
         estimates_left = MOST_PLAN_ESTIMATES if message.estimate else 0
-        async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain):
+        async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain, caller=caller):
             answer.outcomes.append(encode.outcome(outcome, view, pace))
             explained.append(lines)
             if estimates_left and isinstance(outcome, Refusal) and outcome.reason is Reason.NO_CAPACITY:
                 estimates_left -= 1
-                estimate = await self._manager.estimate(requests[len(explained) - 1])
+                estimate = await self._manager.estimate(requests[len(explained) - 1], caller)
                 answer.outcomes[-1].MergeFrom(pb.PlanOutcome(estimate=encode.start_estimate(estimate, now)))
         bytes_left = MOST_ANSWER_BYTES - answer.ByteSize()
         if bytes_left < 0:
@@ -197,7 +225,25 @@ class PartitionManagerServicer:
                 "send them in parts",
             )
         encode.explain(answer.outcomes, explained, bytes_left)
+        if message.record:
+            answer.recording = await self._record(requests)
+            if answer.ByteSize() > MOST_ANSWER_BYTES:
+                raise UsageError(
+                    f"cannot record {counted(len(requests), 'plan')} at once: that is more than one message takes",
+                    "send fewer, or none: then only the node and what waits are recorded",
+                )
         return answer
+
+    async def _record(self, requests: Sequence[Request]) -> str:
+        """Return a recording of these plans, encoded in a thread: a large node's takes long."""
+        devices = sum(len(each.wants) for each in requests)
+        if devices > MOST_DEVICES_RECORDED:
+            raise UsageError(
+                f"cannot record plans for {devices} devices at once: at most {MOST_DEVICES_RECORDED}",
+                "send them in parts",
+            )
+        made = await self._manager.record_plans(requests, __version__)
+        return await asyncio.to_thread(recording.to_json, made)
 
     async def status(self, _message: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """Return the node as last published, as far as the caller may see it; wait only for estimates, and not long."""
@@ -230,14 +276,39 @@ class PartitionManagerServicer:
             raise UsageError("cannot list events since a moment that is not a number")
         gpu = parse_gpu(message.gpu) if message.gpu else None
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
-        events = await self._manager.events(since, gpu, limit)
-        return pb.EventsResponse(events=encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES))
+        lease, before = message.lease, min(message.before, _MOST_NUMBER)
+        events = await self._manager.events(since, gpu, limit, lease=lease, before=before)
+        latest = encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES)
+        earlier = len(events) - len(latest)
+        if events:
+            oldest = events[0].number
+            earlier += await self._manager.count_events(since, gpu, lease=lease, before=oldest)
+        return pb.EventsResponse(events=latest, earlier=earlier)
 
     async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
         """Return the current usage of each instance."""
-        self._caller(context)
+        caller = self._caller(context)
         readings = await self._manager.usage()
-        return pb.UsageResponse(instances=encode.usage(readings), at=time.time())
+        return pb.UsageResponse(instances=encode.usage(readings, caller), at=time.time())
+
+    async def accounting(self, message: pb.AccountingRequest, context: Context) -> pb.AccountingResponse:
+        """Return who leased what in a period."""
+        caller = self._caller(context)
+        since, until = _moment(message, "since"), _moment(message, "until")
+        if since is not None and until is not None and until < since:
+            raise UsageError("cannot count from a moment to an earlier one", "give an `until` after `since`")
+        by = _ACCOUNTING_KEYS.get(message.by)
+        if by is None:
+            raise UsageError(f"cannot group by key {message.by}: this version does not know it")
+        account = await self._manager.account(since or 0.0, until, by, caller)
+        return encode.account(account, has_since=since is not None)
+
+    async def advise(self, message: pb.AdviseRequest, context: Context) -> pb.AdviseResponse:
+        """Return what the caller's leases asked for against what they used."""
+        caller = self._caller(context)
+        since = _moment(message, "since")
+        found = await self._manager.advise(since or 0.0, message.name, caller)
+        return pb.AdviseResponse(advice=[encode.advice(each) for each in found])
 
     async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:
         """Destroy the idle instances, on all GPUs or on those named."""
@@ -270,6 +341,25 @@ class PartitionManagerServicer:
         reason = parse_reason(message.reason)
         gpu = await self._manager.cordon(parse_gpu(message.gpu), not message.uncordon, reason, caller)
         return pb.CordonResponse(gpu=encode.gpu(gpu, self._manager.view.leases))
+
+    async def drain(self, message: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        """Cordon GPUs so that they become empty, or end that."""
+        caller = self._caller(context)
+        require_admin(caller, f"{'undrain' if message.undrain else 'drain'} GPUs")
+        gpus = tuple(parse_gpu(each) for each in message.gpus)
+        deadline = message.deadline_seconds if message.HasField("deadline_seconds") else None
+        validate_drain_deadline(deadline)
+        reason = parse_reason(message.reason)
+        leases: tuple[Lease, ...] = ()
+        if message.undrain:
+            there = await self._manager.undrain(gpus, caller)
+        else:
+            there, leases = await self._manager.drain(gpus, deadline, reason, caller)
+        view = self._manager.view
+        return pb.DrainResponse(
+            gpus=[encode.gpu(each, view.leases) for each in there],
+            leases=[encode.lease(each, encode.leased_devices(each, view), in_full=False) for each in leases],
+        )
 
     async def set_mig_mode(self, message: pb.SetMigModeRequest, context: Context) -> pb.SetMigModeResponse:
         """Switch a GPU's MIG mode."""
@@ -358,6 +448,16 @@ class PartitionManagerServicer:
                 _resolve(future, event)
             for confirmation in self._unconfirmed.get(event.lease, ()):
                 confirmation.fail(refuse(Reason.LEASE_ENDED, f"cannot keep lease {event.lease}: {event.message}"))
+
+
+def _moment(message: pb.AccountingRequest | pb.AdviseRequest, name: Literal["since", "until"]) -> float | None:
+    """Return a moment of a request; None if it is absent. Raises UsageError if it is not a number."""
+    if not message.HasField(name):  # type: ignore[arg-type] # AdviseRequest has no `until`, and is not asked for it
+        return None
+    moment = float(getattr(message, name))
+    if math.isnan(moment):
+        raise UsageError(f"cannot count with an `{name}` that is not a number")
+    return moment
 
 
 def _resolve(ended: asyncio.Future[Event | None], event: Event | None) -> None:

@@ -7,14 +7,22 @@ from collections.abc import Iterable
 import click
 
 from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, split, verb
-from mig_agent.migctl.printing import print_json, slices
+from mig_agent.migctl.options import Common, completer_of, split, verb
+from mig_agent.migctl.printing import gpu_state, print_json, slices
 
 
 @verb()
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="Only on this GPU, by index or UUID. Repeatable.")
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="Only on this GPU, by index or UUID. Repeatable.",
+)
 def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
     """Destroy the idle instances, to leave GPUs empty. For administrators.
 
@@ -37,25 +45,46 @@ def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
 
 
 @verb()
-@click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
+@click.argument("named", metavar="[GPU]...", nargs=-1, shell_complete=completer_of("gpu"))
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="By index, as `migctl status` shows it, or UUID.",
+)
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
-def cordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...], reason: str) -> int:
+def cordon(common: Common, *, named: tuple[str, ...], gpus: tuple[str, ...], reason: str) -> int:
     """Keep new leases off a GPU; what is leased goes on. For administrators."""
-    return _cordon(common, _one_gpu((gpu, *gpus), "cordon"), on=True, reason=reason)
+    return _cordon(common, _some_gpus((*named, *gpus), "cordon"), on=True, reason=reason)
 
 
 @verb()
-@click.argument("gpu", metavar="[GPU]", required=False)
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
-def uncordon(common: Common, *, gpu: str | None, gpus: tuple[str, ...]) -> int:
+@click.argument("named", metavar="[GPU]...", nargs=-1, shell_complete=completer_of("gpu"))
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="By index, as `migctl status` shows it, or UUID.",
+)
+def uncordon(common: Common, *, named: tuple[str, ...], gpus: tuple[str, ...]) -> int:
     """Allow new leases on a GPU again. For administrators."""
-    return _cordon(common, _one_gpu((gpu, *gpus), "uncordon"), on=False)
+    return _cordon(common, _some_gpus((*named, *gpus), "uncordon"), on=False)
 
 
 @verb()
-@click.argument("mode", metavar="enable|disable")
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="By index, as `migctl status` shows it, or UUID.")
+@click.argument("mode", metavar="enable|disable", shell_complete=completer_of("mode"))
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="By index, as `migctl status` shows it, or UUID.",
+)
 def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     """Switch a GPU's MIG mode on or off. For administrators.
 
@@ -63,12 +92,14 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     """
     output = common.wants()
     if mode not in {"enable", "disable"}:
-        raise UsageError(f"cannot {failures.one_line(mode[:40])} MIG mode", "write enable or disable")
-    gpu = _one_gpu(gpus, f"{mode} MIG mode of")
+        raise UsageError(f"cannot set MIG mode to {shown(mode)}", "write enable or disable")
+    named = _some_gpus(gpus, f"{mode} MIG mode of")
+    if len(named) > 1:
+        raise UsageError(f"cannot {mode} MIG mode of several GPUs at once", "name one; call it once for each")
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
-        change = client.set_mig_mode(gpu, enable=mode == "enable")
+        change = client.set_mig_mode(named[0], enable=mode == "enable")
     if output == "json":
         print_json(to_json.encode(change))
     else:
@@ -78,7 +109,14 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
 
 @verb()
 @click.argument("uuids", metavar="[UUID]...", nargs=-1)
-@click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="All on this GPU, by index or UUID. Repeatable.")
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="All on this GPU, by index or UUID. Repeatable.",
+)
 @click.option("--all", "everything", is_flag=True, help="All, and the ledger is not in doubt any more.")
 def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], everything: bool) -> int:
     """Take over foreign instances, as idle ones that the next request may get. For administrators.
@@ -107,23 +145,24 @@ def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], ever
     return failures.DONE
 
 
-def _cordon(common: Common, gpu: str, *, on: bool, reason: str = "") -> int:
+def _cordon(common: Common, gpus: list[str], *, on: bool, reason: str = "") -> int:
     output = common.wants()
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
+    after = []
     with common.client() as client:
-        after = client.cordon(gpu, reason) if on else client.uncordon(gpu)
+        for gpu in gpus:
+            after.append(client.cordon(gpu, reason) if on else client.uncordon(gpu))
+            if output == "text":
+                print(failures.one_line(gpu_state(after[-1])))
     if output == "json":
-        print_json(to_json.encode(after))
-    else:
-        print(f"GPU {after.index} is {after.state}" + (f": {after.reason}" if after.reason else ""))
+        print_json(to_json.encode(after[0]) if len(after) == 1 else {"gpus": [to_json.encode(each) for each in after]})
     return failures.DONE
 
 
-def _one_gpu(named: Iterable[str | None], what: str) -> str:
-    given = [each for each in named if each is not None]
-    if len(given) > 1:
-        raise UsageError(f"cannot {what} two GPUs at once", "name one; call it once for each")
+def _some_gpus(named: Iterable[str], what: str) -> list[str]:
+    """Return the GPUs that were named, each once. Raises UsageError."""
+    given = [parse_gpu(each) for each in split(tuple(named))]
     if not given:
         raise UsageError(f"cannot {what} a GPU without its name", "give --gpu with its index or UUID")
-    return parse_gpu(given[0])
+    return list(dict.fromkeys(given))

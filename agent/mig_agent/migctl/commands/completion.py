@@ -8,13 +8,14 @@ from click.shell_completion import get_completion_class
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
+from mig_agent.migctl.options import completer_of
 
 
 @click.command()
-@click.argument("shell", metavar="bash|zsh|fish")
+@click.argument("shell", metavar="bash|zsh|fish", shell_complete=completer_of("shell"))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
-    """Print what makes a shell complete migctl's verbs and options.
+    """Print what makes a shell complete commands, options, leases, profiles, GPUs and files.
 
     \b
       bash: source <(migctl completion bash)

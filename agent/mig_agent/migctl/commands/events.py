@@ -2,51 +2,99 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, Number, verb
+from mig_agent.migctl.options import Common, completer_of, verb
 from mig_agent.migctl.printing import local_time, print_json
 
 if TYPE_CHECKING:
-    from mig_agent.client.types import Event
+    from mig_agent.client.types import Event, EventPage
+
+_MOST = 1000
+"""How many events are shown where no limit is given."""
+_BEFORE_FOLLOWING = 10
+_ALL = 2**32 - 1
+_LONGEST_LIMIT = 9
+_DAY = "1d"
 
 
 @verb()
-@click.option("--since", metavar="TIME", default="1d", show_default=True, help="How far back: 30m, 2h, 7d.")
-@click.option("--gpu", metavar="GPU", help="Only about this GPU, by index or UUID.")
-@click.option("--limit", metavar="N", type=Number("a number of events"), default=1000, help="The newest of them.")
+@click.option("--since", metavar="TIME", help=f"How far back: 30m, 2h, 7d, 1w. Default: {_DAY}.")
+@click.option("--gpu", metavar="GPU", shell_complete=completer_of("gpu"), help="Only about this GPU, by index or UUID.")
+@click.option("--lease", metavar="LEASE", shell_complete=completer_of("lease"), help="Only about this lease.")
+@click.option(
+    "--limit",
+    metavar="N",
+    help=f"The newest of them: a number, or all. Default: {_MOST}, and with -f alone the last 10.",
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens from now on; with -o json a line for each.")
-def events(common: Common, *, since: str, gpu: str | None, limit: int, follow: bool) -> int:
-    """Show what happened on this node."""
+def events(
+    common: Common, *, since: str | None, gpu: str | None, lease: str | None, limit: str | None, follow: bool
+) -> int:
+    """Show what happened on this node, the oldest first.
+
+    The agent keeps the newest 10,000 events. Where some that match are left out, stderr says how many.
+    """
     output = common.wants()
-    seconds = parse_duration(since)
+    seconds = parse_duration(_DAY if since is None else since)
     chosen = None if gpu is None else parse_gpu(gpu)
-    if limit < 1:
-        raise UsageError(f"cannot show {limit} events", "give a number above 0, or leave --limit out")
+    only_last = follow and since is None and limit is None
+    most = _BEFORE_FOLLOWING if only_last else _limit(limit)
+    if lease is not None:
+        from mig_agent.migctl.lease_names import check_name  # noqa: PLC0415 -- only where it is needed
+
+        check_name(lease)
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
+        if lease is not None:
+            from mig_agent.migctl.lease_names import find_lease  # noqa: PLC0415 -- as above
+
+            lease = find_lease(client, lease)
         # Read before the past events, so that none falls between.
         revision = client.status().revision if follow else None
-        past = client.events(since=time.time() - seconds, gpu=chosen, limit=limit)
+        page = client.event_page(since=time.time() - seconds, gpu=chosen, limit=most, lease=lease or "")
+        if not only_last:
+            _say_what_is_left_out(page)
         if output == "json" and not follow:
-            print_json({"events": [to_json.encode(each) for each in past]})
+            print_json(to_json.events(page))
             return failures.DONE
-        for each in past:
+        for each in page.events:
             _print(each, output)
         if revision is None:
             return failures.DONE
-        for each in client.watch(max([revision, *(one.revision for one in past)])):
-            if chosen is None or chosen in {each.gpu, str(each.gpu_index)}:
+        for each in client.watch(max([revision, *(one.revision for one in page.events)])):
+            if chosen in {None, each.gpu, str(each.gpu_index)} and lease in {None, each.lease}:
                 _print(each, output)
     return failures.DONE
+
+
+def _limit(text: str | None) -> int:
+    """Return the most events to show. Raises UsageError."""
+    if text is None or text == "0":
+        return _MOST
+    if text == "all":
+        return _ALL
+    if not text.isdecimal() or len(text) > _LONGEST_LIMIT:
+        raise UsageError(
+            f"cannot take {shown(text) or 'an empty text'} as a number of events", "write a number, or all"
+        )
+    return int(text)
+
+
+def _say_what_is_left_out(page: EventPage) -> None:
+    if page.earlier:
+        number, total = len(page.events), len(page.events) + page.earlier
+        words = f"migctl: showing the last {number} of {total} events; --limit {total} or --limit all shows the others"
+        print(words, file=sys.stderr, flush=True)
 
 
 def _print(event: Event, output: str) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import counted, shown
+from mig_agent.core.quantities import counted
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.lease_names import check_name, describe, find_lease, own_leases
+from mig_agent.migctl.options import Common, completer_of, verb
 from mig_agent.migctl.printing import print_json, until
 
 if TYPE_CHECKING:
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
     from mig_agent.client.to_json import Json
     from mig_agent.client.types import Recovered
 
-_LONGEST_ID = 128
-
 
 @verb()
-@click.argument("leases", metavar="LEASE...", nargs=-1, required=True)
+@click.argument("leases", metavar="LEASE...", nargs=-1, shell_complete=completer_of("own_lease"))
+@click.option(
+    "--mine",
+    is_flag=True,
+    help="All of your own leases, those of a running `migctl run` too. Asks nothing, and says what it released.",
+)
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
 @click.option(
     "--force",
@@ -32,22 +36,21 @@ _LONGEST_ID = 128
     "process is on its devices, and where the kubelet gave it to the pod. Better delete the pod: one that was told of "
     "the devices may open them later all the same.",
 )
-def release(common: Common, *, leases: tuple[str, ...], token: str | None, force: bool) -> int:
+def release(common: Common, *, leases: tuple[str, ...], mine: bool, token: str | None, force: bool) -> int:
     """Give the devices of a lease back.
 
-    They stay as idle instances, and the next request that they fit gets them at once.
+    LEASE is an id, the beginning of one, or the name that it was requested under. The devices stay as idle instances,
+    and the next request that they fit gets them at once.
     """
     output = common.wants()
-    for lease in leases:
-        _check(lease)
-    if token is not None and len(leases) > 1:
-        raise UsageError("cannot use one token for several leases", "release them one by one, or leave --token out")
+    _check_named(leases, token, mine=mine)
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
 
     remembered = RememberedTokens.of_this_person()
     with common.client() as client:
-        for lease in leases:
+        named = _own(client) if mine else _found(client, leases)
+        for lease, about in named.items():
             try:
                 client.release(lease, token if token is not None else remembered.token(lease), force=force)
             except Refused as error:
@@ -56,20 +59,46 @@ def release(common: Common, *, leases: tuple[str, ...], token: str | None, force
                 raise
             remembered.forget(lease)
             if output == "text":
-                print(f"released {lease}")
+                print(failures.one_line(f"released {about or lease}"))
     if output == "json":
-        print_json({"released": list(leases)})
+        print_json({"released": list(named)})
+    elif not named:
+        print("you hold no lease here")
     return failures.DONE
 
 
+def _check_named(leases: tuple[str, ...], token: str | None, *, mine: bool) -> None:
+    for lease in leases:
+        check_name(lease)
+    if mine and (leases or token is not None):
+        raise UsageError("cannot release all of yours and only some", "give --mine alone, or name the leases")
+    if not leases and not mine:
+        raise UsageError("cannot do that without LEASE", "name the leases, or give --mine for all of yours")
+    if token is not None and len(leases) > 1:
+        raise UsageError("cannot use one token for several leases", "release them one by one, or leave --token out")
+
+
+def _own(client: Client) -> dict[str, str]:
+    """Return this person's leases, each with what it is. What belongs to a pod that has come ends with the pod."""
+    return {each.id: describe(each) for each in own_leases(client, client.status()) if not each.arrived}
+
+
+def _found(client: Client, leases: tuple[str, ...]) -> dict[str, str]:
+    """Return the leases that are meant: all are found before the first is released, so that a mistake releases none."""
+    return {find_lease(client, each): "" for each in leases}
+
+
 @verb()
-@click.argument("lease", metavar="LEASE")
+@click.argument("lease", metavar="LEASE", shell_complete=completer_of("own_lease"))
 @click.option("--ttl", metavar="TIME", help="Ends after so long from now: 2h. Without it the lease has no deadline.")
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
 def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> int:
-    """Give a lease a new deadline, or none."""
+    """Give a lease a new deadline, or none.
+
+    LEASE is an id, the beginning of one, or the name that it was requested under.
+    """
     output = common.wants()
-    _check(lease)
+    check_name(lease)
     if ttl is not None:
         from mig_agent.core.quantities import parse_duration  # noqa: PLC0415 -- beside its use
 
@@ -77,8 +106,9 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same
 
-    known = token if token is not None else RememberedTokens.of_this_person().token(lease)
     with common.client() as client:
+        lease = find_lease(client, lease)
+        known = token if token is not None else RememberedTokens.of_this_person().token(lease)
         info = client.renew(lease, known, ttl=ttl)
     if output == "json":
         print_json(to_json.encode(info))
@@ -98,7 +128,7 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """
     output = common.wants()
     if lease is not None:
-        _check(lease)
+        check_name(lease)
     elif token is not None:
         raise UsageError("cannot use a token without its lease", "name the lease, or leave --token out")
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
@@ -147,10 +177,3 @@ def _recovered_line(recovered: Recovered) -> str:
     devices = counted(sum(bool(each.uuid) for each in lease.devices), "device")
     words = f"has its {devices} again" if recovered.anew else f"is there already, with its {devices}"
     return "\n  ".join((f"lease {lease.id} {words}", *map(failures.one_line, recovered.notes)))
-
-
-def _check(lease: str) -> None:
-    if not lease or len(lease) > _LONGEST_ID or not lease.isprintable() or any(each.isspace() for each in lease):
-        raise UsageError(
-            f"cannot take {shown(lease) or 'an empty text'} as a lease", "`migctl status` shows the ids of leases"
-        )

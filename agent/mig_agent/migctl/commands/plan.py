@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.client.types import NoPlan
 
+_WITHOUT_EFFECT = frozenset({"dry_run", "wait", "priority", "ttl", "pid", "request_id", "name"})
+"""Options of a request that change no plan: taken, so that `request` can be replaced by `plan`, and not in the help."""
 
-@verb()
+
+@verb(hidden_options=_WITHOUT_EFFECT)
 @asking_options
 def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> int:  # noqa: ANN401, ARG001 -- what asking_options made; always dry
-    """Say what a request would do, and change nothing. Takes what `request` takes.
+    """Say what a request would do, and change nothing. Takes all options of `request`.
 
     With --explain also every place that was weighed with what it wastes and costs, the best first, and what blocks the
     other GPUs and whose it is.
@@ -67,9 +70,8 @@ def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: boo
         for each in outcome.devices
     ]
     lines += [f"note: {each}" for each in outcome.notes]
-    lines.append(f"score {outcome.score:.3f} (lower is better)")
     if explanation:
-        lines += ["", *explanation]
+        lines += [f"score {outcome.score:.3f} (lower is better)", "", *explanation]
     print("\n".join(lines))
     return failures.DONE
 

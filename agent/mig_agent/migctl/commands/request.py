@@ -21,8 +21,8 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
 
     \b
       migctl request --gpu-memory 4G
-      eval "$(migctl request --mig-profile 2g.10gb -o env)"
-      migctl request --device 2g.10gb --device 4G --wait 10m
+      eval "$(migctl request --mig-profile 1g.10gb -o env)"
+      migctl request --device 1g.10gb --device 4G --wait 10m
 
     -o takes env too: lines for a shell's `eval`.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
@@ -35,7 +35,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
         check_stdout()
         progress = Progress()
         try:
-            lease = client.acquire(on_queued=progress, confirm=False, **asking)
+            lease = client.acquire(on_queued=progress, on_away=progress.away, confirm=False, **asking)
         except KeyboardInterrupt:
             raise progress.interrupted() from None
         finally:
@@ -78,7 +78,10 @@ def _print(grant: Grant, output: str) -> None:
         print_whole("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment_of(grant).items()))
         return
     lines = [f"lease {grant.id}" + (f", for {until(grant.expires_at)}" if grant.expires_at is not None else "")]
-    lines += [f"  {_device(each)}" for each in grant.devices]
+    for each in grant.devices:
+        lines.append(f"  {_device(each)}")
+        # Of a single device it is in the environment below.
+        lines += [f"    {each.uuid}"] if len(grant.devices) > 1 else []
     lines += [f"note: {each}" for each in grant.notes]
     lines += [f"  {name}={shlex.quote(value)}" for name, value in grant.env.items()]
     lines.append(f"give it back with: migctl release {grant.id}")
@@ -88,4 +91,4 @@ def _print(grant: Grant, output: str) -> None:
 def _device(each: Device) -> str:
     how = "reused" if each.reused else "created" if each.is_mig else "whole"
     where = place(each.gpu_index, each.placement)
-    return f"{each.profile} ({memory(each.memory_mib)}) on {where}, {how}: {each.uuid}"
+    return f"{each.profile} ({memory(each.memory_mib)}) on {where}, {how}"

@@ -6,20 +6,23 @@ import contextlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mig_agent.core.errors import MigAgentError, UsageError
+from mig_agent.core.quantities import parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
-from mig_agent.migctl.options import Common, asking_of, asking_options, verb
+from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
     from mig_agent.client import Client, ClientError, Lease
     from mig_agent.client.request_args import RequestArgs
+    from mig_agent.migctl.launcher import Launcher
 
 _SEVERAL = "a process sees only one MIG device at a time"
 _EACH_HINT = "give --each to run the command once on each device"
@@ -28,11 +31,20 @@ _EACH_HINT = "give --each to run the command once on each device"
 @verb(context_settings={"allow_interspersed_args": False})
 @asking_options
 @click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
-@click.argument("command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--kill-after",
+    metavar="TIME",
+    default="10s",
+    help="How long after SIGTERM what has to end gets SIGKILL: 10s (default), 2m.",
+)
+@click.argument(
+    "command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED, shell_complete=completer_of("command")
+)
 def run(
     common: Common,
     *,
     each: bool,
+    kill_after: str,
     command: tuple[str, ...],
     dry_run: bool,
     explain: bool,
@@ -45,11 +57,13 @@ def run(
       migctl run --device 1g.10gb --device 1g.10gb --each -- python worker.py
 
     It finds its device in CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Signals reach it, and its exit code is
-    migctl's; 125 says that it was not run.
+    migctl's; 125 says that it was not run. What it leaves behind is ended when it ends. With --ttl it is ended when
+    its time is over, by SIGTERM and then SIGKILL, and the exit code is 124.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants()
     check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
+    kill_after_seconds = parse_duration(kill_after)
     if not command and not dry_run:
         raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
     _check_devices(asking, each=each)
@@ -61,21 +75,26 @@ def run(
         with common.client() as client:
             if dry_run:
                 return print_plan(client, asking, output, explain=explain)
-            return _run(client, asking, command, each=each, output=output)
+            _check_machine(client)
+            return _run(client, asking, command, each=each, output=output, kill_after=kill_after_seconds)
     except (UsageError, failures.LeftQueueError):
         raise
     except MigAgentError as error:
         return failures.report(error, json=output == "json", code=failures.COULD_NOT_RUN)
 
 
-def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: bool, output: str) -> int:
+def _run(
+    client: Client, asking: RequestArgs, command: Sequence[str], *, each: bool, output: str, kill_after: float
+) -> int:
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.migctl.launcher import Launcher, die_of_interrupt  # noqa: PLC0415 -- the same
 
-    launcher = Launcher()
+    launcher = Launcher(kill_after)
     progress = Progress()
+    held = _HeldByRun(launcher, progress, kill_after)
     try:
-        lease = client.lease(on_queued=progress, on_lost=_report_lost, **asking)
+        lease = client.lease(on_queued=progress, on_lost=held.lost, on_away=held.away, **asking)
+        held.is_granted = True
     except KeyboardInterrupt:
         raise progress.interrupted() from None
     finally:
@@ -92,8 +111,11 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
 
             from mig_agent.client import to_json  # noqa: PLC0415 -- the client is imported by now
 
-            # stdout belongs to the command.
-            print(json.dumps(to_json.shown(to_json.encode(lease.grant))), file=sys.stderr, flush=True)
+            # stdout belongs to the command, and what it writes is kept in files: the token is left out.
+            granted = to_json.encode(lease.grant)
+            if isinstance(granted, dict):
+                granted.pop("token")
+            print(json.dumps(to_json.shown(granted)), file=sys.stderr, flush=True)
         for note in lease.grant.notes:
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
         try:
@@ -101,9 +123,65 @@ def _run(client: Client, asking: RequestArgs, command: Sequence[str], *, each: b
         except OSError as error:
             words = f"cannot run {command[0]}: {error.strerror or error}"
             return failures.report_message(words, code=failures.COULD_NOT_RUN)
+    if held.is_over.is_set():
+        return failures.TIMED_OUT
     if launcher.interrupted:
         die_of_interrupt()
     return code
+
+
+class _HeldByRun:
+    """Reacts to what happens to the lease while the command runs; called from the thread that holds the lease."""
+
+    def __init__(self, launcher: Launcher, progress: Progress, kill_after: float) -> None:
+        self._launcher = launcher
+        self._progress = progress
+        self._kill_after = kill_after
+        self.is_granted = False
+        self.is_over = threading.Event()
+        """Set when the command is ended since the lease has reached its deadline."""
+
+    def lost(self, error: ClientError) -> None:
+        """End the command if the lease has reached its deadline; after any other end it goes on, and may save its work.
+
+        A process on the device keeps it from being leased to others.
+        """
+        if getattr(error, "end_reason", "") == "expired":
+            self.is_over.set()
+            self._launcher.end(self._kill_after)
+            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL in {self._kill_after:g} s")
+        else:
+            _say(f"{error}; the command goes on, and its device may be given to others")
+
+    def away(self, error: ClientError | None) -> None:
+        """Report once that the agent cannot be reached, and None: that it is back."""
+        if not self.is_granted:
+            self._progress.away(error)
+        elif error is None:
+            _say("the agent is back, and the lease is held as before")
+        else:
+            _say(f"{error}; the command goes on and keeps its device, and migctl waits for the agent to be back")
+
+
+def _say(words: str) -> None:
+    failures.report_message(words, code=failures.DONE)
+
+
+def _check_machine(client: Client) -> None:
+    """Raise Refused if the agent is on another machine, as far as can be known: its devices are there."""
+    if client.address.path is not None:
+        return
+    from mig_agent.client import Refused  # noqa: PLC0415 -- the client is imported by now
+    from mig_agent.client.addresses import is_on_this_machine  # noqa: PLC0415 -- the same
+
+    status = client.status()
+    if not is_on_this_machine(status.boot_id):
+        raise Refused(
+            reason="not-supported",
+            message=f"cannot run the command here on a device of {failures.one_line(status.node)}: the agent at "
+            f"{client.address} is on another machine",
+            hint="run migctl there, by ssh; `migctl request` takes a device of another machine",
+        )
 
 
 @contextlib.contextmanager
@@ -121,10 +199,6 @@ def _released_at_end(lease: Lease) -> Iterator[None]:
             failures.report_message(
                 f"cannot release lease {lease.id}: {error}", "the agent does it by itself", code=failures.DONE
             )
-
-
-def _report_lost(error: ClientError) -> None:
-    failures.report_message(f"{error}; the command goes on, and its device may be given to others", code=failures.DONE)
 
 
 def _check_devices(asking: RequestArgs, *, each: bool) -> None:

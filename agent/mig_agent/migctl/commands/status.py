@@ -1,152 +1,121 @@
-"""`migctl status`: shows the node as a table and a map."""
+"""`migctl status`: shows the node as a map and tables, once or live."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mig_agent.core.quantities import counted, format_duration
+import click
+
+from mig_agent.core.errors import UsageError
+from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, verb
-from mig_agent.migctl.printing import ago, can_unicode, place, print_json, table, until, wants_color
-from mig_agent.migctl.wait_words import blocked_by, start_interval
+from mig_agent.migctl.options import Common, completer_of, split, verb
+from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
 
 if TYPE_CHECKING:
-    from mig_agent.client.types import Gpu, LeaseInfo, LedgerDoubt, Status
-    from mig_agent.core.slicemap import SliceMapGpu
+    from mig_agent.client import Client
+    from mig_agent.client.types import LeaseInfo, Status
+    from mig_agent.migctl.status_page import Page
 
 _WIDEST_MAP = 120
 
 
 @verb()
-def status(common: Common) -> int:
-    """Show the GPUs, who holds which part of them, and who waits."""
+@click.option("--leases", "all_leases", is_flag=True, help="List every lease, however many there are.")
+@click.option("--mine", is_flag=True, help="Only your own leases and requests.")
+@click.option("--user", metavar="NAME", help="Only the leases and requests of this user, tenant or pod.")
+@click.option(
+    "--gpu",
+    "gpus",
+    metavar="GPU",
+    multiple=True,
+    shell_complete=completer_of("gpu"),
+    help="Only this GPU in full, by index or UUID. Repeatable.",
+)
+@click.option("--watch", is_flag=True, help="Show it again at each change, until Ctrl-C; with -o json a line for each.")
+def status(
+    common: Common, *, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ...], watch: bool
+) -> int:
+    """Show the GPUs, what fits on them now, who holds which part, and who waits.
+
+    \b
+      migctl status            a line for each GPU; leases as far as that stays short
+      migctl status --leases   every lease, with its GPU and slices
+      migctl status --mine     what is yours
+      migctl status --gpu 2    one GPU in full
+    """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants()
+    chosen = tuple(parse_gpu(each) for each in split(gpus))
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
-        node = client.status()
+
+        def look() -> Status:
+            return _selected(client, client.status(), mine=mine, user=user, gpus=chosen)
+
+        def page() -> Page:
+            return _page(all_leases=all_leases, mine=mine, user=user, gpus=chosen)
+
+        if watch:
+            from mig_agent.migctl.watching import watch_node  # noqa: PLC0415 -- only where it is needed
+
+            watch_node(client, look, None if output == "json" else page)
+            return failures.DONE
+        node = look()
     if output == "json":
         print_json(to_json.encode(node))
-    else:
-        width = min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP)
-        # In a pipe names are not cut.
-        cut = sys.stdout.isatty()
-        print(render(node, width=width, color=wants_color(), unicode=can_unicode(), cut=cut))
+        return failures.DONE
+    from mig_agent.migctl.status_page import render  # noqa: PLC0415 -- JSON needs none of it
+
+    print_whole(render(node, page()))
     return failures.DONE
 
 
-def render(node: Status, *, width: int, color: bool, unicode: bool, cut: bool = False) -> str:
-    """Return the whole page as plain text. With `cut`, long names are cut so that tables fit the width, too."""
-    from mig_agent.core.slicemap import render_legend, render_text  # noqa: PLC0415 -- JSON needs none of it
+def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Page:
+    from mig_agent.migctl.status_page import Page  # noqa: PLC0415 -- JSON needs none of it
 
-    waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    counts = f"{counted(len(node.gpus), 'GPU')}, {counted(len(node.leases), 'lease')}{waiting}"
-    parts = [failures.one_line(f"{node.node}: {counts} (revision {node.revision})")]
-    if node.paused:
-        parts.append(failures.one_line(f"paused: {'; '.join(node.paused)}"))
-    if node.ledger_doubt is not None:
-        parts.append("\n".join(map(failures.one_line, _doubt(node.ledger_doubt))))
-    parts += [failures.one_line(f"the socket {each}") for each in node.socket_problems]
-    if node.ledger_error:
-        parts.append(failures.one_line(f"no new leases: {node.ledger_error}"))
-    pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
-    parts += [render_text(slice_map(each, pods), width, color=color, unicode=unicode) for each in node.gpus]
-    if node.missing_gpus:
-        lines = [f"GPU {index} has not answered yet: {why}" for index, why in node.missing_gpus.items()]
-        parts.append("\n".join(map(failures.one_line, lines)))
-    shown = {each.state for gpu in node.gpus for each in gpu.instances}
-    if shown:
-        parts.append(render_legend([*shown, "free"], color=color, unicode=unicode))
-    notes = [note for each in node.gpus for note in _notes(each)]
-    if notes:
-        parts.append("\n".join(map(failures.one_line, notes)))
-    if node.leases:
-        header = ("LEASE", "HOLDER", "DEVICES", "AGE", "ENDS IN")
-        parts.append(table(header, [_lease(each) for each in node.leases], width=width if cut else None, bends=(1, 2)))
-    if node.queue:
-        parts.append(
-            table(
-                ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY"),
-                [
-                    (
-                        str(each.position),
-                        each.holder or "-",
-                        each.wants,
-                        str(each.priority),
-                        ago(each.since),
-                        start_interval(each.estimate) or "-",
-                        blocked_by(each.blockers) or "-",
-                    )
-                    for each in node.queue
-                ],
-                width=width if cut else None,
-                bends=(1, 2, 6),
-            )
-        )
-        if node.reservation_after is not None and not node.strict_fifo:
-            after = format_duration(node.reservation_after)
-            parts.append(f"from {after} of waiting on, GPUs are kept for the first in the queue")
-    return "\n\n".join(parts)
-
-
-def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
-    """Return a GPU as the input of the map. `pods` are pod names by lease, without namespaces to fit the boxes."""
-    from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu  # noqa: PLC0415 -- JSON needs none of it
-
-    title = f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}")
-    blocks = tuple(
-        SliceMapBlock(
-            start=each.placement.start if each.placement else 0,
-            size=each.placement.size if each.placement else gpu.memory_slices,
-            label=each.profile,
-            state=each.state,
-            holder=pods.get(each.lease, each.holder),
-        )
-        for each in gpu.instances
+    filtered = mine or user is not None
+    return Page(
+        width=min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP),
+        color=wants_color(),
+        unicode=can_unicode(),
+        cut=sys.stdout.isatty(),  # in a pipe names are not cut
+        boxes=bool(gpus),
+        leases=all_leases or filtered or bool(gpus),
+        map=bool(gpus) or not filtered,
     )
-    return SliceMapGpu(title=title, memory_slices=gpu.memory_slices, blocks=blocks)
 
 
-def _notes(gpu: Gpu) -> Iterator[str]:
-    """Yield what does not fit into the map."""
-    if gpu.reason:
-        yield f"GPU {gpu.index} is {gpu.state}: {gpu.reason}"
-    if gpu.mig.current != gpu.mig.pending and gpu.state not in {"ready", "whole"}:  # their reason says so
-        yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
-    for each in gpu.instances:
-        if each.state == "blocked" and each.reason:
-            yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
+def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
+    """Return the node with the GPUs, leases and waiting requests that were asked for. Raises UsageError."""
+    from mig_agent.migctl.lease_names import own_leases, own_requests, user_of  # noqa: PLC0415 -- after the client is imported
+
+    leases, queue = node.leases, node.queue
+    if mine:
+        own = own_leases(client, node)
+        leases = tuple(each for each in leases if each in own)
+        queue = own_requests(client, node)
+    if user is not None:
+        leases = tuple(each for each in leases if _is_of(each, user))
+        queue = tuple(each for each in queue if user in {each.holder, user_of(each.holder), each.tenant})
+    if not gpus:
+        return replace(node, leases=leases, queue=queue)
+    named = {each.casefold() for each in gpus}
+    chosen = tuple(each for each in node.gpus if str(each.index) in named or each.uuid.casefold() in named)
+    known = {str(each.index) for each in chosen} | {each.uuid.casefold() for each in chosen}
+    for each in gpus:
+        if each.casefold() not in known:
+            indexes = ", ".join(str(one.index) for one in node.gpus)
+            raise UsageError(f"cannot find GPU {each} on {node.node}", f"it has GPU {indexes}")
+    indexes_chosen = {each.index for each in chosen}
+    leases = tuple(each for each in leases if any(one.gpu_index in indexes_chosen for one in each.devices))
+    return replace(node, gpus=chosen, leases=leases, queue=queue)
 
 
-def _device(number: int, of: LeaseInfo) -> str:
-    """Return one device of a lease; for a lost one, what is still known of it."""
-    each = of.devices[number]
-    if each.uuid:
-        return f"GPU {each.gpu_index} {each.profile}"
-    known = [f"GPU {each.gpu_index} {each.profile}"] if each.profile else []
-    known += [str(of.kubelet_devices[number])] if number < len(of.kubelet_devices) else []
-    return f"lost ({', '.join(known)})" if known else "lost"
+def _is_of(lease: LeaseInfo, name: str) -> bool:
+    from mig_agent.migctl.lease_names import names_of, user_of  # noqa: PLC0415 -- after the client is imported
 
-
-def _lease(each: LeaseInfo) -> tuple[str, str, str, str, str]:
-    devices = ", ".join(_device(number, each) for number in range(len(each.devices)))
-    process = "" if each.holder_pid is None else f", pid {each.holder_pid}"
-    marks = f"{' (unused)' if each.unused else ''}{' (on its way)' if each.promised else ''}"
-    holder = f"{each.holder or each.tenant or '-'}{process}{marks}"
-    return each.id, holder, devices, ago(each.created_at), until(each.expires_at)
-
-
-def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
-    """Yield lines for people, which say what happened to the ledger and what to type next."""
-    yield f"the ledger {doubt.why}" + (f"; the former one is kept as {doubt.kept_as}" if doubt.kept_as else "")
-    if doubt.restored:
-        yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"
-    else:
-        yield "leases of before do not count: what the ledger does not account for is foreign, and left alone"
-    if doubt.recoverable:
-        known = counted(doubt.recoverable, "lease")
-        yield f"{known} of before can come back: who has the token types `migctl recover` (or `migctl recover LEASE`)"
-    yield "when nobody counts on it any more: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"
+    return name in {*names_of(lease), user_of(lease.holder), lease.tenant, str(lease.holder_uid)}

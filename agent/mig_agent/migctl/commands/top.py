@@ -1,101 +1,125 @@
-"""`migctl top`: shows what is used on each instance, live."""
+"""`migctl top`: shows what is used on each instance and by which processes, live."""
 
 from __future__ import annotations
 
+import functools
+import pwd
 import shutil
 import sys
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
-from mig_agent.core.quantities import counted, parse_duration
-from mig_agent.migctl import failures
+from mig_agent.core.quantities import parse_duration
+from mig_agent.migctl import failures, top_view
 from mig_agent.migctl.options import Common, verb
-from mig_agent.migctl.printing import memory, print_json, table
+from mig_agent.migctl.printing import print_json, print_whole
 
 if TYPE_CHECKING:
-    from mig_agent.client import Client
-    from mig_agent.client.types import Instance, Status, Usage
+    from collections.abc import Sequence
 
-UNKNOWN = "?"
-"""For what the driver does not report, such as utilisation under MIG; never 0."""
-_HEADER = ("GPU", "PROFILE", "STATE", "HOLDER", "USED", "OF", "GPU%", "PROCESSES")
-_FIRST_ROWS = 4
-"""Number of lines above the first instance."""
+    from rich.text import Text
+
+    from mig_agent.client import Client
+
+_STYLES = {
+    "bold": "bold",
+    "keys": "dim",
+    "process": "dim",
+    "bar": "green",
+    "full": "red",
+    "leased": "blue",
+    "idle": "cyan",
+    "blocked": "red",
+    "foreign": "magenta",
+    "creating": "yellow",
+    "destroying": "yellow",
+}
 
 
 @verb()
 @click.option("--once", is_flag=True, help="Print it once. Also when stdout is no terminal.")
 @click.option("--interval", metavar="TIME", default="2s", show_default=True, help="Between two readings.")
-def top(common: Common, *, once: bool, interval: str) -> int:
-    """Show the memory used on each instance, live. What the driver does not tell is shown as `?`."""
+@click.option("--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="By what.")
+@click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
+def top(common: Common, *, once: bool, interval: str, sort: str, words: str) -> int:
+    """Show the memory used on each instance and its processes, live. What the driver does not tell is shown as `?`.
+
+    Keys: q quits, arrows and Page Up and Down scroll, s sorts, / filters, p shows or hides processes.
+    """
     output = common.wants()
     seconds = parse_duration(interval)
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
+    view = top_view.View(order=sort, words=words)
     with common.client() as client:
         if output == "json":
             print_json(to_json.top(client.status(), client.usage()))
         elif once or not sys.stdout.isatty():
-            print(render(client.status(), client.usage()))
+            print_whole(render(_read(client), view))
         else:
-            _live(client, seconds)
+            _live(client, view, seconds)
     return failures.DONE
 
 
-def render(node: Status, usage: Mapping[int, Usage]) -> str:
-    """Return the page as plain text."""
-    unused = {each.id for each in node.leases if each.unused}
-    rows = [
-        _row(each, gpu.index, usage.get(each.generation), unused=each.lease in unused)
-        for gpu in node.gpus
-        for each in gpu.instances
-    ]
-    waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    head = failures.one_line(f"{node.node}: {counted(len(node.leases), 'lease')}{waiting}")
-    return f"{head}\n\n{table(_HEADER, rows)}" if rows else f"{head}\n\nno instances"
+def render(reading: top_view.NodeReading, view: top_view.View) -> str:
+    """Return the list as plain text, as wide as it needs to be."""
+    header, lines = top_view.list_lines(reading, view, None)
+    head = top_view.head(reading)
+    return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\nno instances"
 
 
-def _row(each: Instance, gpu_index: int, usage: Usage | None, *, unused: bool) -> tuple[str, ...]:
-    used = total = percent = None
-    pids: tuple[int, ...] | None = None
-    if usage is not None:
-        used, total, percent, pids = (
-            usage.memory_used_mib,
-            usage.memory_total_mib,
-            usage.utilization_percent,
-            usage.processes,
-        )
-    return (
-        str(gpu_index),
-        each.profile,
-        each.state,
-        (each.holder or "-") + (" (unused)" if unused else ""),
-        UNKNOWN if used is None else memory(used),
-        memory(total or each.memory_mib),
-        UNKNOWN if percent is None else str(percent),
-        UNKNOWN if pids is None else " ".join(map(str, pids)) or "none",
-    )
+def _read(client: Client) -> top_view.NodeReading:
+    # The agent's users are this machine's where it is on this machine.
+    name = _user_name if str(client.address).startswith("unix:") else _uid
+    return top_view.NodeReading(client.status(), client.usage(), name)
 
 
-def _live(client: Client, seconds: float) -> None:
-    """Show the page until Ctrl-C. Importing rich takes 60 ms, so it is imported only here."""
-    from rich.live import Live  # noqa: PLC0415 -- see above
-    from rich.text import Text  # noqa: PLC0415 -- see above
+def _uid(uid: int) -> str:
+    return f"uid {uid}"
 
-    def page() -> Text:
-        height = shutil.get_terminal_size((80, 24)).lines
-        lines = render(client.status(), client.usage()).splitlines()
-        if len(lines) > height:
-            lines = [*lines[: max(height - 1, _FIRST_ROWS)], "..."]
-        return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
+@functools.cache
+def _user_name(uid: int) -> str:
     try:
-        with Live(page(), screen=True, auto_refresh=False) as live:
-            while True:
-                time.sleep(seconds)
-                live.update(page(), refresh=True)
-    except KeyboardInterrupt:
-        return
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return _uid(uid)
+
+
+def _live(client: Client, view: top_view.View, seconds: float) -> None:
+    """Show the page until `q` or Ctrl-C. Importing rich takes 60 ms, so it is imported only here."""
+    from rich.live import Live  # noqa: PLC0415 -- see above
+
+    from mig_agent.migctl.keys import Keyboard  # noqa: PLC0415 -- for a terminal alone
+
+    reading = _read(client)
+    due = time.monotonic() + seconds
+    with Live(screen=True, auto_refresh=False) as live, Keyboard(live.stop, live.start) as keyboard:
+        while True:
+            width, height = shutil.get_terminal_size((80, 24))
+            live.update(_colored(top_view.page(reading, view, width, height)), refresh=True)
+            try:
+                keys = keyboard.wait(due - time.monotonic())
+            except KeyboardInterrupt:
+                return
+            for key in keys or ():
+                _, lines = top_view.list_lines(reading, view, width)
+                after = view.after(key, top_view.page_size(height), len(lines))
+                if after is None:
+                    return
+                view = after
+            if time.monotonic() >= due:
+                reading, due = _read(client), time.monotonic() + seconds
+
+
+def _colored(lines: Sequence[top_view.Line]) -> Text:
+    from rich.text import Text  # noqa: PLC0415 -- see `_live`
+
+    whole = Text(no_wrap=True, overflow="crop")
+    for line in lines:
+        for text, style in line:
+            whole.append(text, _STYLES.get(style, ""))
+        whole.append("\n")
+    return whole

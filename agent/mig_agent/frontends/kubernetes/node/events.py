@@ -37,6 +37,7 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
         EventKind.LEDGER_FAILED: ("LedgerFailed", True),
         EventKind.LEDGER_RECOVERED: ("LedgerRecovered", False),
         EventKind.LEDGER_QUARANTINED: ("LedgerQuarantined", True),
+        EventKind.LEDGER_RESTORED: ("LedgerRestored", True),
         EventKind.CERTIFICATES_RENEWED: ("CertificatesRenewed", False),
         EventKind.CERTIFICATE_RELOAD_FAILED: ("CertificateReloadFailed", True),
     }

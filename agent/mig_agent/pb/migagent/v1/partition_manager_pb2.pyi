@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, Drain, SetMigMode, Pause, Resume and Adopt are for administrators. Cancel is for the caller of the
+  waiting request, and for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid. Recover takes the token from everybody.
 """
@@ -144,6 +145,30 @@ GPU_STATE_CORDONED: GpuState.ValueType  # 3
 GPU_STATE_LOST: GpuState.ValueType  # 4
 """The driver no longer answers for it."""
 global___GpuState = GpuState
+
+class _AccountingKey:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AccountingKeyEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_AccountingKey.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ACCOUNTING_KEY_UNSPECIFIED: _AccountingKey.ValueType  # 0
+    """By tenant."""
+    ACCOUNTING_KEY_USER: _AccountingKey.ValueType  # 1
+    ACCOUNTING_KEY_TENANT: _AccountingKey.ValueType  # 2
+    ACCOUNTING_KEY_NAME: _AccountingKey.ValueType  # 3
+    ACCOUNTING_KEY_PROFILE: _AccountingKey.ValueType  # 4
+
+class AccountingKey(_AccountingKey, metaclass=_AccountingKeyEnumTypeWrapper):
+    """---------------------------------------------------------------- accounting"""
+
+ACCOUNTING_KEY_UNSPECIFIED: AccountingKey.ValueType  # 0
+"""By tenant."""
+ACCOUNTING_KEY_USER: AccountingKey.ValueType  # 1
+ACCOUNTING_KEY_TENANT: AccountingKey.ValueType  # 2
+ACCOUNTING_KEY_NAME: AccountingKey.ValueType  # 3
+ACCOUNTING_KEY_PROFILE: AccountingKey.ValueType  # 4
+global___AccountingKey = AccountingKey
 
 class _MigModeTarget:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -414,15 +439,18 @@ class Queued(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     ESTIMATE_FIELD_NUMBER: builtins.int
     BLOCKERS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
     position: builtins.int
     """1 is the next one."""
+    limit: builtins.str
+    """Which limit of its caller or tenant keeps it waiting, in words; it blocks no other request. Empty: none does."""
     @property
     def estimate(self) -> global___StartEstimate:
         """Absent: not known, or not yet."""
 
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
-        """What blocks it on the GPU that is likely to serve it; a few."""
+        """What blocks it on the GPU that is likely to serve it; a few. None while a limit of its own does."""
 
     def __init__(
         self,
@@ -430,9 +458,10 @@ class Queued(google.protobuf.message.Message):
         position: builtins.int = ...,
         estimate: global___StartEstimate | None = ...,
         blockers: collections.abc.Iterable[global___Blocker] | None = ...,
+        limit: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["estimate", b"estimate"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "position", b"position"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "limit", b"limit", "position", b"position"]) -> None: ...
 
 global___Queued = Queued
 
@@ -572,6 +601,8 @@ class Lease(google.protobuf.message.Message):
     POD_FIELD_NUMBER: builtins.int
     KUBELET_DEVICES_FIELD_NUMBER: builtins.int
     ARRIVED_FIELD_NUMBER: builtins.int
+    WARNING_FIELD_NUMBER: builtins.int
+    IDLE_SINCE_FIELD_NUMBER: builtins.int
     id: builtins.str
     request_id: builtins.str
     """Empty where the reader is not who asked for it: with it, the request could be repeated."""
@@ -585,6 +616,12 @@ class Lease(google.protobuf.message.Message):
     """No process has been seen on its devices for an hour. Never of a pod's."""
     arrived: builtins.bool
     """Of a pod's lease: the pod has come to this node. Until then it is promised to the pod, and its holder's to release."""
+    warning: builtins.str
+    """Why the lease will or may end without its holder's doing, for people: it is idle, or its GPU is drained. Empty: it
+    will not.
+    """
+    idle_since: builtins.float
+    """When a process was last seen on its devices, where that is long ago: the lease is idle. Absent: it is not."""
     @property
     def holder(self) -> global___Holder: ...
     @property
@@ -614,11 +651,15 @@ class Lease(google.protobuf.message.Message):
         pod: global___Pod | None = ...,
         kubelet_devices: collections.abc.Iterable[global___KubeletDevice] | None = ...,
         arrived: builtins.bool = ...,
+        warning: builtins.str = ...,
+        idle_since: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_pid", b"_pid", "arrived", b"arrived", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_idle_since", b"_idle_since", "_pid", b"_pid", "expires_at", b"expires_at", "holder", b"holder", "idle_since", b"idle_since", "pid", b"pid", "pod", b"pod"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_expires_at", b"_expires_at", "_idle_since", b"_idle_since", "_pid", b"_pid", "arrived", b"arrived", "created_at", b"created_at", "devices", b"devices", "expires_at", b"expires_at", "hold", b"hold", "holder", b"holder", "id", b"id", "idle_since", b"idle_since", "kubelet_devices", b"kubelet_devices", "pid", b"pid", "pod", b"pod", "request_id", b"request_id", "unused", b"unused", "warning", b"warning"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_expires_at", b"_expires_at"]) -> typing.Literal["expires_at"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_idle_since", b"_idle_since"]) -> typing.Literal["idle_since"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_pid", b"_pid"]) -> typing.Literal["pid"] | None: ...
 
@@ -767,6 +808,48 @@ class HoldResponse(google.protobuf.message.Message):
 global___HoldResponse = HoldResponse
 
 @typing.final
+class CancelRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    MINE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The id of a waiting request, or a beginning that only one has."""
+    mine: builtins.bool
+    """All waiting requests of the caller, whatever their ids."""
+    reason: builtins.str
+    """For the client that waits."""
+    def __init__(
+        self,
+        *,
+        request_id: builtins.str = ...,
+        mine: builtins.bool = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mine", b"mine", "reason", b"reason", "request_id", b"request_id"]) -> None: ...
+
+global___CancelRequest = CancelRequest
+
+@typing.final
+class CancelResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CANCELLED_FIELD_NUMBER: builtins.int
+    @property
+    def cancelled(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueuedRequest]:
+        """As they waited."""
+
+    def __init__(
+        self,
+        *,
+        cancelled: collections.abc.Iterable[global___QueuedRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cancelled", b"cancelled"]) -> None: ...
+
+global___CancelResponse = CancelResponse
+
+@typing.final
 class ReleaseRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -900,9 +983,12 @@ class PlanRequest(google.protobuf.message.Message):
 
     REQUESTS_FIELD_NUMBER: builtins.int
     EXPLAIN_FIELD_NUMBER: builtins.int
+    RECORD_FIELD_NUMBER: builtins.int
     ESTIMATE_FIELD_NUMBER: builtins.int
     explain: builtins.bool
     """Tell also how each answer came about."""
+    record: builtins.bool
+    """Return also everything that the answers depend on (PlanResponse.recording), for a bug report."""
     estimate: builtins.bool
     """Tell also when a request that is refused now would start if it waited. Takes time: some tenths of a second."""
     @property
@@ -914,9 +1000,10 @@ class PlanRequest(google.protobuf.message.Message):
         *,
         requests: collections.abc.Iterable[global___Request] | None = ...,
         explain: builtins.bool = ...,
+        record: builtins.bool = ...,
         estimate: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["estimate", b"estimate", "explain", b"explain", "requests", b"requests"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["estimate", b"estimate", "explain", b"explain", "record", b"record", "requests", b"requests"]) -> None: ...
 
 global___PlanRequest = PlanRequest
 
@@ -1107,8 +1194,14 @@ class PlanResponse(google.protobuf.message.Message):
 
     OUTCOMES_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
+    RECORDING_FIELD_NUMBER: builtins.int
     revision: builtins.int
     """Of the node that the plans are for; Acquire takes it as if_revision."""
+    recording: builtins.str
+    """When it was asked for: the node, the placement policy, the requests that were sent and those that wait, and the plan
+    of each, as JSON that `mig-agent replay` reads. Without request ids. Only a version that knows all of its fields
+    can replay it.
+    """
     @property
     def outcomes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PlanOutcome]:
         """One for each request, in the same order."""
@@ -1118,8 +1211,9 @@ class PlanResponse(google.protobuf.message.Message):
         *,
         outcomes: collections.abc.Iterable[global___PlanOutcome] | None = ...,
         revision: builtins.int = ...,
+        recording: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes", "recording", b"recording", "revision", b"revision"]) -> None: ...
 
 global___PlanResponse = PlanResponse
 
@@ -1239,6 +1333,9 @@ class Gpu(google.protobuf.message.Message):
     MEMORY_SLICES_FIELD_NUMBER: builtins.int
     MEMORY_MIB_FIELD_NUMBER: builtins.int
     INSTANCES_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    DRAIN_DEADLINE_FIELD_NUMBER: builtins.int
+    UNUSABLE_SLICES_FIELD_NUMBER: builtins.int
     index: builtins.int
     uuid: builtins.str
     model: builtins.str
@@ -1247,11 +1344,20 @@ class Gpu(google.protobuf.message.Message):
     reason: builtins.str
     memory_slices: builtins.int
     memory_mib: builtins.int
+    draining: builtins.bool
+    """It is cordoned to become empty (Drain), and when its leases end at the latest. Absent: when they end by themselves."""
+    drain_deadline: builtins.float
     @property
     def mig(self) -> global___MigMode: ...
     @property
     def instances(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Instance]:
         """Sorted by the start of their placement."""
+
+    @property
+    def unusable_slices(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Free memory slices that no profile can use beside what is on the GPU now, such as slice 7 of an A100 with seven
+        1g.10gb.
+        """
 
     def __init__(
         self,
@@ -1265,9 +1371,13 @@ class Gpu(google.protobuf.message.Message):
         memory_slices: builtins.int = ...,
         memory_mib: builtins.int = ...,
         instances: collections.abc.Iterable[global___Instance] | None = ...,
+        draining: builtins.bool = ...,
+        drain_deadline: builtins.float | None = ...,
+        unusable_slices: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["mig", b"mig"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "mig", b"mig"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "unusable_slices", b"unusable_slices", "uuid", b"uuid"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_drain_deadline", b"_drain_deadline"]) -> typing.Literal["drain_deadline"] | None: ...
 
 global___Gpu = Gpu
 
@@ -1285,6 +1395,7 @@ class QueuedRequest(google.protobuf.message.Message):
     WANTS_FIELD_NUMBER: builtins.int
     ESTIMATE_FIELD_NUMBER: builtins.int
     BLOCKERS_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Empty where the reader is not who asked."""
     priority: builtins.int
@@ -1294,6 +1405,8 @@ class QueuedRequest(google.protobuf.message.Message):
     """When it came."""
     wants: builtins.str
     """What it wants, for people: "4G", "2 devices: 1g.10gb, 4G"."""
+    limit: builtins.str
+    """As in Queued; empty to readers who are not its holder."""
     @property
     def holder(self) -> global___Holder: ...
     @property
@@ -1313,11 +1426,38 @@ class QueuedRequest(google.protobuf.message.Message):
         wants: builtins.str = ...,
         estimate: global___StartEstimate | None = ...,
         blockers: collections.abc.Iterable[global___Blocker] | None = ...,
+        limit: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["estimate", b"estimate", "holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "holder", b"holder", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "holder", b"holder", "limit", b"limit", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
 
 global___QueuedRequest = QueuedRequest
+
+@typing.final
+class Available(google.protobuf.message.Message):
+    """How many devices of one profile could be leased now if nothing else were asked for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROFILE_FIELD_NUMBER: builtins.int
+    MEMORY_MIB_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    profile: builtins.str
+    """"1g.10gb", or "whole". Of one name on all GPU models."""
+    memory_mib: builtins.int
+    """What the driver reports; the least where GPU models differ."""
+    count: builtins.int
+    """Idle instances count as free. GPUs that are reserved for a waiting request, cordoned or lost do not count."""
+    def __init__(
+        self,
+        *,
+        profile: builtins.str = ...,
+        memory_mib: builtins.int = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "memory_mib", b"memory_mib", "profile", b"profile"]) -> None: ...
+
+global___Available = Available
 
 @typing.final
 class StatusResponse(google.protobuf.message.Message):
@@ -1338,6 +1478,9 @@ class StatusResponse(google.protobuf.message.Message):
     MISSING_GPUS_FIELD_NUMBER: builtins.int
     LEDGER_DOUBT_FIELD_NUMBER: builtins.int
     SOCKET_PROBLEMS_FIELD_NUMBER: builtins.int
+    PROBLEMS_FIELD_NUMBER: builtins.int
+    BOOT_ID_FIELD_NUMBER: builtins.int
+    AVAILABLE_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1350,6 +1493,10 @@ class StatusResponse(google.protobuf.message.Message):
     """Only the first in the queue may start."""
     reservation_after_seconds: builtins.float
     """How long a request waits, as things are now, before GPUs are kept for it. 0: an older agent, which does not tell."""
+    boot_id: builtins.str
+    """The boot id of the kernel that the agent runs on (/proc/sys/kernel/random/boot_id): a client that has the same one is
+    on the agent's machine, where the devices are. Empty: not known.
+    """
     @property
     def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
         """Sorted by index."""
@@ -1378,6 +1525,18 @@ class StatusResponse(google.protobuf.message.Message):
     def socket_problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Unix sockets of the agent that cannot be reached by their paths, since somebody removed or replaced them; in words."""
 
+    @property
+    def problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What does not work though leases are given, each with what it is about before a colon: "metrics: off (port 7481 is in
+        use by dcgm-exporter (pid 4711))".
+        """
+
+    @property
+    def available(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Available]:
+        """What fits now, one kind at a time: each profile without attributes that the GPUs offer, the smallest first, also
+        those of which none fits. Empty while the agent is paused.
+        """
+
     def __init__(
         self,
         *,
@@ -1396,9 +1555,12 @@ class StatusResponse(google.protobuf.message.Message):
         missing_gpus: collections.abc.Iterable[global___MissingGpu] | None = ...,
         ledger_doubt: global___LedgerDoubt | None = ...,
         socket_problems: collections.abc.Iterable[builtins.str] | None = ...,
+        problems: collections.abc.Iterable[builtins.str] | None = ...,
+        boot_id: builtins.str = ...,
+        available: collections.abc.Iterable[global___Available] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["available", b"available", "boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
@@ -1699,6 +1861,7 @@ class Event(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     HOLDER_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """A word, such as "lease-granted", "instance-created", "gpu-cordoned"."""
     at: builtins.float
@@ -1711,6 +1874,8 @@ class Event(google.protobuf.message.Message):
     lease: builtins.str
     generation: builtins.int
     holder: builtins.str
+    number: builtins.int
+    """Its number in the agent's ledger, which rises. 0 in Watch."""
     @property
     def data(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Fact]: ...
     def __init__(
@@ -1726,9 +1891,10 @@ class Event(google.protobuf.message.Message):
         generation: builtins.int | None = ...,
         holder: builtins.str = ...,
         data: collections.abc.Mapping[builtins.str, global___Fact] | None = ...,
+        number: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "generation", b"generation", "gpu_index", b"gpu_index"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "message", b"message", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_gpu_index", b"_gpu_index", "at", b"at", "data", b"data", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "holder", b"holder", "kind", b"kind", "lease", b"lease", "message", b"message", "number", b"number", "revision", b"revision"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -1743,21 +1909,29 @@ class EventsRequest(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     GPU_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    BEFORE_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
     since: builtins.float
     """Only what happened at or after this moment. Absent: all that is remembered."""
     gpu: builtins.str
     """Only about this GPU, by index or UUID. Empty: any."""
     limit: builtins.int
     """At most so many, the newest; 0: as many as the agent gives at once (1000)."""
+    before: builtins.int
+    """Only those before this number: the first one of an answer, to read on backwards. 0: up to now."""
+    lease: builtins.str
+    """Only about this lease, by its id. Empty: any."""
     def __init__(
         self,
         *,
         since: builtins.float | None = ...,
         gpu: builtins.str = ...,
         limit: builtins.int = ...,
+        before: builtins.int = ...,
+        lease: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_since", b"_since", "since", b"since"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_since", b"_since", "gpu", b"gpu", "limit", b"limit", "since", b"since"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "before", b"before", "gpu", b"gpu", "lease", b"lease", "limit", b"limit", "since", b"since"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
 
 global___EventsRequest = EventsRequest
@@ -1767,14 +1941,18 @@ class EventsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENTS_FIELD_NUMBER: builtins.int
+    EARLIER_FIELD_NUMBER: builtins.int
+    earlier: builtins.int
+    """How many more match and are older than those above; ask again with `before`."""
     @property
     def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Event]: ...
     def __init__(
         self,
         *,
         events: collections.abc.Iterable[global___Event] | None = ...,
+        earlier: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["events", b"events"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["earlier", b"earlier", "events", b"events"]) -> None: ...
 
 global___EventsResponse = EventsResponse
 
@@ -1789,18 +1967,58 @@ class UsageRequest(google.protobuf.message.Message):
 global___UsageRequest = UsageRequest
 
 @typing.final
+class ProcessUsage(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PID_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    MEMORY_USED_MIB_FIELD_NUMBER: builtins.int
+    pid: builtins.int
+    uid: builtins.int
+    """Its user on the agent's machine. Absent: not known."""
+    command: builtins.str
+    """Its command line, at most 200 characters; for others than its user and administrators the program alone. Empty: not
+    known.
+    """
+    memory_used_mib: builtins.int
+    """Absent: not known."""
+    def __init__(
+        self,
+        *,
+        pid: builtins.int = ...,
+        uid: builtins.int | None = ...,
+        command: builtins.str = ...,
+        memory_used_mib: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_used_mib", b"_memory_used_mib", "_uid", b"_uid", "memory_used_mib", b"memory_used_mib", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_used_mib", b"_memory_used_mib", "_uid", b"_uid", "command", b"command", "memory_used_mib", b"memory_used_mib", "pid", b"pid", "uid", b"uid"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_used_mib", b"_memory_used_mib"]) -> typing.Literal["memory_used_mib"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
+
+global___ProcessUsage = ProcessUsage
+
+@typing.final
 class ProcessList(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PIDS_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
     @property
     def pids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def details(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessUsage]:
+        """The same processes, with what is known of each. Not for callers over TCP without the admin role."""
+
     def __init__(
         self,
         *,
         pids: collections.abc.Iterable[builtins.int] | None = ...,
+        details: collections.abc.Iterable[global___ProcessUsage] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["details", b"details", "pids", b"pids"]) -> None: ...
 
 global___ProcessList = ProcessList
 
@@ -1861,6 +2079,220 @@ class UsageResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at", b"at", "instances", b"instances"]) -> None: ...
 
 global___UsageResponse = UsageResponse
+
+@typing.final
+class AccountingRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    BY_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """Absent: from the beginning of the records."""
+    until: builtins.float
+    """Absent, or after now: until now."""
+    by: global___AccountingKey.ValueType
+    def __init__(
+        self,
+        *,
+        since: builtins.float | None = ...,
+        until: builtins.float | None = ...,
+        by: global___AccountingKey.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "since", b"since", "until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "_until", b"_until", "by", b"by", "since", b"since", "until", b"until"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_until", b"_until"]) -> typing.Literal["until"] | None: ...
+
+global___AccountingRequest = AccountingRequest
+
+@typing.final
+class AccountingRow(google.protobuf.message.Message):
+    """Sums over the leases of one key. A device counts from the grant of its lease to the end of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    MEMORY_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    SLICE_SECONDS_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    MEASURED_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    PEAK_MIB_SECONDS_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The user, tenant, name or profile; "(others)" for the smallest, where there are too many for one answer."""
+    leases: builtins.int
+    """Leases that were active within the period, and their devices. By profile a lease counts under its first device."""
+    devices: builtins.int
+    memory_mib_seconds: builtins.float
+    """Memory leased, times seconds."""
+    slice_seconds: builtins.float
+    """Memory slices leased, times seconds."""
+    waited_seconds: builtins.float
+    """From asking to having the lease. Requests that were never granted are not counted."""
+    measured_mib_seconds: builtins.float
+    """The part of memory_mib_seconds that is on devices whose use was measured."""
+    peak_mib_seconds: builtins.float
+    """The peak of each of these devices, over all the time that it was leased. Absent: none was measured."""
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        leases: builtins.int = ...,
+        devices: builtins.int = ...,
+        memory_mib_seconds: builtins.float = ...,
+        slice_seconds: builtins.float = ...,
+        waited_seconds: builtins.float = ...,
+        measured_mib_seconds: builtins.float = ...,
+        peak_mib_seconds: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds", "peak_mib_seconds", b"peak_mib_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds", "devices", b"devices", "key", b"key", "leases", b"leases", "measured_mib_seconds", b"measured_mib_seconds", "memory_mib_seconds", b"memory_mib_seconds", "peak_mib_seconds", b"peak_mib_seconds", "slice_seconds", b"slice_seconds", "waited_seconds", b"waited_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_mib_seconds", b"_peak_mib_seconds"]) -> typing.Literal["peak_mib_seconds"] | None: ...
+
+global___AccountingRow = AccountingRow
+
+@typing.final
+class AccountingResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    UNTIL_FIELD_NUMBER: builtins.int
+    COMPLETE_SINCE_FIELD_NUMBER: builtins.int
+    since: builtins.float
+    """The period that was counted. `since` is absent where the request had none."""
+    until: builtins.float
+    complete_since: builtins.float
+    """Since when the records are complete: earlier leases are left out, or were deleted by the limits on the records."""
+    @property
+    def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AccountingRow]:
+        """The largest first."""
+
+    @property
+    def total(self) -> global___AccountingRow: ...
+    def __init__(
+        self,
+        *,
+        rows: collections.abc.Iterable[global___AccountingRow] | None = ...,
+        total: global___AccountingRow | None = ...,
+        since: builtins.float | None = ...,
+        until: builtins.float = ...,
+        complete_since: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_complete_since", b"_complete_since", "_since", b"_since", "complete_since", b"complete_since", "since", b"since", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_complete_since", b"_complete_since", "_since", b"_since", "complete_since", b"complete_since", "rows", b"rows", "since", b"since", "total", b"total", "until", b"until"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_complete_since", b"_complete_since"]) -> typing.Literal["complete_since"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+
+global___AccountingResponse = AccountingResponse
+
+@typing.final
+class AdviseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SINCE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Only leases of this name. Empty: all names, those that leased the most first, and at most ten."""
+    since: builtins.float
+    """Absent: from the beginning of the records."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        since: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_since", b"_since", "since", b"since"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_since", b"_since", "name", b"name", "since", b"since"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_since", b"_since"]) -> typing.Literal["since"] | None: ...
+
+global___AdviseRequest = AdviseRequest
+
+@typing.final
+class Advice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    USER_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    RUNS_FIELD_NUMBER: builtins.int
+    MEASURED_RUNS_FIELD_NUMBER: builtins.int
+    ASKED_FIELD_NUMBER: builtins.int
+    PEAK_MIB_FIELD_NUMBER: builtins.int
+    SUGGESTION_FIELD_NUMBER: builtins.int
+    REPLAYED_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    WAITED_LESS_SECONDS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    user: builtins.str
+    verdict: builtins.str
+    """"smaller", "fits" or "too-few-runs"."""
+    message: builtins.str
+    """A sentence for people."""
+    runs: builtins.int
+    """Leases of this name that asked for the same as the newest, and those whose use was measured."""
+    measured_runs: builtins.int
+    asked: builtins.str
+    """What was asked for: "20G"."""
+    peak_mib: builtins.int
+    """The most that was used in a measured run; absent where none was measured."""
+    suggestion: builtins.str
+    """The request to make instead: "4G". Empty: none."""
+    replayed: builtins.int
+    """How many leases of the node were replayed."""
+    waited_seconds: builtins.float
+    """What these runs waited in the replay as they asked, and with the suggestion. Absent where nothing was replayed."""
+    waited_less_seconds: builtins.float
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        user: builtins.str = ...,
+        verdict: builtins.str = ...,
+        message: builtins.str = ...,
+        runs: builtins.int = ...,
+        measured_runs: builtins.int = ...,
+        asked: builtins.str = ...,
+        peak_mib: builtins.int | None = ...,
+        suggestion: builtins.str = ...,
+        replayed: builtins.int = ...,
+        waited_seconds: builtins.float | None = ...,
+        waited_less_seconds: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_peak_mib", b"_peak_mib", "_waited_less_seconds", b"_waited_less_seconds", "_waited_seconds", b"_waited_seconds", "peak_mib", b"peak_mib", "waited_less_seconds", b"waited_less_seconds", "waited_seconds", b"waited_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_peak_mib", b"_peak_mib", "_waited_less_seconds", b"_waited_less_seconds", "_waited_seconds", b"_waited_seconds", "asked", b"asked", "measured_runs", b"measured_runs", "message", b"message", "name", b"name", "peak_mib", b"peak_mib", "replayed", b"replayed", "runs", b"runs", "suggestion", b"suggestion", "user", b"user", "verdict", b"verdict", "waited_less_seconds", b"waited_less_seconds", "waited_seconds", b"waited_seconds"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_mib", b"_peak_mib"]) -> typing.Literal["peak_mib"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waited_less_seconds", b"_waited_less_seconds"]) -> typing.Literal["waited_less_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_waited_seconds", b"_waited_seconds"]) -> typing.Literal["waited_seconds"] | None: ...
+
+global___Advice = Advice
+
+@typing.final
+class AdviseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADVICE_FIELD_NUMBER: builtins.int
+    @property
+    def advice(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Advice]: ...
+    def __init__(
+        self,
+        *,
+        advice: collections.abc.Iterable[global___Advice] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advice", b"advice"]) -> None: ...
+
+global___AdviseResponse = AdviseResponse
 
 @typing.final
 class ReclaimRequest(google.protobuf.message.Message):
@@ -1940,6 +2372,62 @@ class CordonResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["gpu", b"gpu"]) -> None: ...
 
 global___CordonResponse = CordonResponse
+
+@typing.final
+class DrainRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    DEADLINE_SECONDS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    UNDRAIN_FIELD_NUMBER: builtins.int
+    deadline_seconds: builtins.float
+    """What is leased there ends after this time at the latest. Absent: it ends by itself."""
+    reason: builtins.str
+    """For people who ask why."""
+    undrain: builtins.bool
+    """True: end the draining of these GPUs (empty: of all that are drained), and allow new leases again."""
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """By index or UUID. Empty: all that the agent manages."""
+
+    def __init__(
+        self,
+        *,
+        gpus: collections.abc.Iterable[builtins.str] | None = ...,
+        deadline_seconds: builtins.float | None = ...,
+        reason: builtins.str = ...,
+        undrain: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_deadline_seconds", b"_deadline_seconds", "deadline_seconds", b"deadline_seconds"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_deadline_seconds", b"_deadline_seconds", "deadline_seconds", b"deadline_seconds", "gpus", b"gpus", "reason", b"reason", "undrain", b"undrain"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_deadline_seconds", b"_deadline_seconds"]) -> typing.Literal["deadline_seconds"] | None: ...
+
+global___DrainRequest = DrainRequest
+
+@typing.final
+class DrainResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GPUS_FIELD_NUMBER: builtins.int
+    LEASES_FIELD_NUMBER: builtins.int
+    @property
+    def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
+        """As they are now."""
+
+    @property
+    def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]:
+        """What is still leased there."""
+
+    def __init__(
+        self,
+        *,
+        gpus: collections.abc.Iterable[global___Gpu] | None = ...,
+        leases: collections.abc.Iterable[global___Lease] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gpus", b"gpus", "leases", b"leases"]) -> None: ...
+
+global___DrainResponse = DrainResponse
 
 @typing.final
 class SetMigModeRequest(google.protobuf.message.Message):
@@ -2165,11 +2653,13 @@ class RefusalDetail(google.protobuf.message.Message):
     EXPLANATION_FIELD_NUMBER: builtins.int
     REVISION_FIELD_NUMBER: builtins.int
     CHANGED_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, no-capacity,
-    gpu-unavailable, revision-changed, waited-too-long, queue-full, driver-failed, ledger-failed, shutting-down,
-    paused, cancelled, unknown-lease, lease-ended, wrong-token, request-id-reused, in-use, not-supported, reset-required,
-    not-permitted. There may be more: then go by `retryable`.
+    """A word: invalid-request, unknown-profile, unknown-gpu, too-large, too-many-devices, no-mig-gpu, outside-limits,
+    no-capacity, gpu-unavailable, revision-changed, waited-too-long, queue-full, limit-exceeded, driver-failed,
+    ledger-failed, shutting-down, paused, cancelled, cancel-requested, unknown-request, unknown-lease, lease-ended,
+    wrong-token, request-id-reused, in-use, not-supported, reset-required, not-permitted. There may be more: then go by
+    `retryable`.
     """
     message: builtins.str
     """In words, starting with "cannot"."""
@@ -2181,6 +2671,10 @@ class RefusalDetail(google.protobuf.message.Message):
     """How many more there are."""
     revision: builtins.int
     """With revision-changed: at which revision the node is now."""
+    end_reason: builtins.str
+    """With lease-ended: why the lease has ended, a word as in the event lease-ended: "expired", "released", "gpu-lost".
+    Empty where it is not known any more.
+    """
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]:
         """The most telling ones; trailing metadata has little room."""
@@ -2209,9 +2703,10 @@ class RefusalDetail(google.protobuf.message.Message):
         explanation: collections.abc.Iterable[builtins.str] | None = ...,
         revision: builtins.int | None = ...,
         changed: collections.abc.Iterable[builtins.str] | None = ...,
+        end_reason: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_revision", b"_revision", "revision", b"revision"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_revision", b"_revision", "blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "changed", b"changed", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable", "revision", b"revision"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_revision", b"_revision", "blockers", b"blockers", "blockers_left_off", b"blockers_left_off", "changed", b"changed", "end_reason", b"end_reason", "explanation", b"explanation", "hint", b"hint", "message", b"message", "reason", b"reason", "retryable", b"retryable", "revision", b"revision"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_revision", b"_revision"]) -> typing.Literal["revision"] | None: ...
 
 global___RefusalDetail = RefusalDetail

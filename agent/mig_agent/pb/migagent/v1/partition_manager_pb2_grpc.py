@@ -44,6 +44,11 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Cancel',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/migagent.v1.PartitionManager/Release',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ReleaseRequest.SerializeToString,
@@ -89,6 +94,16 @@ class PartitionManagerStub(object):
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.UsageRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.UsageResponse.FromString,
                 _registered_method=True)
+        self.Accounting = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Accounting',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.FromString,
+                _registered_method=True)
+        self.Advise = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Advise',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.FromString,
+                _registered_method=True)
         self.Reclaim = channel.unary_unary(
                 '/migagent.v1.PartitionManager/Reclaim',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.ReclaimRequest.SerializeToString,
@@ -98,6 +113,11 @@ class PartitionManagerStub(object):
                 '/migagent.v1.PartitionManager/Cordon',
                 request_serializer=migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.SerializeToString,
                 response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/migagent.v1.PartitionManager/Drain',
+                request_serializer=migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.SerializeToString,
+                response_deserializer=migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.FromString,
                 _registered_method=True)
         self.SetMigMode = channel.unary_unary(
                 '/migagent.v1.PartitionManager/SetMigMode',
@@ -148,7 +168,16 @@ class PartitionManagerServicer(object):
         connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+        this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Cancel(self, request, context):
+        """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+        `cancel-requested` and told who did it. A lease is ended by Release.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -223,6 +252,22 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Accounting(self, request, context):
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+        sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Advise(self, request, context):
+        """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+        replayed. Only of the caller's own leases; of all for administrators and schedulers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Reclaim(self, request, context):
         """Destroys the idle instances, to leave their GPUs empty. For administrators.
         """
@@ -237,6 +282,15 @@ class PartitionManagerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+        an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+        Draining what is drained changes its deadline and reason. For administrators.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetMigMode(self, request, context):
         """Switches a GPU's MIG mode. Refused while anything runs on it or is leased. For administrators.
         """
@@ -246,8 +300,8 @@ class PartitionManagerServicer(object):
 
     def Pause(self, request, context):
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -283,6 +337,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Hold,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -329,6 +388,16 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.UsageRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.UsageResponse.SerializeToString,
             ),
+            'Accounting': grpc.unary_unary_rpc_method_handler(
+                    servicer.Accounting,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.SerializeToString,
+            ),
+            'Advise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Advise,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.SerializeToString,
+            ),
             'Reclaim': grpc.unary_unary_rpc_method_handler(
                     servicer.Reclaim,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.ReclaimRequest.FromString,
@@ -338,6 +407,11 @@ def add_PartitionManagerServicer_to_server(servicer, server):
                     servicer.Cordon,
                     request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.FromString,
                     response_serializer=migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.FromString,
+                    response_serializer=migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.SerializeToString,
             ),
             'SetMigMode': grpc.unary_unary_rpc_method_handler(
                     servicer.SetMigMode,
@@ -414,6 +488,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Hold',
             migagent_dot_v1_dot_partition__manager__pb2.HoldRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.HoldResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Cancel',
+            migagent_dot_v1_dot_partition__manager__pb2.CancelRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.CancelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -668,6 +769,60 @@ class PartitionManager(object):
             _registered_method=True)
 
     @staticmethod
+    def Accounting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Accounting',
+            migagent_dot_v1_dot_partition__manager__pb2.AccountingRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.AccountingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Advise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Advise',
+            migagent_dot_v1_dot_partition__manager__pb2.AdviseRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.AdviseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Reclaim(request,
             target,
             options=(),
@@ -711,6 +866,33 @@ class PartitionManager(object):
             '/migagent.v1.PartitionManager/Cordon',
             migagent_dot_v1_dot_partition__manager__pb2.CordonRequest.SerializeToString,
             migagent_dot_v1_dot_partition__manager__pb2.CordonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/migagent.v1.PartitionManager/Drain',
+            migagent_dot_v1_dot_partition__manager__pb2.DrainRequest.SerializeToString,
+            migagent_dot_v1_dot_partition__manager__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

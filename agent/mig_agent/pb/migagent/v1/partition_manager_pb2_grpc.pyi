@@ -19,7 +19,8 @@ Refusals
 
 Who may call what
   The agent serves two Unix sockets: one for users and one for administrators, which only root may open by default.
-  Reclaim, Cordon, SetMigMode, Pause, Resume and Adopt are for administrators. Release and Renew take the lease's token;
+  Reclaim, Cordon, Drain, SetMigMode, Pause, Resume and Adopt are for administrators. Cancel is for the caller of the
+  waiting request, and for administrators. Release and Renew take the lease's token;
   administrators need none, and a user of the agent's own machine needs none for what was asked for under that user's
   own uid. Recover takes the token from everybody.
 """
@@ -67,7 +68,16 @@ class PartitionManagerStub:
     connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+    this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    """
+
+    Cancel: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse,
+    ]
+    """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+    `cancel-requested` and told who did it. A lease is ended by Release.
     """
 
     Release: grpc.UnaryUnaryMultiCallable[
@@ -133,6 +143,22 @@ class PartitionManagerStub:
     ]
     """What is used on each instance at this moment, as far as the driver tells."""
 
+    Accounting: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
+    ]
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+    sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+    """
+
+    Advise: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse,
+    ]
+    """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+    replayed. Only of the caller's own leases; of all for administrators and schedulers.
+    """
+
     Reclaim: grpc.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimResponse,
@@ -145,6 +171,15 @@ class PartitionManagerStub:
     ]
     """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
 
+    Drain: grpc.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse,
+    ]
+    """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+    an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+    Draining what is drained changes its deadline and reason. For administrators.
+    """
+
     SetMigMode: grpc.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse,
@@ -156,8 +191,8 @@ class PartitionManagerStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.UnaryUnaryMultiCallable[
@@ -206,7 +241,16 @@ class PartitionManagerAsyncStub:
     connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
     connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
     attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-    answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+    this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+    """
+
+    Cancel: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse,
+    ]
+    """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+    `cancel-requested` and told who did it. A lease is ended by Release.
     """
 
     Release: grpc.aio.UnaryUnaryMultiCallable[
@@ -272,6 +316,22 @@ class PartitionManagerAsyncStub:
     ]
     """What is used on each instance at this moment, as far as the driver tells."""
 
+    Accounting: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse,
+    ]
+    """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+    sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+    """
+
+    Advise: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse,
+    ]
+    """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+    replayed. Only of the caller's own leases; of all for administrators and schedulers.
+    """
+
     Reclaim: grpc.aio.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimResponse,
@@ -284,6 +344,15 @@ class PartitionManagerAsyncStub:
     ]
     """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
 
+    Drain: grpc.aio.UnaryUnaryMultiCallable[
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse,
+    ]
+    """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+    an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+    Draining what is drained changes its deadline and reason. For administrators.
+    """
+
     SetMigMode: grpc.aio.UnaryUnaryMultiCallable[
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeRequest,
         mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeResponse,
@@ -295,8 +364,8 @@ class PartitionManagerAsyncStub:
         mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse,
     ]
     """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-    Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-    when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+    Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+    with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
     """
 
     Resume: grpc.aio.UnaryUnaryMultiCallable[
@@ -349,7 +418,18 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         connection that stands, or its process ends on this machine, the lease ends at once. When the network drops the
         connection, or the agent ends the stream (a restart), the lease stays for 60 seconds in which the same request id
         attaches to it again; 5 seconds when the caller's side has closed the connection, or when it breaks before the
-        answer. It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        answer. After a restart of the agent it stays as long as the process that called lives, if that is known to run on
+        this machine (on a Unix socket). It may be told `cancelled` at first, and asks again. Who means to end a lease at once calls Release.
+        """
+
+    @abc.abstractmethod
+    def Cancel(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.CancelRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.CancelResponse]]:
+        """Takes a waiting request out of the queue: its caller's own, or, for administrators, any. Its client is refused with
+        `cancel-requested` and told who did it. A lease is ended by Release.
         """
 
     @abc.abstractmethod
@@ -434,6 +514,26 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         """What is used on each instance at this moment, as far as the driver tells."""
 
     @abc.abstractmethod
+    def Accounting(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AccountingResponse]]:
+        """Who leased how much in a period, from the agent's ledger: leases count by their part in it. Everybody sees the
+        sums of everybody, as in Status; names of other users' leases are left out, and counted under their users.
+        """
+
+    @abc.abstractmethod
+    def Advise(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.AdviseResponse]]:
+        """What leases asked for against what they used, and what asking for less would have meant: the node's history is
+        replayed. Only of the caller's own leases; of all for administrators and schedulers.
+        """
+
+    @abc.abstractmethod
     def Reclaim(
         self,
         request: mig_agent.pb.migagent.v1.partition_manager_pb2.ReclaimRequest,
@@ -450,6 +550,17 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         """Keeps new leases off a GPU, or allows them again. What is leased goes on. For administrators."""
 
     @abc.abstractmethod
+    def Drain(
+        self,
+        request: mig_agent.pb.migagent.v1.partition_manager_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.DrainResponse]]:
+        """Cordons GPUs so that they become empty: what is leased there ends by itself, or at a deadline. Holders are warned by
+        an event and in Status. The lease of a pod that has come never ends by this: evict the pod. Outlives the agent.
+        Draining what is drained changes its deadline and reason. For administrators.
+        """
+
+    @abc.abstractmethod
     def SetMigMode(
         self,
         request: mig_agent.pb.migagent.v1.partition_manager_pb2.SetMigModeRequest,
@@ -464,8 +575,8 @@ class PartitionManagerServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse, collections.abc.Awaitable[mig_agent.pb.migagent.v1.partition_manager_pb2.PauseResponse]]:
         """Grants nothing more, lets the step under way come to its end, and lets go of the driver, so that it can be replaced.
-        Leases stay, and what waits stays in the queue; new requests are refused with `paused`. Outlives the agent. Answers
-        when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
+        Leases stay, and what waits stays in the queue, where new requests that may wait come as well; all others are refused
+        with `paused`. Outlives the agent. Answers when the driver was released, or says why it is not. Pausing what is paused is no error. For administrators.
         """
 
     @abc.abstractmethod

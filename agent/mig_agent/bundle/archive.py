@@ -1,0 +1,97 @@
+"""The file of a bundle: a tar.gz whose bytes depend on its contents alone, with a manifest."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import json
+import os
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from mig_agent.client.to_json import Json
+from mig_agent.core.errors import UsageError
+
+FOLDER: Final = "mig-agent-bundle"
+MANIFEST: Final = "manifest.json"
+FORMAT: Final = 1
+_MODE: Final = 0o600
+_MOST_BYTES: Final = 256 << 20
+"""The most that is read of one file of a bundle; whoever sends one may have made it up."""
+
+
+def pack(files: Mapping[str, str], manifest: Mapping[str, Json]) -> bytes:
+    """Return the archive: the files in order of their names, without times and owners, and a manifest of them."""
+    raw = {name: text.encode("utf-8", errors="replace") for name, text in files.items()}
+    listed: dict[str, Json] = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in sorted(raw.items())
+    }
+    whole: dict[str, Json] = {"format": FORMAT, **manifest, "files": listed}
+    raw[MANIFEST] = (json.dumps(whole, indent=2) + "\n").encode("utf-8", errors="replace")
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as compressed,
+        tarfile.open(mode="w", fileobj=compressed, format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, content in sorted(raw.items()):
+            member = tarfile.TarInfo(f"{FOLDER}/{name}")
+            member.size, member.mode = len(content), _MODE
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def write(path: Path, content: bytes, *, force: bool) -> None:
+    """Write a file for its owner alone, whole or not at all. Raises UsageError.
+
+    A process that dies here leaves at most a file with a leading dot. Without `force` no file is replaced, also none
+    that is made meanwhile.
+    """
+    exists = UsageError(f"cannot write {path}: there is such a file", "give another name, or --force")
+    if not force and path.exists():
+        raise exists
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # for its owner alone
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if force:
+                temporary.replace(path)
+            else:
+                os.link(temporary, path)  # unlike a rename, never replaces a file
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except FileExistsError:
+        raise exists from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path}: {error.strerror or error}",
+            "give the name of a file in a folder that you may write to",
+        ) from error
+
+
+def read(path: Path, name: str) -> str:
+    """Return one file of a bundle. Raises UsageError if there is none of that name, or this is no bundle."""
+    try:
+        with tarfile.open(path, mode="r:gz") as archive:
+            member = archive.getmember(f"{FOLDER}/{name}")
+            content = archive.extractfile(member)
+            if content is None or member.size > _MOST_BYTES:
+                raise UsageError(f"cannot read {name} in {path}: it is no plain file, or too large")
+            return content.read().decode("utf-8", errors="replace")
+    except KeyError as error:
+        raise UsageError(
+            f"cannot read {path}: it has no {name}", "its manifest.json says what could not be had, and why"
+        ) from error
+    except (OSError, EOFError, tarfile.TarError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no tar.gz of `migctl bundle`"
+        raise UsageError(f"cannot read {path}: {why}", "give a file that `migctl bundle` has written") from error

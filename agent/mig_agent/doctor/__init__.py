@@ -1,0 +1,1 @@
+"""`migctl doctor`: checks a machine, its driver and the agent, without changing anything."""

@@ -1,0 +1,133 @@
+"""What is examined: the machine, the agent's answers and settings, and the driver; gathered once, within bounds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from mig_agent.adapters.host import Host
+from mig_agent.client import Client, ClientError, Tls, UsageError
+from mig_agent.client.addresses import Address
+from mig_agent.core.errors import DriverError
+from mig_agent.doctor.agent_settings import FoundSettings, find_settings
+from mig_agent.doctor.probe import Probe
+
+if TYPE_CHECKING:
+    from mig_agent.adapters.nvml.survey import Survey
+    from mig_agent.client.types import Status
+
+DRIVER_SECONDS = 20.0
+"""How long the driver may take; one without persistence needs seconds to begin, one that hangs never answers."""
+AGENT_SECONDS = 15.0
+"""How long the agent may take to answer."""
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered(Generic[_Answer]):
+    """An answer, or the error in its place."""
+
+    value: _Answer | None = None
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Everything that the checks look at."""
+
+    probe: Probe
+    address: Address
+    status: Answered[Status]
+    found: FoundSettings
+    survey: Answered[Survey]
+    host: Host
+    """The machine of the GPUs: the simulated one if the GPUs are simulated."""
+    simulated: bool = False
+    now: float = field(default_factory=time.time)
+
+    @property
+    def node(self) -> Status | None:
+        """The agent's answer; None if there is none."""
+        return self.status.value
+
+    @property
+    def state_dir(self) -> Path | None:
+        """The agent's folder; None if its settings are not known."""
+        return None if self.found.settings is None else self.found.settings.state_dir
+
+
+def within(seconds: float, function: Callable[[], _Answer]) -> Answered[_Answer]:
+    """Return what a function answers in a thread of its own, or its error; a TimeoutError if it takes too long.
+
+    The thread is daemonic: one that hangs does not keep the process from exiting.
+    """
+    found: list[Answered[_Answer]] = []
+
+    def call() -> None:
+        try:
+            found.append(Answered(value=function()))
+        except Exception as error:  # noqa: BLE001 -- it becomes a finding
+            found.append(Answered(error=error))
+
+    thread = threading.Thread(target=call, name="doctor", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else Answered(error=TimeoutError(f"no answer within {seconds:g} s"))
+
+
+def gather(
+    probe: Probe, address: Address, tls: Tls | None = None, config: Path | None = None, *, driver: bool = True
+) -> Subject:
+    """Ask the agent and the driver, and find the settings. `driver`: False leaves the driver alone."""
+
+    def ask() -> Status:
+        with Client(address, tls=tls, patience=0.0) as client:
+            return client.status()
+
+    found = find_settings(probe, address.path, config)
+    status = within(AGENT_SECONDS, ask)
+    settings = found.settings
+    simulated = settings is not None and bool(settings.simulate)
+    host, library = Host(probe.root), None
+    if simulated and settings is not None:
+        from mig_agent.simulator import STATE_FILE, Simulator, open_library  # noqa: PLC0415 -- only with simulated GPUs
+
+        state_file = settings.simulated_dir / STATE_FILE
+        try:
+            library = open_library(state_file)
+            host = Host(Simulator(state_file).host_root, simulated=True)
+        except Exception as error:  # noqa: BLE001 -- no such machine, or one of another user: it becomes a finding
+            unreadable: Answered[Survey] = Answered(error=error)
+            return Subject(
+                probe=probe, address=address, status=status, found=found, survey=unreadable, host=host, simulated=True
+            )
+    survey: Answered[Survey] = _survey(library) if driver else Answered(error=UsageError("it was not asked"))
+    return Subject(
+        probe=probe, address=address, status=status, found=found, survey=survey, host=host, simulated=simulated
+    )
+
+
+def _survey(library: object | None) -> Answered[Survey]:
+    def ask() -> Survey:
+        from mig_agent.adapters.nvml.survey import take_survey  # noqa: PLC0415 -- a light client has no pynvml
+
+        return take_survey(library)
+
+    return within(DRIVER_SECONDS, ask)
+
+
+def words_of(error: Exception | None) -> str:
+    """Return an error for people."""
+    match error:
+        case None:
+            return "nothing is known"
+        case DriverError():
+            return error.detail or str(error)
+        case ClientError() | UsageError():
+            return error.message
+        case _:
+            return str(error) or type(error).__name__

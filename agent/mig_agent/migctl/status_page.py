@@ -1,0 +1,264 @@
+"""The page of `migctl status`: a line for each GPU, what fits now, the leases and the queue."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mig_agent.core.quantities import counted, format_duration
+from mig_agent.core.slicemap import (
+    FREE,
+    UNUSABLE,
+    SliceMapBlock,
+    SliceMapGpu,
+    render_legend,
+    render_lines,
+    render_text,
+)
+from mig_agent.migctl.failures import one_line
+from mig_agent.migctl.lease_names import user_of
+from mig_agent.migctl.printing import ago, gpu_state, memory, place, table, until
+from mig_agent.migctl.wait_words import OWN_LIMIT, blocked_by, start_interval
+
+if TYPE_CHECKING:
+    from mig_agent.client.types import Gpu, LeaseInfo, LedgerDoubt, Status, Waiting
+
+MOST_LINES = 16
+"""The page is kept this short where it can be: leases and the end of a long queue are left out, and it says so."""
+_LEAST_QUEUE = 3
+"""Lines of the queue that are shown however long the page is: its header, the first, and how many more."""
+_MOST_FITS_LINES = 2
+_LEASES = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN")
+_QUEUE = ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
+_PRIORITY = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """How the page is drawn, and what is on it."""
+
+    width: int = 80
+    color: bool = False
+    unicode: bool = True
+    cut: bool = False
+    """True to cut long names so that tables fit the width, too."""
+    boxes: bool = False
+    """True to draw each GPU as a box of several lines."""
+    leases: bool = False
+    """True to list all leases and the whole queue; False to do so only where the page stays short."""
+    map: bool = True
+    """False for the leases and the queue alone."""
+
+
+def render(node: Status, page: Page) -> str:
+    """Return the page as plain text."""
+    body = _map(node, page) if page.map else []
+    rows, queue = _lease_table(node, page), _queue(node, page)
+    listed = [rows] if rows else []
+    if page.leases:
+        parts = [_head(node), *body, *listed, *queue]
+        return _joined(parts, blank=True)
+    # The first that is short enough: with all leases, without blank lines, without leases, with a part of the queue.
+    whole = [_head(node), *body, *listed, *queue]
+    if _height(whole, blank=False) <= MOST_LINES:
+        return _joined(whole, blank=_height(whole, blank=True) <= MOST_LINES)
+    short = [_head(node, hidden=bool(rows)), *body]
+    queue = _queue(node, page, most=max(_LEAST_QUEUE, MOST_LINES - _height(short, blank=False)))
+    short += queue
+    return _joined(short, blank=_height(short, blank=True) <= MOST_LINES)
+
+
+def _joined(parts: Sequence[Sequence[str]], *, blank: bool) -> str:
+    return ("\n\n" if blank else "\n").join("\n".join(part) for part in parts)
+
+
+def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
+    """Return a GPU as the input of the map. `pods` are pod names by lease, without namespaces to fit the cells."""
+    blocks = tuple(
+        SliceMapBlock(
+            start=each.placement.start if each.placement else 0,
+            size=each.placement.size if each.placement else gpu.memory_slices,
+            label=each.profile,
+            state=each.state,
+            holder=pods.get(each.lease) or user_of(each.holder),
+        )
+        for each in gpu.instances
+    )
+    return SliceMapGpu(
+        title=f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}"),
+        name=f"GPU {gpu.index} {gpu.model.removeprefix('NVIDIA ') if gpu.state == 'ready' else gpu.state}",
+        memory_slices=gpu.memory_slices,
+        blocks=blocks,
+        unusable=frozenset(gpu.unusable_slices),
+    )
+
+
+def _height(parts: Sequence[Sequence[str]], *, blank: bool) -> int:
+    return sum(map(len, parts)) + (len(parts) - 1 if blank else 0)
+
+
+def _head(node: Status, *, hidden: bool = False) -> list[str]:
+    """Return the summary and what is wrong. `hidden`: say how to see the leases."""
+    waiting = f", {len(node.queue)} waiting" if node.queue else ""
+    leases = counted(len(node.leases), "lease") + (" (--leases, --mine)" if hidden else "")
+    lines = [f"{node.node}: {counted(len(node.gpus), 'GPU')}, {leases}{waiting} (revision {node.revision})"]
+    if node.paused:
+        lines.append(f"paused: {'; '.join(node.paused)}")
+    if node.ledger_doubt is not None:
+        lines += _doubt(node.ledger_doubt)
+    lines += [f"the socket {each}" for each in node.socket_problems]
+    lines += node.problems
+    if node.ledger_error:
+        lines.append(f"no new leases: {node.ledger_error}")
+    return [one_line(each) for each in lines]
+
+
+def _map(node: Status, page: Page) -> list[list[str]]:
+    """Return the GPUs, what is to be said of them, and what fits now."""
+    pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
+    gpus = [slice_map(each, pods) for each in node.gpus]
+    states = {each.state for gpu in node.gpus for each in gpu.instances}
+    states |= {UNUSABLE} if any(each.unusable for each in gpus) else set()
+    legend = [render_legend([*states, FREE], color=page.color, unicode=page.unicode)] if states else []
+    fits = _fits(node, page)
+    notes = [one_line(note) for each in node.gpus for note in _notes(each)]
+    notes += [one_line(f"GPU {index} has not answered yet: {why}") for index, why in node.missing_gpus.items()]
+    if page.boxes:
+        boxes = [render_text(each, page.width, color=page.color, unicode=page.unicode).splitlines() for each in gpus]
+        return [*boxes, *filter(None, (legend, notes))]  # what fits is counted over all GPUs
+    lines = render_lines(gpus, page.width, color=page.color, unicode=page.unicode)
+    return [part for part in ([*lines, *legend], fits, notes) if part]
+
+
+def _fits(node: Status, page: Page) -> list[str]:
+    """Return what could be leased now, one kind at a time, in profiles and in memory; nothing from an older agent."""
+    if not node.available:
+        return []
+    fitting = [each for each in node.available if each.count]
+    if not fitting:
+        return ["fits now: nothing"]
+    kinds = [f"{each.count} x {each.profile}" for each in fitting]
+    most = memory(max(each.memory_mib for each in fitting))
+    # Only the blanks between kinds may become line ends.
+    text = f"fits now (up to {most}): {' or '.join(kinds)}".replace(" x ", "\u00a0x\u00a0")
+    lines = textwrap.wrap(
+        text,
+        page.width,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+        max_lines=None if page.leases else _MOST_FITS_LINES,
+        placeholder=" ...",
+    )
+    return [line.replace("\u00a0", " ") for line in lines]
+
+
+def _notes(gpu: Gpu) -> Iterator[str]:
+    """Yield what does not fit into the map."""
+    if gpu.reason:
+        yield gpu_state(gpu)
+    if gpu.draining:
+        ends = "when its leases end" if gpu.drain_deadline is None else f"in {until(gpu.drain_deadline)} at the latest"
+        yield f"GPU {gpu.index} is being drained: it is empty {ends}"
+    if gpu.mig.current != gpu.mig.pending and gpu.state not in {"ready", "whole"}:  # their reason says so
+        yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
+    for each in gpu.instances:
+        if each.state == "blocked" and each.reason:
+            yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
+
+
+def _lease_table(node: Status, page: Page) -> list[str]:
+    """Return a row for each device of each lease."""
+    rows = [row for each in node.leases for row in _lease(each)]
+    header: tuple[str, ...] = _LEASES
+    if any(row[-1] for row in rows):
+        header = (*header, "NOTE")
+    else:
+        rows = [row[:-1] for row in rows]
+    return table(header, rows, width=page.width if page.cut else None, bends=(1,)).splitlines() if rows else []
+
+
+def _lease(each: LeaseInfo) -> Iterator[tuple[str, ...]]:
+    # A warning of idleness says more than that the lease is unused.
+    unused = ["unused"] if each.unused and not each.warning else []
+    marks = [*unused, *(["reserved"] if each.promised else []), *([each.warning] if each.warning else [])]
+    holder = each.holder or each.tenant or "-"
+    times = (ago(each.created_at), until(each.expires_at))
+    for number in range(max(1, len(each.devices))):
+        first = number == 0
+        gpu, slices, profile, lost = _device(each, number)
+        note = ", ".join(([*marks] if first else []) + ([lost] if lost else []))
+        yield (*((each.id, holder) if first else ("", "")), gpu, slices, profile, *(times if first else ("", "")), note)
+
+
+def _device(lease: LeaseInfo, number: int) -> tuple[str, str, str, str]:
+    """Return GPU, slices and profile of one device, and for a lost one what is still known of it."""
+    if number >= len(lease.devices):
+        return "-", "-", "-", ""
+    each = lease.devices[number]
+    slices = "all" if each.placement is None else _numbers(each.placement.start, each.placement.size)
+    if each.uuid:
+        return str(each.gpu_index), slices, each.profile, ""
+    kubelet = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
+    lost = f"lost{kubelet}"
+    return (str(each.gpu_index), slices, each.profile, lost) if each.profile else ("-", "-", "-", lost)
+
+
+def _numbers(start: int, size: int) -> str:
+    return str(start) if size == 1 else f"{start}-{start + size - 1}"
+
+
+def _queue(node: Status, page: Page, most: int | None = None) -> list[list[str]]:
+    """Return the waiting requests and when GPUs are reserved, in at most `most` lines; nothing if none waits."""
+    if not node.queue:
+        return []
+    notes = []
+    if node.reservation_after is not None and not node.strict_fifo:
+        after = format_duration(node.reservation_after)
+        notes = [f"after {after} in the queue, GPUs are held free for whoever is first"]
+    limits = [line for each in node.queue if each.limit for line in _limit(each, page)]
+    shown = node.queue
+    if most is None or 1 + len(shown) + len(notes) + len(limits) <= most:
+        notes += limits
+    elif 1 + len(shown) + len(notes) > most:
+        notes = notes if most > _LEAST_QUEUE else []
+        if 1 + len(shown) + len(notes) > most:
+            shown = node.queue[: most - 2 - len(notes)]
+    left = len(node.queue) - len(shown)
+    return [[*_queue_table(shown, page), *([f"and {left} more"] if left else []), *notes]]
+
+
+def _limit(each: Waiting, page: Page) -> list[str]:
+    """Return which limit a request waits for; on a terminal in lines that fit."""
+    text = one_line(f"place {each.position} {OWN_LIMIT}: {each.limit}")
+    return textwrap.wrap(text, page.width, subsequent_indent="  ") if page.cut else [text]
+
+
+def _queue_table(shown: Sequence[Waiting], page: Page) -> list[str]:
+    rows: list[tuple[str, ...]] = [_QUEUE, *map(_waiting, shown)]
+    if not any(each.priority for each in shown):  # room for what blocks them
+        rows = [(*row[:_PRIORITY], *row[_PRIORITY + 1 :]) for row in rows]
+    header, *rest = rows
+    return table(header, rest, width=page.width if page.cut else None, bends=(1, 2, len(header) - 1)).splitlines()
+
+
+def _waiting(each: Waiting) -> tuple[str, ...]:
+    blocked = "its own limit" if each.limit else blocked_by(each.blockers, brief=True)
+    start = start_interval(each.estimate).removeprefix("in ")
+    wait = (ago(each.since), start or "-", blocked or "-")
+    return (str(each.position), each.holder or "-", each.wants, str(each.priority), *wait)
+
+
+def _doubt(doubt: LedgerDoubt) -> Iterator[str]:
+    """Yield lines for people, which say what happened to the ledger and what to type next."""
+    yield f"the ledger {doubt.why}" + (f"; the former one is kept as {doubt.kept_as}" if doubt.kept_as else "")
+    if doubt.restored:
+        yield "leases since then are not known: what the ledger does not account for is foreign, and left alone"
+    else:
+        yield "leases from before do not count: what the ledger does not account for is foreign, and left alone"
+    if doubt.recoverable:
+        known = counted(doubt.recoverable, "lease")
+        yield f"{known} from before can be recovered: whoever has the token types `migctl recover`, or with LEASE"
+    yield "what is no longer needed: `migctl adopt UUID ...` or `migctl adopt --all`, as administrator"

@@ -1,0 +1,265 @@
+"""What `migctl top` shows: instances and what is used on them, sorted, filtered and scrolled, as lines of a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from mig_agent.core.quantities import counted
+from mig_agent.migctl.failures import one_line
+from mig_agent.migctl.printing import memory
+
+if TYPE_CHECKING:
+    from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
+
+UNKNOWN: Final = "?"
+"""For what the driver does not report, such as utilisation under MIG; never 0."""
+_HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "GPU%", "HOLDER")
+_BAR_CELLS = 10
+_ALMOST_FULL = 0.9
+_LONGEST_FILTER = 40
+
+Segment = tuple[str, str]
+"""A text, and the name of its style: empty for plain text."""
+Line = tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRow:
+    """One instance with what is used on it."""
+
+    instance: Instance
+    gpu_index: int
+    usage: Usage | None
+    is_unused: bool
+
+    @property
+    def used_mib(self) -> int | None:
+        """Memory in use; None if it is not known."""
+        return None if self.usage is None else self.usage.memory_used_mib
+
+    @property
+    def total_mib(self) -> int:
+        """Memory of the device."""
+        measured = None if self.usage is None else self.usage.memory_total_mib
+        return measured or self.instance.memory_mib
+
+    @property
+    def processes(self) -> Sequence[ProcessUsage]:
+        """What is known of its processes."""
+        return () if self.usage is None else self.usage.process_details
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """One reading of the node, and the names of its users."""
+
+    node: Status
+    usage: Mapping[int, Usage]
+    user_name: Callable[[int], str]
+
+    def rows(self) -> list[InstanceRow]:
+        """Return all instances, by GPU and place."""
+        unused = {each.id for each in self.node.leases if each.unused}
+        return [
+            InstanceRow(each, gpu.index, self.usage.get(each.generation), each.lease in unused)
+            for gpu in self.node.gpus
+            for each in sorted(gpu.instances, key=_start)
+        ]
+
+
+def _start(instance: Instance) -> int:
+    return 0 if instance.placement is None else instance.placement.start
+
+
+ORDERS: Final = ("gpu", "memory", "holder", "profile")
+"""The orders of the rows, in the order in which the key `s` takes them."""
+
+
+def _sorted(rows: Iterable[InstanceRow], order: str) -> list[InstanceRow]:
+    """Return rows that are in the order of their places in another order; equal ones stay as they were."""
+    match order:
+        case "memory":
+            return sorted(rows, key=lambda row: -(row.used_mib or 0))
+        case "holder":
+            return sorted(rows, key=lambda row: (not row.instance.holder, row.instance.holder or ""))
+        case "profile":
+            return sorted(rows, key=lambda row: (-row.instance.memory_mib, row.instance.profile))
+    return list(rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """How the instances are shown: a value that each key replaces."""
+
+    order: str = "gpu"
+    words: str = ""
+    """Only rows that have this text somewhere, in any case."""
+    is_typing: bool = False
+    """Whether keys go to the filter."""
+    offset: int = 0
+    """How many lines of the list are above the screen."""
+    with_processes: bool = True
+
+    def after(self, key: str, page: int, length: int) -> View | None:
+        """Return the view after a key; None for the key that ends it.
+
+        `page` is how many lines of the list the screen has, `length` how many there are.
+        """
+        if self.is_typing:
+            return self._typed(key)
+        last = max(0, length - page)
+        moves = {"up": -1, "k": -1, "down": 1, "j": 1, "page-up": -page, "page-down": page, " ": page}
+        moves |= {"home": -length, "end": length}
+        if key in moves:
+            return replace(self, offset=min(max(self.offset + moves[key], 0), last))
+        following = ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)]
+        changed = {
+            "escape": replace(self, words="", offset=0),
+            "/": replace(self, is_typing=True, words="", offset=0),
+            "p": replace(self, with_processes=not self.with_processes, offset=0),
+            "s": replace(self, order=following, offset=0),
+            "q": None,
+            "Q": None,
+        }
+        return changed.get(key, self)
+
+    def _typed(self, key: str) -> View:
+        match key:
+            case "enter":
+                return replace(self, is_typing=False)
+            case "escape":
+                return replace(self, is_typing=False, words="")
+            case "backspace":
+                return replace(self, words=self.words[:-1])
+        if len(key) == 1 and key.isprintable() and len(self.words) < _LONGEST_FILTER:
+            return replace(self, words=self.words + key)
+        return self
+
+    def keys(self) -> str:
+        """Return the line that says which keys there are."""
+        if self.is_typing:
+            return f"filter: {self.words}_   (Enter keeps it, Esc removes it)"
+        kept = f"   filter: {self.words} (Esc removes it)" if self.words else ""
+        return f"q quit   arrows scroll   s sort: {self.order}   / filter   p processes{kept}"
+
+
+def head(reading: NodeReading) -> str:
+    """Return the first line: how many leases there are, and how much of what is leased is used."""
+    node = reading.node
+    leased = [row for row in reading.rows() if row.instance.lease]
+    known = [row.used_mib for row in leased if row.used_mib is not None]
+    parts = [f"{node.node}: {counted(len(node.leases), 'lease')}"]
+    if node.queue:
+        parts.append(f"{len(node.queue)} waiting")
+    if leased:
+        used = memory(sum(known)) if known else UNKNOWN
+        parts.append(f"{used} used of {memory(sum(row.total_mib for row in leased))} leased")
+    return one_line(", ".join(parts))
+
+
+def list_lines(reading: NodeReading, view: View, width: int | None) -> tuple[Line, list[Line]]:
+    """Return the header of the list, and its lines: each instance with its processes below it."""
+    rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
+    cells = [_HEADER, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    lines: list[Line] = []
+    for row, texts in zip(rows, cells[1:], strict=True):
+        lines.append(tuple(_cut(_styled(row, texts, widths), width)))
+        if view.with_processes:
+            lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
+    header = "  ".join(cell.ljust(size) for cell, size in zip(_HEADER, widths, strict=True)).rstrip()
+    return tuple(_cut(iter([(header, "bold")]), width)), lines
+
+
+def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
+    if not words:
+        return True
+    each = row.instance
+    texts = [f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
+    for process in row.processes:
+        texts += [str(process.pid), process.command]
+        texts += [] if process.uid is None else [reading.user_name(process.uid)]
+    return any(words.lower() in text.lower() for text in texts)
+
+
+def _cells(row: InstanceRow) -> tuple[str, ...]:
+    each, usage = row.instance, row.usage
+    percent = None if usage is None else usage.utilization_percent
+    holder = (each.holder or "-") + (" (unused)" if row.is_unused else "")
+    if usage is not None and not usage.process_details and usage.processes:
+        holder += f" (pid {', '.join(map(str, usage.processes))})"
+    return (
+        str(row.gpu_index),
+        each.profile,
+        each.state,
+        UNKNOWN if row.used_mib is None else memory(row.used_mib),
+        memory(row.total_mib),
+        _bar(row),
+        UNKNOWN if percent is None else str(percent),
+        one_line(holder),
+    )
+
+
+def _bar(row: InstanceRow) -> str:
+    if row.used_mib is None or not row.total_mib:
+        return UNKNOWN.center(_BAR_CELLS)
+    full = min(_BAR_CELLS, -(-row.used_mib * _BAR_CELLS // row.total_mib))
+    return "#" * full + "." * (_BAR_CELLS - full)
+
+
+def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int]) -> Iterator[Segment]:
+    nearly_full = row.used_mib is not None and row.used_mib >= _ALMOST_FULL * row.total_mib
+    styles = {2: row.instance.state, 5: "full" if nearly_full else "bar"}
+    for column, (text, size) in enumerate(zip(texts, widths, strict=True)):
+        last = column == len(texts) - 1
+        yield text if last else text.ljust(size), styles.get(column, "")
+        if not last:
+            yield "  ", ""
+
+
+def _process(each: ProcessUsage, reading: NodeReading) -> Iterator[Segment]:
+    user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
+    used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
+    yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
+
+
+def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
+    """Yield the segments that fit into `width` characters; two dots end a line that does not."""
+    whole = list(segments)
+    if width is None or sum(len(text) for text, _ in whole) <= width:
+        yield from whole
+        return
+    left = width - 2
+    for text, style in whole:
+        if len(text) > left:
+            yield text[: max(0, left)], style
+            break
+        yield text, style
+        left -= len(text)
+    yield "..", ""
+
+
+def page(reading: NodeReading, view: View, width: int, height: int) -> list[Line]:
+    """Return the whole screen: the head, the keys, and as much of the list as there is place for."""
+    header, lines = list_lines(reading, view, width)
+    size = page_size(height)
+    shown = lines[view.offset : view.offset + size]
+    more = len(lines) - view.offset - len(shown)
+    below = f"{more} more below" if more > 0 else ""
+    top = [head(reading), view.keys()]
+    screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in zip(top, ("bold", "keys"), strict=True)]
+    if not lines:
+        return [*screen, (), (("no instances" if not view.words else "no instance has that in it", ""),)]
+    return [*screen, header, *shown, *([((below, "keys"),)] if below else [])]
+
+
+def page_size(height: int) -> int:
+    """Return how many lines of the list a screen of this height has, beside the head, the keys, and what is below."""
+    return max(1, height - 4)
+
+
+def plain(lines: Sequence[Line]) -> str:
+    """Return lines without their styles."""
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)

@@ -1,0 +1,107 @@
+"""Limits, cancel and drain as people meet them: a real agent with a configuration file, and migctl."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mig_agent.client import Client, Refused
+from support.agent import Agent, eventually
+
+CONFIG = """\
+limits:
+  users:
+    root:
+      leases: 2
+      longest_ttl: 2h
+"""
+
+
+def waiting(agent: Agent) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = agent.ask("status")["queue"]
+    return found
+
+
+def started(agent: Agent, *typed: str) -> subprocess.Popen[str]:
+    """A `migctl` that waits in the queue when this returns."""
+    before = len(waiting(agent))
+    process = agent.begin(*typed)
+    eventually(lambda: len(waiting(agent)) > before, "it waits")
+    return process
+
+
+def test_a_limit_is_told_with_the_line_that_sets_it(folder: Path) -> None:
+    config = folder / "config.yaml"
+    config.write_text(CONFIG)
+    with Agent(folder, flags=("--config", str(config))) as agent:
+        first = agent.ask("request", "--gpu-memory", "4G")
+        assert first["expires_at"] is not None
+        agent.ask("request", "--gpu-memory", "4G")
+        error = agent.ask("request", "--gpu-memory", "4G", code=3)["error"]
+        assert (error["reason"], error["retryable"]) == ("limit-exceeded", True)
+        assert error["message"] == (
+            f"cannot serve 4G: root holds 2 of at most 2 leases (set by limits.users.root.leases in {config}, line 4)"
+        )
+        assert agent.ask("plan", "--gpu-memory", "4G", code=3)["error"]["reason"] == "limit-exceeded"
+        assert agent.ask("request", "--gpu-memory", "4G", "--ttl", "3h", code=3)["error"]["reason"] == "outside-limits"
+        process = started(agent, "request", "--gpu-memory", "4G", "--wait", "10m", "-o", "json")
+        (entry,) = waiting(agent)
+        assert "root holds 2 of at most 2 leases" in str(entry["limit"])
+        agent.migctl("release", first["lease"])
+        printed, _ = process.communicate(timeout=60)
+        assert json.loads(printed)["lease"]
+
+
+def test_a_waiting_migctl_is_cancelled_and_says_by_whom(agent: Agent) -> None:
+    for gpu in ("0", "1"):
+        agent.ask("request", "--num-gpus", "1", "--gpu", gpu)
+    process = started(agent, "request", "--gpu-memory", "4G", "--wait", "10m", "--request-id", "abc-1", "-o", "json")
+    printed = agent.migctl("cancel", "abc", "--reason", "the node is needed").stdout
+    assert printed.startswith("cancelled abc-1: 4G, of root")
+    answer, _ = process.communicate(timeout=60)
+    error = json.loads(answer)["error"]
+    assert (process.returncode, error["reason"], error["retryable"]) == (3, "cancel-requested", False)
+    assert error["message"].endswith("the request was cancelled by root (an administrator): the node is needed")
+    assert agent.ask("cancel", "abc", code=3)["error"]["reason"] == "unknown-request"
+    other = started(agent, "request", "--gpu-memory", "4G", "--wait", "10m")
+    assert len(agent.ask("cancel", "--mine")["cancelled"]) == 1
+    other.communicate(timeout=60)
+    assert other.returncode == 3
+    assert agent.migctl("cancel", "--mine").stdout == "no request of yours waits\n"
+    assert agent.ask("cancel", code=2)["error"]["hint"].startswith("give its id")
+
+
+def test_drain_and_undrain(agent: Agent) -> None:
+    """Over a kill of the agent, too."""
+    lease = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")["lease"]
+    printed = agent.migctl("drain", "--gpu", "1", "--deadline", "2h", "--reason", "a new fan").stdout
+    assert printed.startswith("GPU 1 is cordoned: drained by root: a new fan; what is leased there ends in 2h\n")
+    assert f"lease {lease} of root is still there" in printed
+    agent.kill()
+    agent.start()
+    status = agent.ask("status")
+    assert status["gpus"][1]["draining"] is True
+    assert status["gpus"][1]["drain_deadline"]
+    (shown,) = status["leases"]
+    assert shown["warning"].startswith("GPU 1 is drained by root: a new fan; the lease ends in 1h59m")
+    kinds = [each["kind"] for each in agent.ask("events", "--since", "1h")["events"]]
+    assert {"gpu-cordoned", "lease-warned"} <= set(kinds)
+    agent.migctl("release", lease)
+    eventually(lambda: "is drained: nothing is leased there" in agent.migctl("events", "--since", "1h").stdout)
+    assert agent.migctl("undrain").stdout == "GPU 1 is ready\n"
+    assert agent.migctl("undrain").stdout == "no GPU is drained\n"
+    assert agent.ask("drain", "--deadline", "0s", code=2)["error"]["reason"] == "invalid-request"
+    assert [each["index"] for each in agent.ask("drain")["gpus"]] == [0, 1]
+
+
+def test_the_python_client(agent: Agent) -> None:
+    with Client(agent.address) as client:
+        assert client.drain(0, deadline="1h", reason="a fan").gpus[0].draining
+        assert not client.undrain()[0].draining
+        assert client.cancel(mine=True) == ()
+        with pytest.raises(Refused) as refused:
+            client.cancel("nothing")
+        assert refused.value.reason == "unknown-request"
