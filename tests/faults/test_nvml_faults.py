@@ -232,6 +232,7 @@ async def test_a_call_fails_that_is_seen_on_the_adapters_face_alone(tmp_path: Pa
         methods = {
             "nvmlEventSetFree": lambda: listens(driver).close(),
             "nvmlShutdown": driver.close,
+            "nvmlSystemGetNVMLVersion": driver._nvml.library_version,
         }
         for code in codes_of(call):
             node.simulator.fail(call, code, gpu=place_of(call))

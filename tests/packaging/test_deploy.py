@@ -90,7 +90,8 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     text = (ROOT / "deploy/mig-agent.service").read_text()
     assert "ExecStart=mig-agent " in text
     unit = tmp_path / "mig-agent.service"
-    unit.write_text(text.replace("ExecStart=mig-agent ", f"ExecStart={program} "))
+    # Here it is in no folder where systemd would look for it.
+    unit.write_text(re.sub(r"^(Exec\w+=)mig-agent ", rf"\g<1>{program} ", text, flags=re.MULTILINE))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit],
         capture_output=True,

@@ -19,6 +19,7 @@ LISTED: dict[str, tuple[Code, ...]] = {
     "nvmlInitWithFlags": (_P,),
     "nvmlShutdown": (),
     "nvmlSystemGetDriverVersion": (_I,),
+    "nvmlSystemGetNVMLVersion": (_I,),
     "nvmlDeviceGetCount": (_I,),
     "nvmlEventSetCreate": (_I, _S),
     "nvmlDeviceRegisterEvents": (_I, _S),
@@ -63,6 +64,7 @@ OF_NO_GPU = frozenset(
         "nvmlInitWithFlags",
         "nvmlShutdown",
         "nvmlSystemGetDriverVersion",
+        "nvmlSystemGetNVMLVersion",
         "nvmlDeviceGetCount",
         "nvmlDeviceGetHandleByIndex",
         "nvmlDeviceGetHandleByUUID",
@@ -76,7 +78,7 @@ OF_NO_GPU = frozenset(
 
 # Where each call is made
 
-ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown"})
+ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown", "nvmlSystemGetNVMLVersion"})
 """The adapter offers them, and the engine does not make them, or only at the very end."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})

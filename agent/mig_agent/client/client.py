@@ -137,6 +137,7 @@ class Client:
         """Take a waiting request out of the queue by its id or a unique beginning of it, or with `mine` all of yours.
 
         The client that waits is refused and told who cancelled it. Administrators may cancel any request.
+        Raises Refused (such as `unknown-request`), NoAgent, and UsageError.
         """
         return self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
 
@@ -181,7 +182,8 @@ class Client:
     def record_plans(self, args_list: Sequence[RequestArgs] = ()) -> str:
         """Return the plans of these requests and of those that wait, with everything that they depend on, as JSON.
 
-        `mig-agent replay` reads it. Empty from an agent that cannot record. Changes nothing.
+        `mig-agent replay` reads it. Empty from an agent that cannot record. Changes nothing. Raises Refused, NoAgent,
+        and UsageError.
         """
         return self._call(api_methods.record_plans(args_list))
 
@@ -229,14 +231,15 @@ class Client:
     def account(self, by: str = "tenant", *, since: float | None = None, until: float | None = None) -> types.Account:
         """Return who leased how much in a period (seconds since the epoch), by user, tenant, name or profile.
 
-        Names of other users' leases are counted under their users, unless an administrator asks.
+        Names of other users' leases are counted under their users, unless an administrator asks. Raises Refused,
+        NoAgent, and UsageError.
         """
         return self._call(api_methods.account(by, since, until))
 
     def advise(self, name: str = "", *, since: float | None = None) -> tuple[types.Advice, ...]:
         """Return what leases of a name, or of all names, asked for against what they used: own leases only.
 
-        Administrators and schedulers get advice on everybody's.
+        Administrators and schedulers get advice on everybody's. Raises Refused, NoAgent, and UsageError.
         """
         return self._call(api_methods.advise(name, since))
 
@@ -285,12 +288,16 @@ class Client:
     def drain(self, *gpus: str | int, deadline: str | float | None = None, reason: str = "") -> types.Drained:
         """Cordon GPUs, or all, so that they become empty; what is leased ends by itself, or after `deadline` (`2h`).
 
-        For administrators. The leases of pods on this node never end by this: evict the pods.
+        For administrators. The leases of pods on this node never end by this: evict the pods. Raises Refused, NoAgent,
+        and UsageError.
         """
         return self._call(api_methods.drain(gpus, deadline, reason))
 
     def undrain(self, *gpus: str | int) -> tuple[types.Gpu, ...]:
-        """End the draining of GPUs, or of all, and allow new leases there again. For administrators."""
+        """End the draining of GPUs, or of all, and allow new leases there again. For administrators.
+
+        Raises Refused, NoAgent, and UsageError.
+        """
         return self._call(api_methods.undrain(gpus))
 
     def set_mig_mode(self, gpu: str | int, *, enable: bool) -> types.ModeChange:

@@ -31,7 +31,7 @@ _DRIVER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ConfigFinding:
     """One result of the check."""
 
     problem: Problem
@@ -39,23 +39,23 @@ class Finding:
     """True for a mistake on any machine; False for what depends on this machine, this user or this moment."""
 
 
-def findings(reading: Reading) -> tuple[Finding, ...]:
+def findings(reading: Reading) -> tuple[ConfigFinding, ...]:
     """Return all that is wrong: the mistakes first; what this machine would refuse only if there is none. Blocks."""
     if reading.settings is None:
-        return tuple(Finding(problem=each, is_error=True) for each in reading.problems)
+        return tuple(ConfigFinding(problem=each, is_error=True) for each in reading.problems)
     found = []
     for name, is_error, look in _looks(reading.settings):
         try:
             look()
         except ConfigError as error:
-            found.append(Finding(problem=_placed(error, name, reading), is_error=is_error))
+            found.append(ConfigFinding(problem=_placed(error, name, reading), is_error=is_error))
         except OSError as error:  # a folder that the user who checks may not enter
             words = ConfigError(f"cannot check {name}: {error.strerror}: {error.filename}", _AS_THE_AGENT)
-            found.append(Finding(problem=_placed(words, name, reading), is_error=False))
+            found.append(ConfigFinding(problem=_placed(words, name, reading), is_error=False))
     return tuple(found)
 
 
-def as_json(config: Path | None, found: Iterable[Finding]) -> str:
+def as_json(config: Path | None, found: Iterable[ConfigFinding]) -> str:
     """Return the result as a JSON object: `config`, `valid`, `errors` and `warnings`."""
     listed: dict[bool, list[dict[str, object]]] = {True: [], False: []}
     for each in found:

@@ -476,10 +476,12 @@ class Manager:
         ledger = self._parts.ledger
         return await self._query(lambda: ledger.events(since, gpu or "", limit, lease=lease, before=before))
 
-    async def count_events(self, since: float, gpu: str | None, *, lease: str = "", before: int = 0) -> int:
-        """Return how many events `events` would return without a limit. Raises RefusedError (LEDGER_FAILED)."""
+    async def event_page(
+        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
+    ) -> tuple[tuple[Event, ...], int]:
+        """Return what `events` returns, and how many older events match. Raises RefusedError (LEDGER_FAILED)."""
         ledger = self._parts.ledger
-        return await self._query(lambda: ledger.count_events(since, gpu or "", lease=lease, before=before))
+        return await self._query(lambda: ledger.event_page(since, gpu or "", limit, lease=lease, before=before))
 
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
         """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""

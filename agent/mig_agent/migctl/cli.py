@@ -63,6 +63,13 @@ class _Verbs(click.Group):
         command = getattr(importlib.import_module(f"{_PACKAGE}.{_VERBS[cmd_name]}"), cmd_name)
         return command if isinstance(command, click.Command) else None
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command. Raises click.Abort for Ctrl-C: for KeyboardInterrupt click would print an empty line."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise click.Abort from error
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

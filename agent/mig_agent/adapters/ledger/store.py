@@ -179,11 +179,15 @@ class Ledger:
         with self._reading() as connection:
             return read_events(connection, query, limit)
 
-    def count_events(self, since: float = 0.0, gpu: str = "", *, lease: str = "", before: int = 0) -> int:
-        """Return how many events match. Blocking, from any thread. Raises LedgerError."""
+    def event_page(
+        self, since: float = 0.0, gpu: str = "", limit: int = 1000, *, lease: str = "", before: int = 0
+    ) -> tuple[tuple[Event, ...], int]:
+        """Return what `events` returns, and how many older events match. Blocking as well. Raises LedgerError."""
         query = EventQuery(since=since, gpu=gpu, lease=lease, before=before)
         with self._reading() as connection:
-            return count_events(connection, query)
+            events = read_events(connection, query, limit)
+            earlier = count_events(connection, replace(query, before=events[0].number)) if events else 0
+        return events, earlier
 
     def uses(
         self, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]

@@ -277,13 +277,10 @@ class PartitionManagerServicer:
         gpu = parse_gpu(message.gpu) if message.gpu else None
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
         lease, before = message.lease, min(message.before, _MOST_NUMBER)
-        events = await self._manager.events(since, gpu, limit, lease=lease, before=before)
+        # Nothing is awaited after this: a user's answers are counted only once they are encoded.
+        events, earlier = await self._manager.event_page(since, gpu, limit, lease=lease, before=before)
         latest = encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES)
-        earlier = len(events) - len(latest)
-        if events:
-            oldest = events[0].number
-            earlier += await self._manager.count_events(since, gpu, lease=lease, before=oldest)
-        return pb.EventsResponse(events=latest, earlier=earlier)
+        return pb.EventsResponse(events=latest, earlier=earlier + len(events) - len(latest))
 
     async def usage(self, _message: pb.UsageRequest, context: Context) -> pb.UsageResponse:
         """Return the current usage of each instance."""

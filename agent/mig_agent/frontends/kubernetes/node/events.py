@@ -28,6 +28,7 @@ _REASONS: Final[Mapping[EventKind, tuple[str, bool]]] = MappingProxyType(
     {
         EventKind.GPU_CORDONED: ("GpuCordoned", True),
         EventKind.GPU_UNCORDONED: ("GpuUncordoned", False),
+        EventKind.GPU_DRAINED: ("GpuDrained", False),
         EventKind.GPU_LOST: ("GpuLost", True),
         EventKind.GPU_RECOVERED: ("GpuRecovered", False),
         EventKind.GPU_MODE_CHANGED: ("GpuModeChanged", False),
