@@ -82,7 +82,7 @@ build_deb() {
   mkdir -p "$stage/usr/bin"
   ln -s ../lib/mig-agent/bin/mig-agent ../lib/mig-agent/bin/migctl "$stage/usr/bin/"
   install -D -m 644 deploy/mig-agent.service "$stage/usr/lib/systemd/system/mig-agent.service"
-  sed -i 's|^ExecStart=mig-agent |ExecStart=/usr/bin/mig-agent |' "$stage/usr/lib/systemd/system/mig-agent.service"
+  sed -i -E 's|^(Exec[A-Za-z]+)=mig-agent |\1=/usr/bin/mig-agent |' "$stage/usr/lib/systemd/system/mig-agent.service"
   install -D -m 644 deploy/debian/mig-agent.sysusers "$stage/usr/lib/sysusers.d/mig-agent.conf"
   install -D -m 644 deploy/debian/mig-agent.tmpfiles "$stage/usr/lib/tmpfiles.d/mig-agent.conf"
   install -D -m 644 deploy/debian/config.yaml "$stage/etc/mig-agent/config.yaml"

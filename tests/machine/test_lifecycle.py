@@ -53,7 +53,8 @@ def test_an_upgrade_keeps_leases_and_what_runs(before: set[str], installed: Mach
     assert "does not serve" not in told
     assert lease in running == {*_leases(installed)}
     installed.run("touch /tmp/upgraded")
-    assert job.communicate(timeout=60)[0] == "done\n"
+    # Where the upgrade takes long, it has said before that the agent is away, and that it is back.
+    assert job.communicate(timeout=60)[0].endswith("done\n")
     assert _leases(installed) == [lease]
     installed.run("rm /tmp/upgraded")
     assert installed.run("cat /etc/mig-agent/config.yaml").count("simulate") == 1, "the administrator's own"
