@@ -56,7 +56,7 @@ def test_a_reload_checks_the_configuration_that_the_agent_reads_and_then_tells_i
     check, tell = unit_lines("ExecReload")
     program_path, _, *flags = shlex.split(start)
     assert shlex.split(check) == [program_path, "check", *flags]
-    assert tell.endswith("/kill -HUP $MAINPID")
+    assert shlex.split(tell) == ["/bin/sh", "-c", "kill -HUP $MAINPID"]
     assert f"--config {DEFAULT_CONFIG}" in start, "so that `mig-agent check` alone checks the same file"
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
 _MODE: Final = 0o600
 _MOST_BYTES: Final = 256 << 20
-"""The most that is read of one file of a bundle; whoever sends one may have made it up."""
+"""The most that is unpacked of a bundle; its sender may have made it up."""
 
 
 def pack(files: Mapping[str, str], manifest: Mapping[str, Json]) -> bytes:
@@ -82,16 +83,20 @@ def write(path: Path, content: bytes, *, force: bool) -> None:
 def read(path: Path, name: str) -> str:
     """Return one file of a bundle. Raises UsageError if there is none of that name, or this is no bundle."""
     try:
-        with tarfile.open(path, mode="r:gz") as archive:
+        with gzip.open(path) as whole:
+            unpacked = whole.read(_MOST_BYTES + 1)
+        if len(unpacked) > _MOST_BYTES:
+            raise UsageError(f"cannot read {path}: unpacked it is larger than {_MOST_BYTES >> 20} MiB")
+        with tarfile.open(fileobj=io.BytesIO(unpacked)) as archive:
             member = archive.getmember(f"{FOLDER}/{name}")
-            content = archive.extractfile(member)
-            if content is None or member.size > _MOST_BYTES:
-                raise UsageError(f"cannot read {name} in {path}: it is no plain file, or too large")
+            content = archive.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise UsageError(f"cannot read {name} in {path}: it is no plain file")
             return content.read().decode("utf-8", errors="replace")
     except KeyError as error:
         raise UsageError(
             f"cannot read {path}: it has no {name}", "its manifest.json says what could not be had, and why"
         ) from error
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no tar.gz of `migctl bundle`"
         raise UsageError(f"cannot read {path}: {why}", "give a file that `migctl bundle` has written") from error

@@ -56,6 +56,10 @@ class BaseConnection:
         self._answered = self._answered or isinstance(failure, Refused)
         return failure
 
+    def record_answer(self) -> None:
+        """Note that an agent has answered, if only in the middle of a call."""
+        self._answered = True
+
     def is_worth_repeating(self, error: ClientError) -> bool:
         """Return True if a call may be repeated; False if no agent ever answered, so that NoAgent comes at once."""
         return is_interruption(error) and (self._answered or isinstance(error, Dropped))

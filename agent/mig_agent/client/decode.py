@@ -126,6 +126,7 @@ def waiting(message: pb.QueuedRequest) -> types.Waiting:
         estimate=_start_estimate(message),
         blockers=blockers(message.blockers),
         limit=message.limit,
+        holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
     )
 
 

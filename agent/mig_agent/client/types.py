@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import Blocker
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,13 +218,13 @@ class QueuePosition(int):
     limit: str
     """Which limit of its caller or tenant keeps it waiting, for people; empty if none does."""
 
-    def __new__(
+    def __new__(  # noqa: PYI034 -- typing.Self is not in Python 3.10
         cls,
         position: int,
         estimate: StartEstimate | None = None,
         blockers: tuple[Blocker, ...] = (),
         limit: str = "",
-    ) -> Self:
+    ) -> QueuePosition:
         """Return the position."""
         made = super().__new__(cls, position)
         made.estimate = estimate

@@ -41,6 +41,7 @@ class Waiting:
 
     def over(self) -> None:
         """Note that the agent has answered."""
+        self._connection.record_answer()
         self._absence.over()
 
     def pause_after(self, error: ClientError) -> float:

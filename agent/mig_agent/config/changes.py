@@ -56,6 +56,6 @@ def _values(settings: Settings) -> Mapping[str, object]:
 
 
 def _written(row: Row, value: object) -> str:
-    if row.when_unset and value in {None, "", ()}:
+    if row.when_unset and value in (None, "", ()):
         return "not set"
     return row.kind.write(value) or "empty"

@@ -101,6 +101,8 @@ def _of_gpus(message: str, hint: str) -> Found:
 def from_file(path: Path) -> Found:
     """Return the values of a YAML file; the problems name the lines of its mistakes."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise OSError(0, "Is a directory" if path.is_dir() else "it is no plain file")  # noqa: TRY301 -- worded as the others below
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
@@ -111,8 +113,11 @@ def from_file(path: Path) -> Found:
         number = error.problem_mark.line + 1 if error.problem_mark else None
         line = "" if number is None else f", line {number}"
         return _of_file(path, f"cannot read {path}{line}: {error.problem}", "it must be YAML: `name: value`", number)
-    except yaml.YAMLError:
-        return _of_file(path, f"cannot read {path}: it has characters that YAML does not allow", "")
+    except (yaml.YAMLError, RecursionError) as error:
+        what = (
+            "is nested too deeply" if isinstance(error, RecursionError) else "has characters that YAML does not allow"
+        )
+        return _of_file(path, f"cannot read {path}: it {what}", "")
     if root is None:
         return Found()
     if not isinstance(root, yaml.MappingNode):

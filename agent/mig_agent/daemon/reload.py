@@ -46,11 +46,15 @@ class Reloader:
         try:
             changes = await asyncio.wait_for(self._take_up(), _READING_SECONDS)
         except TimeoutError:
+            self._thread = CallThread("configuration")  # the other one may wait for that file for ever
             self._refused((f"it could not be read in {_READING_SECONDS:g} s",))
         except InvalidConfigError as error:
             self._refused(tuple(each.message for each in error.problems))
         except ConfigError as error:
             self._refused((error.message,))
+        except Exception:  # a fault of the agent itself must not be taken for a configuration in use
+            self._refused(("the agent failed in a way that it did not expect; its log tells more",))
+            raise
         else:
             self._taken(changes)
         await self._agent.servers.check_certificates()

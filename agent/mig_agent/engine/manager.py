@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
@@ -15,7 +16,19 @@ from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refu
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.limits import UsageLimits
-from mig_agent.core.model import Generation, Gpu, Instance, Lease, LeaseId, NodeView, Request, RequestKey, Slot, Want
+from mig_agent.core.model import (
+    CallerId,
+    Generation,
+    Gpu,
+    Instance,
+    Lease,
+    LeaseId,
+    NodeView,
+    Request,
+    RequestKey,
+    Slot,
+    Want,
+)
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, PodOwner, StreamOwner
 from mig_agent.core.planning.capacity import Available, RemainingCapacity, available
@@ -57,11 +70,22 @@ MOST_RUNS = 1000
 """How many of the latest leased devices advice rests on."""
 MOST_CASES = 10
 """How many names one call gets advice on: each takes two replays of the history."""
+_ADVICE_SECONDS = 20.0
+"""How long one call replays the history; names that are not reached by then get no advice."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
 
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One user's analyses of the ledger: one at once."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: int = 0
+    """How many hold the lock or wait for it."""
 
 
 class Manager:
@@ -99,6 +123,8 @@ class Manager:
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
         self._event_queries = asyncio.Semaphore(_MOST_EVENT_QUERIES)
         self._advising = asyncio.Lock()
+        self._analyses: dict[CallerId, _Turn] = {}
+        """The turns of the users whose calls of `account` or `advise` are in progress."""
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
@@ -497,7 +523,8 @@ class Manager:
         now = self._context.clock.now()
         period = Period(since, now if until is None else min(until, now))
         active, ledger, reader = self._context.accounting.active(now), self._parts.ledger, _reader(caller)
-        return await self._query(lambda: read_account(ledger, active, period, by, reader))
+        async with self._analysing(caller):
+            return await self._query(lambda: read_account(ledger, active, period, by, reader))
 
     async def advise(self, since: float, name: str, caller: Caller) -> tuple[Advice, ...]:
         """Return what leases asked for against what they used, and what asking for less would have meant.
@@ -506,18 +533,36 @@ class Manager:
         The history of the node is replayed with the smaller request, in turns with other calls. Raises RefusedError.
         """
         context, reader, ledger = self._context, _reader(caller), self._parts.ledger
-        active = context.accounting.active(context.clock.now())
-        uses = await self._query(lambda: read_runs(ledger, active, since, MOST_RUNS))
-        node = ReplayedNode(
-            view=context.state.view,
-            policy=context.policy,
-            reservation_after_seconds=context.reservation_after_seconds,
-            strict_fifo=context.settings.strict_fifo,
-        )
-        async with self._advising:
-            return tuple(
-                [await self._in_turns(advise(case, uses, node)) for case in cases(uses, reader, name)[:MOST_CASES]]
+        # Nothing is read before it is this call's turn: a thousand calls that wait hold nothing.
+        async with self._analysing(caller), self._advising:
+            active = context.accounting.active(context.clock.now())
+            uses = await self._query(lambda: read_runs(ledger, active, since, MOST_RUNS))
+            node = ReplayedNode(
+                view=context.state.view,
+                policy=context.policy,
+                reservation_after_seconds=context.reservation_after_seconds,
+                strict_fifo=context.settings.strict_fifo,
             )
+            until, found = time.monotonic() + _ADVICE_SECONDS, []
+            for case in cases(uses, reader, name)[:MOST_CASES]:
+                advice = await self._in_turns(advise(case, uses, node), until)
+                if advice is None:
+                    break
+                found.append(advice)
+        return tuple(found)
+
+    @asynccontextmanager
+    async def _analysing(self, caller: Caller) -> AsyncIterator[None]:
+        """Wait until no other analysis of the ledger is in progress for this user, so that one cannot delay others."""
+        turn = self._analyses.setdefault(caller.caller_id, _Turn())
+        turn.calls += 1
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            turn.calls -= 1
+            if not turn.calls:
+                self._analyses.pop(caller.caller_id, None)
 
     async def _query(self, read: Callable[[], _Answer]) -> _Answer:
         """Read the ledger in another thread. Raises RefusedError (LEDGER_FAILED)."""
@@ -527,15 +572,20 @@ class Manager:
         except LedgerError as error:
             raise refuse(Reason.LEDGER_FAILED, str(error)) from error
 
-    async def _in_turns(self, steps: Generator[None, None, _Answer]) -> _Answer:
-        """Return what a computation returns; other calls run between its steps."""
-        while True:
+    async def _in_turns(self, steps: Generator[None, None, _Answer], until: float) -> _Answer | None:
+        """Return what a computation returns, or None at the moment `until` of `time.monotonic`.
+
+        Other calls run between its steps.
+        """
+        while time.monotonic() < until:
             try:
                 next(steps)
             except StopIteration as end:
                 answer: _Answer = end.value
                 return answer
             await self._context.fairness.yield_turn()
+        steps.close()
+        return None
 
     # Administration: the transport decides which callers may do this
 

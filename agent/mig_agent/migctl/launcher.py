@@ -67,8 +67,8 @@ class Launcher:
                     self._orders = None
                     os.close(orders)  # while it runs it kills everything then
                 process.wait()
-                if process.returncode == -signal.SIGKILL:
-                    _kill_descendants(before)
+                # A supervisor that did its work has left nothing; one that was killed, or failed, may have.
+                _kill_descendants(before)
         self.interrupted = self._shares_group and process.returncode == -signal.SIGINT
         return _SIGNALLED - process.returncode if process.returncode < 0 else process.returncode
 

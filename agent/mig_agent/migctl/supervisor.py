@@ -282,7 +282,8 @@ class Supervisor:
         running = self._running()
         if self._shares_group:
             for pid in running:
-                os.kill(pid, number)
+                with contextlib.suppress(PermissionError):  # it has become another user's, as sudo does
+                    os.kill(pid, number)
         elif running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(next(iter(self._codes)), number)
@@ -314,7 +315,8 @@ class Supervisor:
             self._ask_to_end()
             return min(self._kills_at - now, _LOOK_SECONDS)
         for pid in self._running():  # before the look at all of the machine's processes, which takes a while
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(PermissionError):
+                os.kill(pid, signal.SIGKILL)
         left = descendants(os.getpid())
         if now - self._kills_at > GIVE_UP_SECONDS:
             _say(f"cannot end {_names(left)}; the lease is released all the same")

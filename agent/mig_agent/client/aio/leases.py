@@ -81,15 +81,37 @@ class AsyncLease(BaseLease):
         await self.release()
 
 
-class Taking:
-    """A lease that is not granted yet: `lease = await taking`, or `async with taking as lease`, which releases it."""
+class Taking(Coroutine[Any, Any, AsyncLease]):
+    """A lease that is not granted yet: `lease = await taking`, or `async with taking as lease`, which releases it.
+
+    It is a coroutine, so that it can be the work of a task, too.
+    """
 
     def __init__(self, take: Callable[[], Coroutine[Any, Any, AsyncLease]]) -> None:
         self._take = take
         self._lease: AsyncLease | None = None
+        self._task: Coroutine[Any, Any, AsyncLease] | None = None
+        """The coroutine that a task runs."""
 
     def __await__(self) -> Generator[Any, Any, AsyncLease]:
         return self._take().__await__()
+
+    def send(self, value: Any) -> Any:  # noqa: ANN401 -- of the protocol
+        """Run on to the next pause, for a task."""
+        if self._task is None:
+            self._task = self._take()
+        return self._task.send(value)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 -- of the protocol
+        """Raise an error where it pauses, for a task that is cancelled."""
+        if self._task is None:
+            self._task = self._take()
+        return self._task.throw(*error)
+
+    def close(self) -> None:
+        """End it where it pauses."""
+        if self._task is not None:
+            self._task.close()
 
     async def __aenter__(self) -> AsyncLease:
         self._lease = await self._take()

@@ -57,8 +57,10 @@ def _lines(lease: LeaseInfo, node: Status, usage: dict[int, Usage]) -> Iterator[
     if lease.expires_at is not None:
         yield f"  expires  {local_time(lease.expires_at)}, in {until(lease.expires_at)}"
     yield f"  ends     {ending_of(lease)}"
-    if lease.unused:
-        yield "  unused   no process has been seen on it for an hour"
+    if lease.warning:
+        yield f"  warning  {lease.warning}"
+    elif lease.unused:
+        yield "  unused   no process has been seen on it for long"
     for number, device in enumerate(lease.devices):
         yield from _device(lease, number, device, node, usage)
     uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
