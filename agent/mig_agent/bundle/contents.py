@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Event, GpuModel
 
 RECORDING: Final = "recording.json"
-"""What `mig-agent replay` reads."""
+"""Name of the file that `mig-agent replay` reads."""
 _PACKAGES: Final = ("click", "grpcio", "protobuf", "nvidia-ml-py", "pyyaml", "rich", "structlog")
 _MOST_EVENTS: Final = 1000
 """As many as an agent gives at once."""

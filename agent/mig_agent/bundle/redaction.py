@@ -1,4 +1,4 @@
-"""What must not leave the machine in a bundle: tokens, keys, passwords, and settings that could hold one.
+"""Removes what must not leave the machine in a bundle: tokens, keys, passwords, settings that could hold one.
 
 Nothing is added to a bundle that is known to hold a secret: no environment, no key files, no remembered tokens. This
 module is the second line, for what people write into names, reasons and arguments, which logs and events repeat.

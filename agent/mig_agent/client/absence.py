@@ -10,7 +10,7 @@ from typing import TypeAlias
 from mig_agent.client.errors import ClientError
 
 AWAY_SECONDS = 10.0
-"""How long an agent is away before that is reported: a restart takes less."""
+"""Seconds that an agent is away before that is reported: a restart takes less."""
 OnAway: TypeAlias = Callable[[ClientError | None], None]
 """Called with why the agent cannot be reached, and with None when it is back."""
 
@@ -55,5 +55,5 @@ class WaitLimit:
 
     @property
     def left(self) -> float:
-        """How many seconds are left; 0 at the end."""
+        """Seconds that are left; 0 at the end."""
         return max(self._until - time.monotonic(), 0.0)

@@ -175,7 +175,7 @@ ACCOUNTING_KEYS: Final = MappingProxyType(
         "profile": pb.ACCOUNTING_KEY_PROFILE,
     }
 )
-"""What accounting can be grouped by."""
+"""The keys by which accounting can be grouped."""
 
 
 def account(by: str, since: float | None, until: float | None) -> Call[types.Account]:

@@ -56,7 +56,7 @@ class ClientError(MigAgentError):
 
     @property
     def estimate(self) -> StartEstimate | None:
-        """When the request would be likely to start if it waited, if known: only of a dry run that asked for it."""
+        """Time at which the request would probably start if it waited; only of a dry run that asked for it."""
         return None
 
 
@@ -134,5 +134,5 @@ class Refused(ClientError):  # noqa: N818 -- reads as what happened: `except Ref
 
     @property
     def estimate(self) -> StartEstimate | None:
-        """When the request would be likely to start if it waited, if known: only of a dry run that asked for it."""
+        """Time at which the request would probably start if it waited; only of a dry run that asked for it."""
         return self._estimate

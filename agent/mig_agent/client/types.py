@@ -102,9 +102,9 @@ class LeaseInfo:
     kubelet_devices: tuple[KubeletDevice, ...] = ()
     """For each device of a pod's lease the kubelet's id of it; empty if no kubelet allocated it."""
     warning: str = ""
-    """Why the lease will or may end without its holder's doing (idle, a drained GPU); empty if it will not."""
+    """Reason why the lease will or may end without its holder's doing (idle, a drained GPU); empty if it will not."""
     idle_since: float | None = None
-    """When a process was last seen on its devices, in seconds since the epoch; None if the lease is not idle."""
+    """Time at which a process last used its devices, in epoch seconds; None if the lease is not idle."""
     request_id: str = ""
     """The id of its request; empty unless the reader requested it, or is an administrator."""
 
@@ -173,7 +173,7 @@ class Gpu:
     draining: bool = False
     """True if it is cordoned to become empty."""
     drain_deadline: float | None = None
-    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+    """Time at which what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Available:
-    """How many devices of one profile could be leased now if nothing else were."""
+    """Number of devices of one profile that could be leased now if nothing else were."""
 
     profile: str
     memory_mib: int
@@ -195,7 +195,7 @@ class Available:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEstimate:
-    """When a waiting request is likely to start, in seconds from when it was asked. None: not known."""
+    """The likely start of a waiting request, in seconds from when it was asked. None: not known."""
 
     earliest: float | None
     """It starts between `earliest` and `latest` with a probability of 80 %; by deadlines, before `latest`."""
@@ -205,14 +205,14 @@ class StartEstimate:
     basis: str
     """`leases`: how long the last leases lasted, with deadlines as upper bounds. `deadlines`: these alone."""
     leases: int = 0
-    """How many past leases it goes by."""
+    """Number of past leases that it goes by."""
 
 
 class QueuePosition(int):
     """A waiting request's position in the queue, 1 for the next one, with what else is known of its wait."""
 
     estimate: StartEstimate | None
-    """When it is likely to start; None: not known, or not yet."""
+    """Time at which it is likely to start; None: not known, or not yet."""
     blockers: tuple[Blocker, ...]
     """What blocks it, and who holds that; empty while a limit of its own does."""
     limit: str
@@ -245,7 +245,7 @@ class Waiting:
     since: float
     wants: str
     estimate: StartEstimate | None = None
-    """When it is likely to start; None: not known."""
+    """Time at which it is likely to start; None: not known."""
     blockers: tuple[Blocker, ...] = ()
     """What blocks it, and who holds that; empty while a limit of its own does."""
     limit: str = ""
@@ -458,7 +458,7 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Who leased how much in a period, the largest first."""
+    """Sums of what was leased in a period, the largest first."""
 
     rows: tuple[AccountRow, ...]
     total: AccountRow
@@ -475,7 +475,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What leases of one name asked for against what they used. `verdict` is smaller, fits or too-few-runs."""
+    """Compares what leases of one name asked for with what they used. `verdict` is smaller, fits or too-few-runs."""
 
     name: str
     user: str
@@ -488,7 +488,7 @@ class Advice:
     suggestion: str
     """The smaller request, as `gpu_memory` takes it; empty if there is none."""
     replayed: int
-    """How many leases of the node were replayed."""
+    """Number of leases of the node that were replayed."""
     waited_seconds: float | None
     """What these runs waited in the replay as they asked; None where nothing was replayed."""
     waited_less_seconds: float | None

@@ -278,7 +278,7 @@ class Row:
     """The default as people write it; empty where `when_unset` describes a missing value."""
     when_unset: str
     live: bool
-    """Whether a running agent takes up a change of it when it reads the configuration again."""
+    """True if a running agent takes up a change of it when it reads the configuration again."""
 
     @property
     def flag(self) -> str:

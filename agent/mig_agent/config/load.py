@@ -20,7 +20,7 @@ Flags = Mapping[str, "str | tuple[str, ...] | None"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What all sources say together."""
+    """The values of all sources together."""
 
     settings: Settings | None
     """None if there are problems."""

@@ -46,7 +46,7 @@ class Given:
 
 @dataclass(slots=True)
 class Found:
-    """What one source gives, and the mistakes in it."""
+    """The values that one source gives, and the mistakes in it."""
 
     given: dict[str, Given] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)

@@ -20,7 +20,7 @@ OTHERS = "(others)"
 
 
 class By(StrEnum):
-    """What accounting can be grouped by."""
+    """The keys by which accounting can be grouped."""
 
     USER = "user"
     TENANT = "tenant"
@@ -44,12 +44,12 @@ class AccountedDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAccount:
-    """What accounting knows of a lease beside its holder and times."""
+    """Facts about a lease that accounting needs beside its holder and times."""
 
     user: str = ""
     """Who asked, as the transport identified it; the tenant where a scheduler or administrator asked for others."""
     asked_at: float | None = None
-    """When the request arrived; None where it is not known."""
+    """Time at which the request arrived; None where it is not known."""
     priority: int = 0
     gpus: tuple[str, ...] = ()
     """The GPUs that the request allowed; empty: any."""
@@ -65,7 +65,7 @@ class Peak:
 
     used_mib: int
     samples: int
-    """How often it was read."""
+    """Number of times that it was read."""
 
     def with_sample(self, used_mib: int) -> Peak:
         """Return the peak after one more reading."""
@@ -163,7 +163,7 @@ def overlap(start: float, end: float, since: float, until: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who asks for accounting: own names are shown, names of others only as their users'."""
+    """The reader of accounting: own names are shown, names of others only as their users'."""
 
     uid: int | None = None
     user: str = ""

@@ -51,7 +51,7 @@ class Case:
 
     @property
     def want(self) -> Want:
-        """What the newest of them asked for."""
+        """Return what the newest of them asked for."""
         return wanted(self.uses[-1])
 
     @property
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to ask for instead."""
+    """Return what to ask for instead."""
 
     name: str
     user: str
@@ -86,7 +86,7 @@ class Advice:
     suggestion: str = ""
     """The smaller request, as `--gpu-memory` takes it; empty where there is none."""
     replayed: int = 0
-    """How many leases of the node were replayed."""
+    """Number of leases of the node that were replayed."""
     waited_seconds: float | None = None
     """What these runs waited in the replay as they asked; None where nothing was replayed."""
     waited_less_seconds: float | None = None

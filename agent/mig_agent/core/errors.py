@@ -79,7 +79,7 @@ class Blocker:
     lease: str = ""
     holder: str = ""
     expires_at: float | None = None
-    """When the lease ends unless it is renewed, in seconds since the epoch; None: it has no deadline."""
+    """Time at which the lease ends unless it is renewed, in seconds since the epoch; None: it has no deadline."""
 
     def describe(self) -> str:
         """Return the text that messages list: `GPU 0: 3g.40gb on slices 0-3 is leased, held by ann (lease ...)`."""

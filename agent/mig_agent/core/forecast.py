@@ -1,4 +1,4 @@
-"""When waiting requests are likely to start: the queue is played forward, many times, with sampled lease times.
+"""Forecasts when waiting requests start: plays the queue forward, many times, with sampled lease times.
 
 Each run draws when the active leases end (`core.load_history`, with deadlines as upper bounds), lets new requests come
 as they came of late, and starts what fits by the rules of `core.backfill` and the planner. The starts of a request in
@@ -36,13 +36,13 @@ from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy, Reuse
 from mig_agent.core.planning.search import NOTHING_RESERVED, find, usable_gpus
 
 RUNS = 40
-"""How often the queue is played forward."""
+"""Number of times that the queue is played forward."""
 FEWEST_LEASE_TIMES = 10
 """With fewer past leases, only deadlines say when leases end."""
 EARLY, LATE = 0.1, 0.9
 """The shares of runs between which the interval lies: 80 %."""
 _CLEANING_SECONDS = 1.0
-"""How long an instance may take to be destroyed."""
+"""Longest time that an instance may take to be destroyed."""
 _EVENTS_PER_REQUEST = 50
 _LEAST_EVENTS = 2000
 """A run ends after so many events, even if not all requests have started in it."""
@@ -52,17 +52,17 @@ Uniform = Callable[[], float]
 
 
 class Basis(StrEnum):
-    """What an estimate goes by. The values are in messages for programs; never rename one."""
+    """The basis of an estimate. The values are in messages for programs; never rename one."""
 
     DEADLINES = "deadlines"
     """The deadlines of the leases: an upper bound."""
     LEASES = "leases"
-    """How long the last leases lasted."""
+    """Durations of the last leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEstimate:
-    """When a waiting request is likely to start: moments in seconds since the epoch; None: not known.
+    """The likely start of a waiting request: moments in seconds since the epoch; None: not known.
 
     It starts between `earliest` and `latest` with a probability of 80 %, and before `median` with 50 %.
     """
@@ -72,7 +72,7 @@ class StartEstimate:
     latest: float | None
     basis: Basis
     leases: int = 0
-    """How many past leases it goes by."""
+    """Number of past leases that it goes by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class Forecast:
         self._starts: dict[int, list[float]] = {each.seq: [] for each in situation.waiting}
         self._run: Iterator[None] | None = None
         self.done = 0
-        """How many runs have ended."""
+        """Number of runs that have ended."""
 
     def advance(self, enough: Callable[[], bool] = lambda: False) -> bool:
         """Go on until all runs have ended (True) or `enough` returns True (False)."""
@@ -376,7 +376,7 @@ class _Run:
         """By identity of the class, and with fair share the tenant."""
         self._reserved: Reservation | None = None
         self.starts: dict[int, float] = {}
-        """When each request of the situation has started, by arrival number."""
+        """Time at which each request of the situation has started, by arrival number."""
         self.to_start = len(situation.waiting)
         self._next_seq = 1 + max((each.seq for each in situation.waiting), default=0)
         self._newcomers_from = self._next_seq
@@ -387,7 +387,7 @@ class _Run:
 
     @property
     def next_end(self) -> float:
-        """When the next lease ends; infinite if none does."""
+        """Time at which the next lease ends; infinite if none does."""
         return self._ends[0][0] if self._ends else math.inf
 
     def end_later(self, moment: float, places: tuple[_Place, ...]) -> None:

@@ -16,16 +16,16 @@ from mig_agent.core.model import Lease, Request
 
 FIRST_GUESS_SECONDS = 300.0
 MOST_LEASE_TIMES = 1000
-"""How many lease times are kept: with more, the oldest are dropped, so the distribution follows how a node is used."""
+"""Number of lease times kept; older ones are dropped, so that the distribution follows the node's use."""
 MOST_REQUESTS = 200
-"""How many requests are kept."""
+"""Number of requests that are kept."""
 FEWEST_REQUESTS = 10
 """With fewer requests nothing is said about how often they come."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedLease:
-    """How long a lease lasted, and how long it could have lasted by its deadline, in seconds."""
+    """Time that a lease lasted, and how long it could have lasted by its deadline, in seconds."""
 
     lasted: float
     allowed: float | None = None
@@ -40,7 +40,7 @@ def ended_lease(lease: Lease, at: float) -> EndedLease:
 
 @dataclass(frozen=True, slots=True)
 class PastLeases:
-    """How long past leases lasted, in order of size."""
+    """Durations of past leases, in order of size."""
 
     times: Sequence[float] = ()
     """In seconds."""

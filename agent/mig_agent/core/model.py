@@ -320,7 +320,7 @@ class Gpu:
     draining: bool = False
     """True if it is cordoned to become empty."""
     drain_until: float | None = None
-    """When what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+    """Time at which what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
     instances: tuple[Instance, ...] = ()
 
     @cached_property

@@ -59,7 +59,7 @@ class Queue:
 
     @property
     def oldest_since(self) -> float | None:
-        """When the request that waits longest arrived; None if no request waits."""
+        """Time at which the request that waits longest arrived; None if no request waits."""
         # Requests are in order of their arrival here, since each is added once.
         return next((each.since for each in self._waiting.values()), None)
 

@@ -41,7 +41,7 @@ class Run:
     lease: str
     asked_at: float
     seconds: float
-    """How long it lasted."""
+    """Time that it lasted."""
     wants: tuple[Want, ...]
     gpus: tuple[str, ...] = ()
     priority: int = 0

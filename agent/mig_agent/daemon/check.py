@@ -27,7 +27,7 @@ from mig_agent.daemon.roles import configured_roles
 
 _AS_THE_AGENT = "check as the user whom the agent runs as (sudo mig-agent check)"
 _DRIVER_SECONDS = 5.0
-"""How long the driver may take to tell which GPUs there are."""
+"""Longest time that the driver may take to tell which GPUs there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Hardware:
     absent: str = ""
     """Why this node has nothing to serve and nothing to wait for; the driver is closed then."""
     no_driver: str = ""
-    """Why the driver could not be opened; it is closed then, and opening it is to be tried again."""
+    """Reason why the driver could not be opened; it is closed then, and opening it is to be tried again."""
 
 
 def open_hardware(settings: Settings, on_call: OnCall | None, *, paused: bool = False) -> Hardware:

@@ -22,7 +22,7 @@ from mig_agent.daemon.httpserver import BoundedServer
 RETRY = Backoff(first=1.0, longest=60.0)
 """The pauses between two attempts to listen, in seconds."""
 _FIRST_ATTEMPT_SECONDS = 2.0
-"""How long the start waits for the first attempt: looking up a host name may take longer."""
+"""Longest time that the start waits for the first attempt: looking up a host name may take longer."""
 _HINT = "set metrics to another address, or to off"
 
 _log = structlog.get_logger(__name__)

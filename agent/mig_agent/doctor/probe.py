@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 RUN_SECONDS = 5.0
-"""How long a program may take before its answer counts as missing."""
+"""Longest time that a program may take before its answer counts as missing."""
 SUDO_HINT = "run it with sudo: sudo migctl doctor"
 _FOLDERS_OF_PROGRAMS = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin", "sbin", "opt/bin")
 _LONGEST_COMM = 15

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Status
 
 DRIVER_SECONDS = 20.0
-"""How long the driver may take; one without persistence needs seconds to begin, one that hangs never answers."""
+"""Time limit of the driver; one without persistence needs seconds to begin, one that hangs never answers."""
 AGENT_SECONDS = 15.0
-"""How long the agent may take to answer."""
+"""Longest time that the agent may take to answer."""
 _Answer = TypeVar("_Answer")
 
 

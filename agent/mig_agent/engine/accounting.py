@@ -33,9 +33,9 @@ from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine.callers import Caller
 
 MOST_TENANTS = 256
-"""How many tenants have a total of their own; further ones share one."""
+"""Number of tenants that have a total of their own; further ones share one."""
 MOST_KEYS = 2000
-"""How many groups one answer lists; the smallest of more are summed up."""
+"""Number of groups that one answer lists; the smallest of more are summed up."""
 FIRST_TRIM_SECONDS = 600.0
 """From the start to the first trim of the records, in seconds."""
 TRIM_SECONDS = 3600.0

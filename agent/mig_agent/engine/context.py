@@ -70,9 +70,9 @@ class EngineSettings:
     listen_to_driver: bool = True
     """Whether the driver's events are used to find changes by others at once; without them the timer finds them."""
     sample_usage_seconds: float | None = 30.0
-    """How often the memory in use on leased devices is read, for their peaks; None: never."""
+    """Interval at which the memory in use on leased devices is read, for their peaks; None: never."""
     keep_accounting_seconds: float = 400 * 86_400.0
-    """How long accounting remembers a lease that has ended."""
+    """Time for which accounting keeps a lease that has ended."""
     request_memory_hours: float = 24.0
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False

@@ -114,7 +114,7 @@ class Draining:
 
     @property
     def warnings(self) -> Mapping[LeaseId, str]:
-        """What the holders of leases on drained GPUs should know, as messages."""
+        """Messages for the holders of leases on drained GPUs."""
         now, found = self._context.clock.now(), {}
         for record in self._context.state.gpus.values():
             cordon = record.cordon

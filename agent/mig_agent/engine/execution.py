@@ -32,7 +32,7 @@ class LeaseRequest:
     caller: Caller
     digest: str
     asked_at: float
-    """When the request arrived, in seconds since the epoch."""
+    """Time at which the request arrived, in seconds since the epoch."""
     check_still_wanted: Callable[[], None]
     """Raises RefusedError when the lease is no longer wanted: its clients have disconnected, or the agent stops."""
 

@@ -35,7 +35,7 @@ class IdleLeases:
 
     @property
     def warnings(self) -> Mapping[LeaseId, str]:
-        """What the holders of idle leases should know, as messages."""
+        """Messages for the holders of idle leases."""
         now = self._context.clock.now()
         return {lease: f"idle for {_rounded(now - since)}{self._end(since)}" for lease, since in self.since().items()}
 

@@ -20,7 +20,7 @@ _MOST_GROUPS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class HeldNow:
-    """What is held at one moment, and the answers that were computed for it."""
+    """The amounts held at one moment, and the answers that were computed for them."""
 
     held: Held
     known: dict[int, Refusal | None] = field(default_factory=dict)

@@ -65,13 +65,13 @@ MOST_WAITING_RECORDED = 256
 _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
 _ESTIMATE_SECONDS = 0.5
-"""How long a status waits at most for estimates that are being made."""
+"""Longest time that a status waits for estimates that are being made."""
 MOST_RUNS = 1000
-"""How many of the latest leased devices advice rests on."""
+"""Number of the latest leased devices that advice rests on."""
 MOST_CASES = 10
-"""How many names one call gets advice on: each takes two replays of the history."""
+"""Number of names that one call gets advice on: each takes two replays of the history."""
 _ADVICE_SECONDS = 20.0
-"""How long one call replays the history; names that are not reached by then get no advice."""
+"""Time limit of one call that replays the history; names that are not reached by then get no advice."""
 _MOST_EVENT_QUERIES = 4
 """The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
@@ -85,7 +85,7 @@ class _Turn:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     calls: int = 0
-    """How many hold the lock or wait for it."""
+    """Number of calls that hold the lock or wait for it."""
 
 
 class Manager:

@@ -11,7 +11,7 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.reconciler import read_usage
 
 RECORD_SECONDS = 300.0
-"""How often changed peaks of active leases are recorded, in seconds: a crash loses the samples since then."""
+"""Interval at which changed peaks of active leases are recorded, in seconds: a crash loses the samples since then."""
 
 
 class PeakSampler:

@@ -36,7 +36,7 @@ _MOST_RESTARTS = 3
 REPORT_SECONDS = 1.0
 """The pause between two reports of changed positions and estimates to clients, in seconds."""
 _REPORTS_IN_TURN = 50
-"""How many waiting requests are looked at for a report before other work has its turn."""
+"""Number of waiting requests that are looked at for a report before other work has its turn."""
 _NEWS_SECONDS = 2.0
 _NEWS_SHARE = 0.1
 """An estimate is reported again when it has moved by more than these seconds, and this share of the time until then."""
@@ -88,7 +88,7 @@ class RequestQueue:
 
     @property
     def oldest_since(self) -> float | None:
-        """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
+        """Time at which the longest waiting request arrived, in epoch seconds; None if no request waits."""
         return self._queue.oldest_since
 
     def position(self, request: RequestKey) -> int | None:

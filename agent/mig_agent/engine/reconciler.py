@@ -86,7 +86,7 @@ _HOUR = 3600.0
 _LONGEST_COMMAND = 200
 """The most characters of a process's command line that are passed on."""
 _MOST_MISSED = 5
-"""How many readings of a GPU may be missed before it counts as not watched."""
+"""Number of readings of a GPU that may be missed before it counts as not watched."""
 _SHORTEST_GAP = 120.0
 """The least time without a reading after which a GPU counts as not watched, in seconds."""
 _GRAVE = (EndLostLease, FinishDestroy, ForgetInstance)

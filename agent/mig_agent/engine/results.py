@@ -74,14 +74,14 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlace:
-    """What is known of a request's wait: its client is told so, and status shows it."""
+    """The known facts of a request's wait, for its client and for status."""
 
     position: int
     """The position in the queue, 1 for the first."""
     at: float
-    """When it was reported, in seconds since the epoch."""
+    """Time at which it was reported, in seconds since the epoch."""
     estimate: StartEstimate | None = None
-    """When it is likely to start; None: not known, or not yet."""
+    """Time at which it is likely to start; None: not known, or not yet."""
     blockers: tuple[Blocker, ...] = ()
     """What blocks it, and who holds that; empty while a limit of its own does."""
     limit: str = ""
@@ -112,7 +112,7 @@ class Snapshot:
 
     view: NodeView
     at: float
-    """When it was taken, in seconds since the epoch."""
+    """Time at which it was taken, in seconds since the epoch."""
     queue: tuple[QueueEntry, ...]
     started_at: float
     driver_version: str
@@ -132,9 +132,9 @@ class Snapshot:
     unused: frozenset[LeaseId] = frozenset()
     """Leases on whose instances no process has been seen for `idle_after`."""
     idle_since: Mapping[LeaseId, float] = field(default_factory=dict)
-    """When a process was last seen on any device of an idle lease, in seconds since the epoch."""
+    """Time at which a process was last seen on any device of an idle lease, in seconds since the epoch."""
     warnings: Mapping[LeaseId, str] = field(default_factory=dict)
-    """Why leases will or may end without their holders' doing, as messages."""
+    """Reasons why leases will or may end without their holders' doing, as messages."""
     missing: Mapping[int, str] = field(default_factory=dict)
     """The error of each GPU that has not answered since the start, by index."""
     paused: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ class Snapshot:
     boot_id: str = ""
     """The boot id of the kernel that the agent runs on; empty if it is not known."""
     available: tuple[Available, ...] = ()
-    """How many devices of each profile could be leased now; empty while the agent is paused or stops."""
+    """Number of devices of each profile that could be leased now; empty while the agent is paused or stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class Published:
     started_at: float
     queue_length: int = 0
     oldest_waiting_since: float | None = None
-    """When the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
+    """Time at which the request that waits longest arrived, in seconds since the epoch; None if no request waits."""
     reservation_after_seconds: float = 0.0
     """The reservation delay now, in seconds: after such a wait GPUs are reserved for a request."""
     ledger_error: str = ""

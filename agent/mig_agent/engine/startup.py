@@ -61,7 +61,7 @@ RESTART_REVISIONS = 1000
 LEDGER_WATCH_SECONDS = 2.0
 """Time between two checks whether the ledger's files are in place: three calls of stat(2)."""
 CLOSING_SECONDS = 5.0
-"""How long a stopping agent waits for the steps in progress, in seconds, also where the driver hangs."""
+"""Time limit of a stopping agent for the steps in progress, in seconds, also where the driver hangs."""
 
 
 _MOST_EVENTS = 10_000

@@ -17,7 +17,7 @@ FEWEST_RUNS = 9
 STALE_SECONDS = 10.0
 """After this time a forecast is repeated although neither the node nor the queue has changed."""
 _TURN_SECONDS = 0.005
-"""How long a forecast may hold the event loop, in seconds."""
+"""Longest time that a forecast may hold the event loop, in seconds."""
 _MOST_SECONDS = 2.0
 """The processor time after which a forecast of the whole queue ends with the runs that it has made."""
 _MOST_PLAN_SECONDS = 0.5
@@ -94,7 +94,7 @@ class WaitEstimates:
 
     @property
     def pause_left(self) -> float:
-        """For how many more seconds no forecast of the queue begins, since the share of the CPU is used up."""
+        """Return for how many more seconds no forecast begins, since the share of the CPU is used up."""
         passed = self._context.clock.now() - self._pause_from
         return self._pause_seconds - passed if 0 <= passed < self._pause_seconds else 0.0
 

@@ -1,4 +1,4 @@
-"""What a shell may complete: leases, profiles and GPUs by asking the agent for a moment, words, commands and files.
+"""Completes words for a shell: leases, profiles and GPUs by asking the agent for a moment, commands and files.
 
 A person who presses Tab must never wait: where the agent does not answer within a second, nothing is offered.
 """

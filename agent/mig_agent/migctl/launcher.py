@@ -28,7 +28,7 @@ from mig_agent.migctl import supervisor
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT})
 """On a terminal the kernel sends these to the whole group, so they are not forwarded."""
 KILL_AFTER_SECONDS = 10.0
-"""How long after SIGTERM what is to end gets SIGKILL, unless the user says otherwise."""
+"""Time after SIGTERM at which what is to end gets SIGKILL, unless the user says otherwise."""
 _SUPERVISOR = Path(supervisor.__file__)
 _SIGNALLED = 128
 

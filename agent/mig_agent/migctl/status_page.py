@@ -37,7 +37,7 @@ _PRIORITY = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """How the page is drawn, and what is on it."""
+    """The layout of the page."""
 
     width: int = 80
     color: bool = False

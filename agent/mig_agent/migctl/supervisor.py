@@ -44,9 +44,9 @@ FORWARDED = (
 _IMPATIENT = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """The signals that kill at once what is being ended anyway."""
 LINGER_SECONDS = 1.0
-"""How long what outlives the commands may end by itself, as `tee` does that still writes their last lines."""
+"""Grace in which what outlives the commands may end by itself, as `tee` does that still writes their last lines."""
 GIVE_UP_SECONDS = 10.0
-"""How long to wait for what was killed: a process that hangs in a driver cannot end."""
+"""Time to wait for what was killed: a process that hangs in a driver cannot end."""
 _LOOK_SECONDS = 0.5
 """The pause before descendants are looked for again while they may clean up: they may have started others."""
 _AGAIN_SECONDS = 0.05
@@ -137,13 +137,13 @@ class Supervisor:
         """The exit code of each command by its pid, in order; negative for a signal, None while it runs."""
         self._caught: list[int] = []
         self._ends_at: float | None = None
-        """When what is left gets SIGTERM; None while a command runs that may go on."""
+        """Time at which what is left gets SIGTERM; None while a command runs that may go on."""
         self._kills_at: float | None = None
-        """When what is left then gets SIGKILL; None before SIGTERM."""
+        """Time at which what is left then gets SIGKILL; None before SIGTERM."""
         self._asked: set[tuple[int, str]] = set()
         """The processes that have got SIGTERM."""
         self._is_announced = True
-        """Whether the end of what is left needs no words."""
+        """True if the end of what is left needs no words."""
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # Ignored signals stay ignored for the commands, too: `nohup migctl run ...`.
         self._numbers = [each for each in FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]

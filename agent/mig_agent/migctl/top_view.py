@@ -1,4 +1,4 @@
-"""What `migctl top` shows: instances and what is used on them, sorted, filtered and scrolled, as lines of a screen."""
+"""Renders `migctl top`: instances and what is used on them, sorted, filtered and scrolled, as lines of a screen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class InstanceRow:
 
     @property
     def processes(self) -> Sequence[ProcessUsage]:
-        """What is known of its processes."""
+        """Known facts of its processes."""
         return () if self.usage is None else self.usage.process_details
 
 
@@ -91,15 +91,15 @@ def _sorted(rows: Iterable[InstanceRow], order: str) -> list[InstanceRow]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """How the instances are shown: a value that each key replaces."""
+    """The way in which the instances are shown: a value that each key replaces."""
 
     order: str = "gpu"
     words: str = ""
     """Only rows that have this text somewhere, in any case."""
     is_typing: bool = False
-    """Whether keys go to the filter."""
+    """True if keys go to the filter."""
     offset: int = 0
-    """How many lines of the list are above the screen."""
+    """Number of lines of the list that are above the screen."""
     with_processes: bool = True
 
     def after(self, key: str, page: int, length: int) -> View | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Status
 
 _REDRAW_SECONDS = 1.0
-"""How often ages and deadlines are drawn again on a terminal; the agent is not asked for that."""
+"""Interval at which ages and deadlines are drawn again on a terminal; the agent is not asked for that."""
 _TOGETHER_SECONDS = 0.05
 """Changes that come within this time are shown together."""
 _AGAIN_SECONDS = 1.0

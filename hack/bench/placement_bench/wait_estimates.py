@@ -45,7 +45,7 @@ class Trace:
     mix: Mix | None
     load: float
     deadlines: bool = False
-    """Whether every other lease has a deadline."""
+    """True if every other lease has a deadline."""
 
     def arrivals(self, gpus: int, requests: int, seed: int) -> Arrivals:
         """Return its requests."""

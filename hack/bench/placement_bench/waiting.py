@@ -36,7 +36,7 @@ class Moment:
     view: NodeView
     waiting: Sequence[WaitingRequest]
     started: Mapping[LeaseId, tuple[float, int]]
-    """When each active lease started, and the number of its request."""
+    """Time at which each active lease started, and the number of its request."""
     lease_times: LeaseTimes
     reservation_delay: float
 

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from mig_agent.adapters.ledger.records import Statement
 
 MOST_ROWS = 100_000
-"""How many devices of ended leases are kept one by one: about 0.3 KiB each."""
+"""Number of devices of ended leases that are kept one by one: about 0.3 KiB each."""
 MOST_MERGED = 100_000
-"""How many merged rows are kept."""
+"""Number of merged rows that are kept."""
 _MOST_FORGOTTEN = 5000
-"""How many rows one trim deletes for their age: a commit must not take long."""
+"""Number of rows that one trim deletes for their age: a commit must not take long."""
 SINCE = "accounting_since"
 """The name of the fact that says since when every lease is accounted, in seconds since the epoch."""
 

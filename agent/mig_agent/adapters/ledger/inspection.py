@@ -22,7 +22,7 @@ _MOST_EVENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSummary:
-    """What a ledger has, once every row of it was checked."""
+    """Summary of a ledger, once every row of it was checked."""
 
     leases: int
     """Those that have not ended."""

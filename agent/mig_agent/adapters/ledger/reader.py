@@ -64,7 +64,7 @@ class Cordon:
     draining: bool = False
     """True if it is cordoned to become empty."""
     drain_until: float | None = None
-    """When what is leased there ends at the latest; None: by itself."""
+    """Time at which what is leased there ends at the latest; None: by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Contents:
     totals: Mapping[str, TenantTotal] = field(default_factory=dict)
     """What each tenant has leased with all leases that have ended."""
     is_accounting: bool = False
-    """Whether it is recorded since when every lease is accounted."""
+    """True if it is recorded since when every lease is accounted."""
 
 
 def count_active(connection: sqlite3.Connection) -> int:

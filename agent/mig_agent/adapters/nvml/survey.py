@@ -26,7 +26,7 @@ class SurveyedGpu:
     processes: tuple[int, ...] | None = None
     """Pids with a context on a GPU without MIG mode; None if the driver does not tell."""
     error: DriverError | None = None
-    """Why the GPU, or something of it, could not be read."""
+    """Reason why the GPU, or something of it, could not be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

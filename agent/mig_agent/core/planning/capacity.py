@@ -43,7 +43,7 @@ def creatable(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Available:
-    """How many devices of one profile, by its name on all GPUs, could be leased now if nothing else were."""
+    """Number of devices of one profile, by its name on all GPUs, that could be leased now if nothing else were."""
 
     profile: str
     memory_mib: int

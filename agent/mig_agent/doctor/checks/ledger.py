@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mig_agent.adapters.ledger.inspection import LedgerSummary
 
 _SECONDS: Final = 30.0
-"""How long the check of all rows may take."""
+"""Longest time that the check of all rows may take."""
 _MEND_SETTINGS: Final = "mend the settings first"
 _OTHERS: Final = 0o077
 

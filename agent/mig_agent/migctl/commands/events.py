@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Event, EventPage
 
 _MOST = 1000
-"""How many events are shown where no limit is given."""
+"""Number of events that are shown where no limit is given."""
 _BEFORE_FOLLOWING = 10
 _ALL = 2**32 - 1
 _LONGEST_LIMIT = 9
