@@ -67,8 +67,10 @@ def find_settings(probe: Probe, socket_path: Path | None, config: Path | None = 
     try:
         return _find(probe, pid, config)
     except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        without = "the agent" if package == "mig_agent" else package
         missing = ConfigError(
-            f"cannot read the agent's settings: this client is installed without {error.name}",
+            f"cannot read the agent's settings: this client is installed without {without}",
             "run the migctl of the agent's own installation",
         )
         return FoundSettings(where="an unknown place", pid=pid, error=missing)

@@ -130,7 +130,20 @@ def _run(arguments: Sequence[str]) -> int:
     except (click.ClickException, MigAgentError) as error:
         failures.fail_in_shell(arguments)
         return failures.report(error, json=failures.wants_json(arguments))
+    except ModuleNotFoundError as error:  # an environment that has the distribution mig-agent-client, or a part of it
+        failures.fail_in_shell(arguments)
+        return _report_missing(error.name or "")
     return code if isinstance(code, int) else failures.DONE
+
+
+def _report_missing(module: str) -> int:
+    """Report a library that is not installed. Return the exit code."""
+    package = module.partition(".")[0]
+    if package == "mig_agent":
+        why, hint = f"this client is installed without {module}", "run the migctl of the agent's own installation"
+    else:
+        why, hint = f"there is no {package} here", "pip install 'mig-agent-client[migctl]'"
+    return failures.report_message(f"cannot go on: {why}", hint, code=failures.NOT_WHOLE)
 
 
 def _close_stdout() -> None:

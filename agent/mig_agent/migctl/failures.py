@@ -26,6 +26,8 @@ TIMED_OUT = 124
 """The lease of `migctl run` reached its deadline, and the command was ended: as timeout(1) does it."""
 COULD_NOT_RUN = 125
 """`migctl run` itself failed."""
+NOT_WHOLE = 127
+"""A library of the command line is not installed; also the code of the script that starts this program."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _CODES = MappingProxyType(
