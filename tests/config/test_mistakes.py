@@ -31,7 +31,7 @@ IN_FILE = [
     ("gpus: [0.5]\n", "0.5 as a GPU", "indices or UUIDs"),
     ("gpus: []\n", "gpus names none", "leave it out"),
     ("state_dir: [a, b]\n", "cannot take a list", "one value"),
-    ("state_dir: {a: b}\n", "a value or a plain list", "docs/configuration.md"),
+    ("state_dir: {a: b}\n", "a value or a plain list", "write state_dir: /var/lib/mig-agent"),
     ("listen: 7400\n", "cannot listen on 7400", "unix:///path"),
     ("listen: unix-abstract:x\n", "abstract", "unix:///path"),
     (f"listen: unix:///{'x' * 120}\n", "a socket's at most 107", "shorter"),

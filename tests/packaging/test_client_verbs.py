@@ -164,7 +164,10 @@ def test_every_verb_without_rich(staged: Path, agent: Agent, tmp_path: Path) -> 
     ("missing", "words"),
     [
         ("rich.live", "there is no rich here. Hint: pip install 'mig-agent-client[migctl]'"),
-        ("mig_agent.x", "this client is installed without mig_agent.x. Hint: run the migctl of the agent's own"),
+        (
+            "mig_agent.config",
+            "this client is installed without mig_agent.config. Hint: run the migctl of the agent's own",
+        ),
     ],
 )
 def test_a_library_that_is_missing_later_is_named(

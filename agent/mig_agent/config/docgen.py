@@ -70,7 +70,8 @@ def page() -> str:
 
 def _line(row: Row) -> str:
     changed_by = "reload" if row.live else "restart"
-    return f"| `{row.name}` | {row.words} | {row.kind.words} | {_default(row)} | {changed_by} |"
+    value = row.kind.words + (f", {row.bounds}" if row.bounds else "")
+    return f"| `{row.name}` | {row.words} | {value} | {_default(row)} | {changed_by} |"
 
 
 def _default(row: Row) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.config.addresses import TcpAddress, UnixAddress, parse_address, parse_tcp_address
-from mig_agent.config.limits import SECTION, limits_of, show_limits
+from mig_agent.config.limits import EXAMPLE, SECTION, limits_of, show_limits
 from mig_agent.config.sections import Section, section_in
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import format_duration, parse_duration, shown
@@ -58,6 +58,8 @@ class Kind:
     is_switch: bool = False
     none: str = OFF
     """Text for None."""
+    example: str = ""
+    """A value for the hint where a list was given."""
     section: Callable[[Section], object] | None = None
     """Reads a mapping, for a setting that is one; then `parse` reads the same as YAML on one line."""
 
@@ -72,7 +74,7 @@ class Kind:
             parts = [part.strip() for each in texts for part in each.split(",")]
             return tuple(self.parse(part) for part in parts if part)
         if not isinstance(given, str):
-            raise UsageError("cannot take a list", "write one value")
+            raise UsageError("cannot take a list", f"write {self.example or 'one value'}")
         return self.parse(given.strip())
 
     def write(self, value: object) -> str:
@@ -195,7 +197,9 @@ def _named(text: str) -> str:
 
 
 def _show_duration(value: object) -> str:
-    return format_duration(value) if isinstance(value, int | float) else str(value)
+    if not isinstance(value, int | float):
+        return str(value)
+    return format_duration(value) if value >= 1 else f"{value * 1000:g}ms"
 
 
 def choice(*choices: str) -> Kind:
@@ -249,8 +253,9 @@ MEMORY_CLASSES = Kind(
 LIMITS = Kind(
     metavar="YAML",
     words="a mapping (see admin.md)",
-    parse=lambda text: limits_of(section_in(text, SECTION)),
+    parse=lambda text: limits_of(section_in(text, SECTION, EXAMPLE)),
     show=show_limits,
+    example=EXAMPLE,
     section=limits_of,
 )
 LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)
@@ -279,6 +284,27 @@ class Row:
     when_unset: str
     live: bool
     """True if a running agent takes up a change of it when it reads the configuration again."""
+    at_least: float | None = None
+    """The least and the most value of a number or a duration with which an agent can work; None for no bound."""
+    at_most: float | None = None
+
+    def read(self, given: str | tuple[str, ...] | Section) -> object:
+        """Parse what was given, as its kind does, and check the bounds. Raises UsageError and InvalidConfigError."""
+        value = self.kind.read(given)
+        if isinstance(value, int | float):
+            if self.at_least is not None and value < self.at_least:
+                least = self.kind.write(self.at_least)
+                raise UsageError(f"{given} is less than {least}", f"write {least} or more")
+            if self.at_most is not None and value > self.at_most:
+                most = self.kind.write(self.at_most)
+                raise UsageError(f"{given} is more than {most}", f"write {most} or less")
+        return value
+
+    @property
+    def bounds(self) -> str:
+        """The bounds in words: `at least 1s, at most 1h`; empty if there are none."""
+        pairs = (("at least", self.at_least), ("at most", self.at_most))
+        return ", ".join(f"{words} {self.kind.write(each)}" for words, each in pairs if each is not None)
 
     @property
     def flag(self) -> str:
@@ -300,6 +326,8 @@ def setting(
     example: str,
     when_unset: str = "",
     live: bool = False,
+    at_least: float | None = None,
+    at_most: float | None = None,
 ) -> Any:  # noqa: ANN401 -- as dataclasses.field
     """Return a dataclass field that carries its row of the settings table; the setting is named after the field."""
     row = {
@@ -310,5 +338,7 @@ def setting(
         "default": "" if when_unset else kind.write(default),
         "when_unset": when_unset,
         "live": live,
+        "at_least": at_least,
+        "at_most": at_most,
     }
     return field(default=default, metadata={ROW: row})

@@ -114,6 +114,8 @@ class KubernetesSettings:
         kind=field_types.DURATION,
         group=_KUBERNETES,
         example="25s",
+        at_least=1.0,
+        at_most=30.0,
     )
     pod_arrival: float = setting(
         600.0,
@@ -122,6 +124,7 @@ class KubernetesSettings:
         kind=field_types.DURATION,
         group=_KUBERNETES,
         example="10m",
+        at_least=1.0,
     )
 
     def _kubernetes_contradictions(self) -> Iterator[Problem]:

@@ -8,14 +8,26 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from mig_agent.config.sections import Section, shown_path
-from mig_agent.core.errors import ConfigError, UsageError
+from mig_agent.config.problems import InvalidConfigError, Problem
+from mig_agent.config.sections import Section, collecting, shown_path
+from mig_agent.core.errors import UsageError
 from mig_agent.core.limits import EVERY, Limit, LimitValue, LimitValues, UsageLimits
 from mig_agent.core.quantities import parse_duration, parse_fraction, parse_memory, shown
 
 SECTION: Final = "limits"
+EXAMPLE: Final = "{users: {alice: {leases: 4}}}"
+_GROUPS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "roles": "{user: {leases: 4}}",
+        "users": "{alice: {leases: 4}}",
+        "tenants": "{vision: {leases: 4}}",
+    }
+)
+"""The names directly below the section, each with an example."""
+_EXAMPLE_OF_ONE: Final = "{leases: 4}"
 ROLES: Final = ("user", "scheduler", "admin")
 """The roles of callers, as `engine.callers.Role` has them; a test compares the two."""
+_UNKNOWN: Final = "there is no such entry"
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,9}", re.ASCII)
 
@@ -32,66 +44,91 @@ def _priority(text: str) -> float:
     return int(text)
 
 
-_PARSERS: Final[Mapping[Limit, Callable[[str], float]]] = MappingProxyType(
+def _share(text: str) -> float:
+    try:
+        return parse_fraction(text)
+    except UsageError as error:
+        message = error.message.replace("a fraction of a GPU", "a share of the node")
+        raise UsageError(message, "write a number above 0 and up to 1, such as 0.5") from error
+
+
+_PARSERS: Final[Mapping[Limit, tuple[Callable[[str], float], str]]] = MappingProxyType(
     {
-        Limit.MEMORY: parse_memory,
-        Limit.MEMORY_SLICES: _count,
-        Limit.SHARE: parse_fraction,
-        Limit.LEASES: _count,
-        Limit.WAITING: _count,
-        Limit.LONGEST_TTL: parse_duration,
-        Limit.DEFAULT_TTL: parse_duration,
-        Limit.LOWEST_PRIORITY: _priority,
-        Limit.HIGHEST_PRIORITY: _priority,
+        Limit.MEMORY: (parse_memory, "80Gi"),
+        Limit.MEMORY_SLICES: (_count, "14"),
+        Limit.SHARE: (_share, "0.5"),
+        Limit.LEASES: (_count, "4"),
+        Limit.WAITING: (_count, "20"),
+        Limit.LONGEST_TTL: (parse_duration, "7d"),
+        Limit.DEFAULT_TTL: (parse_duration, "1d"),
+        Limit.LOWEST_PRIORITY: (_priority, "0"),
+        Limit.HIGHEST_PRIORITY: (_priority, "10"),
     }
 )
+"""How the value of each limit is read, and an example."""
 
 
 def limits_of(section: Section) -> UsageLimits:
-    """Return the limits that a section sets. Raises ConfigError, which names the line of a mistake."""
+    """Return the limits that a section sets. Raises InvalidConfigError, with all mistakes and their lines."""
+    problems = [*section.problems]
     groups: dict[str, Mapping[str, LimitValues]] = {}
     for group in section.entries:
-        if group not in {"roles", "users", "tenants"}:
-            raise ConfigError(f"cannot use {section.place_of(group)}: {_nearest(group, ('roles', 'users', 'tenants'))}")
-        within = section.section(group)
-        for name in within.entries:
-            if group == "roles" and name not in ROLES:
-                raise ConfigError(f"cannot use {within.place_of(name)}: {_nearest(name, ROLES)}")
-            if group == "users" and name == EVERY:
-                raise ConfigError(
-                    f"cannot use {within.place_of(name)}: it would be every user",
-                    "limits.roles.user has the limits of each user without own ones",
-                )
-        groups[group] = MappingProxyType({name: _bounds(within.section(name)) for name in within.entries})
+        with collecting(problems):
+            if group not in _GROUPS:
+                raise section.mistake(group, _UNKNOWN, _nearest(group, tuple(_GROUPS)))
+            groups[group] = _group(group, section.section(group, _GROUPS[group]), problems)
+    if problems:
+        raise InvalidConfigError(sorted(problems, key=lambda each: each.line or 0))
     return UsageLimits(**groups)
 
 
-def _bounds(section: Section) -> LimitValues:
+def _group(group: str, section: Section, problems: list[Problem]) -> Mapping[str, LimitValues]:
+    problems += section.problems
+    found: dict[str, LimitValues] = {}
+    for name in section.entries:
+        with collecting(problems):
+            if group == "roles" and name not in ROLES:
+                raise section.mistake(name, _UNKNOWN, _nearest(name, ROLES))
+            if group == "users" and name == EVERY:
+                raise section.mistake(
+                    name,
+                    "it would be every user",
+                    "write it as limits.roles.user: that has the limits of each user without own ones",
+                )
+            found[name] = _bounds(section.section(name, _EXAMPLE_OF_ONE), problems)
+    return MappingProxyType(found)
+
+
+def _bounds(section: Section, problems: list[Problem]) -> LimitValues:
+    problems += section.problems
     known = tuple(each.value for each in Limit)
     bounds: dict[Limit, LimitValue] = {}
     for name in section.entries:
-        if name not in known:
-            raise ConfigError(f"cannot use {section.place_of(name)}: {_nearest(name, known)}")
-        limit, text = Limit(name), section.text(name).strip()
-        try:
-            value = _PARSERS[limit](text)
-        except UsageError as error:
-            raise ConfigError(f"cannot use {section.place_of(name)}: {error.message}", error.hint) from error
-        bounds[limit] = LimitValue(value=value, text=text, setting=section.place_of(name))
+        with collecting(problems):
+            if name not in known:
+                raise section.mistake(name, _UNKNOWN, _nearest(name, known))
+            limit = Limit(name)
+            parse, example = _PARSERS[limit]
+            text = section.text(name, example).strip()
+            try:
+                value = parse(text)
+            except UsageError as error:
+                raise section.mistake(name, error.message, error.hint) from error
+            bounds[limit] = LimitValue(value=value, text=text, setting=section.place_of(name))
     for low, high in ((Limit.LOWEST_PRIORITY, Limit.HIGHEST_PRIORITY), (Limit.DEFAULT_TTL, Limit.LONGEST_TTL)):
-        if low in bounds and high in bounds and bounds[low].value > bounds[high].value:
-            raise ConfigError(
-                f"cannot use {section.place_of(low.value)}: {bounds[low].text} is more than {high.value}, "
-                f"{bounds[high].text}",
-                "make one of them fit the other",
-            )
+        with collecting(problems):
+            if low in bounds and high in bounds and bounds[low].value > bounds[high].value:
+                raise section.mistake(
+                    low.value,
+                    f"{bounds[low].text} is more than {high.value}, {bounds[high].text}",
+                    f"write {low.value}: {bounds[high].text} or less, or raise {high.value}",
+                )
     return MappingProxyType(bounds)
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    return f"there is no such entry; {hint}"
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 def show_limits(value: object) -> str:

@@ -12,7 +12,7 @@ from mig_agent.config import sources
 from mig_agent.config.problems import InvalidConfigError, Problem
 from mig_agent.config.settings import ROWS, Settings
 from mig_agent.config.sources import Found, Given
-from mig_agent.core.errors import ConfigError, UsageError
+from mig_agent.core.errors import UsageError
 
 Flags = Mapping[str, "str | tuple[str, ...] | None"]
 """Texts of the command line by the setting's name, None if not given."""
@@ -62,9 +62,9 @@ def read(
     values: dict[str, Any] = {}
     for name, each in given.items():
         try:
-            values[name] = ROWS[name].kind.read(each.value)
-        except ConfigError as error:  # of an entry in a section, which names its own line
-            problems.append(Problem(message=error.message, hint=error.hint, setting=name, file=each.file))
+            values[name] = ROWS[name].read(each.value)
+        except InvalidConfigError as error:  # of entries in a section, which name their own lines
+            problems += [replace(one, setting=name, file=each.file) for one in error.problems]
         except UsageError as error:
             words = f"cannot use {each.where}: {error.message}"
             problems.append(Problem(message=words, hint=error.hint, setting=name, file=each.file, line=each.line))

@@ -97,6 +97,7 @@ class Settings(KubernetesSettings):
         kind=field_types.COUNT,
         group=_PLACE,
         example="4096",
+        at_least=2,
     )
     lock_dir: Path = setting(
         Path("/run/mig-agent/locks"),
@@ -113,6 +114,7 @@ class Settings(KubernetesSettings):
         kind=field_types.COUNT,
         group=_PLACE,
         example="2000",
+        at_least=1,
     )
     node: str | None = setting(
         None,
@@ -221,6 +223,8 @@ class Settings(KubernetesSettings):
         group=_CHOOSING,
         example="2",
         live=True,
+        at_least=0.0,
+        at_most=1000.0,
     )
     strict_fifo: bool = setting(
         False,
@@ -272,6 +276,7 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION,
         group=_SHARING,
         example="7d",
+        at_least=60.0,
     )
     idle_after: float = setting(
         3600.0,
@@ -280,6 +285,7 @@ class Settings(KubernetesSettings):
         group=_SHARING,
         example="1h",
         live=True,
+        at_least=60.0,
     )
     end_idle_after: float | None = setting(
         None,
@@ -297,6 +303,7 @@ class Settings(KubernetesSettings):
         group=_LIMITS,
         example="30s",
         live=True,
+        at_least=1.0,
     )
     call_deadline: float = setting(
         30.0,
@@ -304,6 +311,8 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION,
         group=_LIMITS,
         example="30s",
+        at_least=1.0,
+        at_most=3600.0,
     )
     stop_deadline: float = setting(
         15.0,
@@ -312,6 +321,7 @@ class Settings(KubernetesSettings):
         group=_LIMITS,
         example="15s",
         live=True,
+        at_most=3600.0,
     )
     metrics: TcpAddress | None = setting(
         TcpAddress("127.0.0.1", 7481),
@@ -342,6 +352,7 @@ class Settings(KubernetesSettings):
         kind=field_types.DURATION_OR_OFF,
         group=_TELLING,
         example="30s",
+        at_least=0.1,
     )
     keep_accounting: float = setting(
         400 * 86_400.0,
@@ -351,6 +362,7 @@ class Settings(KubernetesSettings):
         group=_TELLING,
         example="400d",
         live=True,
+        at_least=3600.0,
     )
     simulate: str = setting(
         "",
@@ -374,6 +386,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NUMBER,
         group=_SIMULATED,
         example="0.16",
+        at_most=3600.0,
     )
     simulate_destroy_seconds: float = setting(
         0.10,
@@ -381,6 +394,7 @@ class Settings(KubernetesSettings):
         kind=field_types.NUMBER,
         group=_SIMULATED,
         example="0.10",
+        at_most=3600.0,
     )
 
     def __post_init__(self) -> None:
@@ -440,6 +454,16 @@ class Settings(KubernetesSettings):
                 hint="set admin_listen, such as unix:///run/mig-agent/admin.sock",
                 setting="listen",
                 involved=("admin_listen",),
+            )
+        elif len({*self.listen}) < len(self.listen):
+            twice = next(each for each in self.listen if self.listen.count(each) > 1)
+            yield Problem(message=f"cannot listen on {twice} twice", hint="remove one of them", setting="listen")
+        elif self.metrics is not None and self.metrics.port and self.metrics in self.listen:
+            yield Problem(
+                message=f"cannot use {self.metrics} for clients and for metrics alike",
+                hint="give metrics another port",
+                setting="metrics",
+                involved=("listen",),
             )
         elif self.admin_address in self.listen:
             yield Problem(

@@ -13,7 +13,6 @@ from mig_agent.config.field_types import ENVIRONMENT_PREFIX
 from mig_agent.config.problems import Problem
 from mig_agent.config.sections import Section, section_of
 from mig_agent.config.settings import ROWS
-from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown
 
 _CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -25,6 +24,8 @@ _OTHERS = frozenset(
     )
 )
 """Variables of the clients, and of this program, that are no settings."""
+_MOST_BYTES = 1 << 20
+"""The most of a file that is read."""
 _NULL = "tag:yaml.org,2002:null"
 _SIMILARITY = 0.8
 """Similarity from which a variable counts as a mistyped setting.
@@ -103,7 +104,11 @@ def from_file(path: Path) -> Found:
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
             raise OSError(0, "Is a directory" if path.is_dir() else "it is no plain file")  # noqa: TRY301 -- worded as the others below
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise OSError(0, f"it is larger than {_MOST_BYTES >> 20} MiB")  # noqa: TRY301 -- as above
+        text = raw.decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         return _of_file(path, f"cannot read the configuration {path}: {why}", "give another with --config")
@@ -139,17 +144,14 @@ def _settings_of(root: yaml.MappingNode, path: Path) -> Found:
         message = hint = ""
         written: str | tuple[str, ...] | Section | None = _value(value)
         if name in ROWS and ROWS[name].kind.section is not None and isinstance(value, yaml.MappingNode):
-            try:
-                written = section_of(value, name, str(path))
-            except ConfigError as error:
-                message, hint = error.message, error.hint
+            written = section_of(value, name, str(path))
         if name not in ROWS:
             message, hint = f"cannot use {place}: it is not a setting", _nearest(name)
         elif name in lines:
             message, hint = f"cannot use {place}: line {lines[name]} sets it already", "remove one of them"
-        elif written is None and not message:
+        elif written is None:
             message = f"cannot use {place}: it takes a value or a plain list"
-            hint = "docs/configuration.md has examples"
+            hint = f"write {name}: {ROWS[name].example}"
         if message:
             setting = name if name in ROWS else ""
             found.problems.append(Problem(message=message, hint=hint, setting=setting, file=path, line=line))

@@ -32,8 +32,8 @@ _DURATION_UNITS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_00
 """In milliseconds."""
 _LONGEST_TEXT = 40
 """Characters that no quantity needs more of; longer texts are cut in messages."""
-_SHORT = 12
-"""Numbers up to this many characters are repeated with units in hints."""
+_MOST_BARE = 50_000
+"""Numbers up to this are repeated with units in hints: with each of them they are an amount that is taken."""
 _MOST_BYTES = 2**60
 _MOST_SECONDS = 10 * 365 * 86400
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
@@ -78,7 +78,7 @@ def parse_memory(text: str) -> int:
     if not unit:
         raise UsageError(
             f"cannot take {shown(stripped)} as memory: it has no unit",
-            f"write {number}G, {number}Gi, {number}M or {number}Mi" if len(number) <= _SHORT else _MEMORY_HINT,
+            f"write {number}G, {number}Gi, {number}M or {number}Mi" if float(number) <= _MOST_BARE else _MEMORY_HINT,
         )
     factor = _memory_factor(unit)
     if factor is None:
@@ -112,7 +112,7 @@ def parse_duration(text: str) -> float:
     if re.fullmatch(_NUMBER, stripped, re.ASCII):
         if not float(stripped):
             raise UsageError(f"cannot take {shown(stripped)} as a duration: it is zero", _DURATION_HINT)
-        hint = f"write {stripped}s, {stripped}m or {stripped}h" if len(stripped) <= _SHORT else _DURATION_HINT
+        hint = f"write {stripped}s, {stripped}m or {stripped}h" if float(stripped) <= _MOST_BARE else _DURATION_HINT
         raise UsageError(f"cannot take {shown(stripped)} as a duration: it has no unit", hint)
     total, smallest, position = 0.0, math.inf, 0
     while position < len(stripped):
