@@ -210,6 +210,14 @@ def refused(
             "cannot use GPU 7: this node has no such GPU",
             "it has 0 (GPU-00000000), 1 (GPU-00000001)",
         ),
+        (
+            NODE,
+            [memory("4G")],
+            ["0", "7"],
+            Reason.UNKNOWN_GPU,
+            "cannot use GPU 7: this node has no such GPU",
+            "it has 0 (GPU-00000000), 1 (GPU-00000001)",
+        ),
         (NODE, [], [], Reason.INVALID_REQUEST, "cannot serve a request for nothing", "--gpu-memory 4G"),
     ],
 )

@@ -112,3 +112,14 @@ async def test_a_drain_survives_a_kill(tmp_path: Path, *, over: bool) -> None:
     async with engine(tmp_path, clock=clock) as last:
         assert not last.gpu().draining
         assert last.gpu().state is GpuState.READY
+
+
+async def test_an_empty_gpu_is_drained_at_once_and_says_so(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb:2") as node:
+        held = await node.acquire("1g.5gb", gpus=("1",))
+        await drained(node, "0", "1", "0", deadline=3600.0)
+        told = node.told(EventKind.GPU_DRAINED)
+        assert [each.message for each in told] == ["GPU 0 is drained: nothing is leased there"]
+        assert len([each for each in node.told(EventKind.GPU_CORDONED) if "GPU 0" in each.message]) == 1
+        await node.release(held)
+        await node.until(lambda: len(node.told(EventKind.GPU_DRAINED)) == 2)

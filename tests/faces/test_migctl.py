@@ -334,7 +334,7 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
     said = json.loads(ran.stderr)
     assert {"lease", "devices", "env"} <= set(said)
     assert "token" not in said, "what a job writes is kept in files"
-    refused = {
+    refused: dict[tuple[str, ...], tuple[int, str]] = {
         ("request", "--gpu-memory", "900G"): (3, "too-large"),
         ("plan", "--mig-profile", "9g.99gb"): (3, "unknown-profile"),
         ("run", "--gpu-memory", "900G", "--", "true"): (125, "too-large"),
@@ -343,6 +343,18 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         ("cordon", "--gpu", "9"): (3, "unknown-gpu"),
         ("mode", "enable", "--gpu", "9"): (3, "unknown-gpu"),
         ("reclaim", "--gpu", "9"): (3, "unknown-gpu"),
+        **{
+            (*verb, "--gpu", "0,9"): (3, "unknown-gpu")
+            for verb in (("cordon",), ("uncordon",), ("drain",), ("undrain",), ("reclaim",), ("adopt",), ("status",))
+        },
+        ("request", "--gpu-memory", "1G", "--gpu", "0,9"): (3, "unknown-gpu"),
+        ("request", "--gpu-memory", "1G", "--gpu", "0,9", "--wait", "1h"): (3, "unknown-gpu"),
+        ("plan", "--gpu-memory", "1G", "--gpu", "0,9"): (3, "unknown-gpu"),
+        ("plan", "--gpu-memory", "1G", "--gpu", "0,9", "--explain"): (3, "unknown-gpu"),
+        ("run", "--gpu-memory", "1G", "--gpu", "0,9", "--", "true"): (125, "unknown-gpu"),
+        ("events", "--gpu", "9"): (3, "unknown-gpu"),
+        ("events", "--gpu", "0,9"): (2, "invalid-request"),
+        ("mode", "enable", "--gpu", "0,9"): (2, "invalid-request"),
         ("events", "--since", "soon"): (2, "invalid-request"),
     }
     for typed, (code, reason) in refused.items():
@@ -350,6 +362,8 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         done = agent.migctl(verb, "-o", "json", *rest, code=code)
         assert json.loads(done.stdout)["error"]["reason"] == reason, typed
         assert done.stderr.startswith("migctl: cannot ")
+    # Nothing was done to the GPU that there is.
+    assert "cordoned" not in {each["state"] for each in agent.ask("status")["gpus"]}
 
 
 def test_completion_for_every_shell(agent: Agent) -> None:

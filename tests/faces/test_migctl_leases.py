@@ -128,7 +128,7 @@ def test_status_of_one_gpu(agent: Agent) -> None:
     answer = agent.ask("status", "--gpu", "1")
     assert [each["index"] for each in answer["gpus"]] == [1]
     assert [each["holder"] for each in answer["leases"]] == ["one"]
-    assert "cannot find GPU 7 on tested. Hint: it has GPU 0, 1" in agent.migctl("status", "--gpu", "7", code=2).stderr
+    assert "cannot find GPU 7 on tested. Hint: it has GPU 0, 1" in agent.migctl("status", "--gpu", "7", code=3).stderr
 
 
 def test_what_fits_now_and_what_is_unusable(agent: Agent) -> None:

@@ -457,3 +457,25 @@ def test_a_moment_is_a_time_ago_or_a_date() -> None:
     for wrong in ("2026-13-01", "yesterday", "7"):
         with pytest.raises(UsageError, match="cannot"):
             usage.moment(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("instances", "deadline", "words"),
+    [
+        ((), None, "GPU 0 is drained: nothing is leased there"),
+        ((), -5.0, "GPU 0 is drained: nothing is leased there"),
+        ((LEASED,), None, "GPU 0 is being drained: it is empty when its leases end"),
+        ((LEASED,), 7200.0, "GPU 0 is being drained: it is empty in 2h at the latest"),
+        ((LEASED,), -5.0, "GPU 0 is being drained: its deadline is over, and 1 lease is still there"),
+        ((LEASED, LEASED), -5.0, "GPU 0 is being drained: its deadline is over, and 1 lease is still there"),
+    ],
+)
+def test_how_far_a_drain_is(instances: tuple[Instance, ...], deadline: float | None, words: str) -> None:
+    gpu = replace(
+        NODE.gpus[0],
+        instances=instances,
+        draining=True,
+        drain_deadline=None if deadline is None else time.time() + deadline,
+    )
+    shown = render_page(replace(NODE, gpus=(gpu,)), Page(width=120, color=False, unicode=False, cut=False))
+    assert words in shown.splitlines(), shown

@@ -60,6 +60,8 @@ class Draining:
                     draining=True,
                 )
             )
+            if not self._leases_on(record):
+                transaction.events.append(self._drained_event(record))
             if until is not None:
                 transaction.events += [self._warning_event(record, each, words, ends) for each in there]
         transaction.applied.append(lambda: self._set(records, cordon))
@@ -140,7 +142,9 @@ class Draining:
 
     def _named(self, names: Sequence[str]) -> list[GpuRecord]:
         context = self._context
-        return [context.gpu_named(each) for each in names] if names else list(context.state.gpus.values())
+        if not names:
+            return list(context.state.gpus.values())
+        return list({each.uuid: each for each in map(context.gpu_named, names)}.values())
 
     def _leases_on(self, record: GpuRecord) -> list[Lease]:
         leases = self._context.state.leases
@@ -190,5 +194,8 @@ class Draining:
     def _report_empty(self, record: GpuRecord) -> None:
         context = self._context
         if record.cordon is not None and record.cordon.draining and not self._leases_on(record) and not context.closing:
-            words = f"GPU {record.index} is drained: nothing is leased there"
-            context.journal.record(context.journal.event(EventKind.GPU_DRAINED, words, gpu=record.uuid))
+            context.journal.record(self._drained_event(record))
+
+    def _drained_event(self, record: GpuRecord) -> Event:
+        words = f"GPU {record.index} is drained: nothing is leased there"
+        return self._context.journal.event(EventKind.GPU_DRAINED, words, gpu=record.uuid)

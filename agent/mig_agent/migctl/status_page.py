@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -160,13 +161,25 @@ def _notes(gpu: Gpu) -> Iterator[str]:
     if gpu.reason:
         yield gpu_state(gpu)
     if gpu.draining:
-        ends = "when its leases end" if gpu.drain_deadline is None else f"in {until(gpu.drain_deadline)} at the latest"
-        yield f"GPU {gpu.index} is being drained: it is empty {ends}"
+        yield _drain(gpu)
     if gpu.mig.current != gpu.mig.pending and gpu.state not in {"ready", "whole"}:  # their reason says so
         yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
     for each in gpu.instances:
         if each.state == "blocked" and each.reason:
             yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
+
+
+def _drain(gpu: Gpu) -> str:
+    leases = len({each.lease for each in gpu.instances if each.lease})
+    if not leases:
+        return f"GPU {gpu.index} is drained: nothing is leased there"
+    if gpu.drain_deadline is None:
+        how = "it is empty when its leases end"
+    elif gpu.drain_deadline > time.time():
+        how = f"it is empty in {until(gpu.drain_deadline)} at the latest"
+    else:
+        how = f"its deadline is over, and {counted(leases, 'lease')} {'is' if leases == 1 else 'are'} still there"
+    return f"GPU {gpu.index} is being drained: {how}"
 
 
 def _lease_table(node: Status, page: Page) -> list[str]:

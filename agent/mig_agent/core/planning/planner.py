@@ -57,6 +57,9 @@ def plan(
             hint="read the status again and decide anew",
             revision=view.revision,
         )
+    unknown = _unknown_gpus(view, request)  # also one beside a GPU that there is: the other may be what was meant
+    if unknown is not None:
+        return unknown
     found = find(view, request, policy, reserved=reserved, exclude=exclude)
     return refusal_for(view, request, policy, now, reserved=reserved, exclude=exclude) if found is None else found
 
@@ -240,6 +243,8 @@ def permanent_refusal(view: NodeView, request: Request) -> Refusal | None:
 
 
 def _unknown_gpus(view: NodeView, request: Request) -> Refusal | None:
+    if not request.gpus:
+        return None
     known = {str(gpu.index) for gpu in view.gpus} | {gpu.uuid.casefold() for gpu in view.gpus}
     unknown = [name for name in request.gpus if name.casefold() not in known]
     return _unknown_gpu(view, unknown[0]) if unknown else None

@@ -10,6 +10,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
+from mig_agent.migctl.gpu_names import find_gpus
 from mig_agent.migctl.options import Common, completer_of, split, verb
 from mig_agent.migctl.printing import gpu_state, print_json, slices
 
@@ -151,6 +152,8 @@ def _cordon(common: Common, gpus: list[str], *, on: bool, reason: str = "") -> i
 
     after = []
     with common.client() as client:
+        if len(gpus) > 1:  # a mistake in one of them changes none
+            find_gpus(client.status(), gpus)
         for gpu in gpus:
             after.append(client.cordon(gpu, reason) if on else client.uncordon(gpu))
             if output == "text":

@@ -81,7 +81,7 @@ def _pod(arrived: bool) -> str:  # noqa: FBT001 -- a fact of the lease
 
 def _line(gpu: Gpu) -> str:
     ends = ""
-    if gpu.drain_deadline is not None:
+    if gpu.drain_deadline is not None and any(each.lease for each in gpu.instances):
         left = max(gpu.drain_deadline - time.time(), 1.0)
         ends = f"; what is leased there ends in {format_duration(float(round(left)))}"
     return failures.one_line(f"GPU {gpu.index} is {gpu.state}" + (f": {gpu.reason}" if gpu.reason else "") + ends)

@@ -12,6 +12,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
+from mig_agent.migctl.gpu_names import find_gpus
 from mig_agent.migctl.options import Common, completer_of, verb
 from mig_agent.migctl.printing import local_time, print_json
 
@@ -62,6 +63,8 @@ def events(
         # Read before the past events, so that none falls between.
         revision = client.status().revision if follow else None
         page = client.event_page(since=time.time() - seconds, gpu=chosen, limit=most, lease=lease or "")
+        if chosen is not None and not page.events:  # there may be events of a GPU that is gone
+            find_gpus(client.status(), (chosen,))
         if not only_last:
             _say_what_is_left_out(page)
         if output == "json" and not follow:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mig_agent.core.errors import UsageError
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
+from mig_agent.migctl.gpu_names import find_gpus
 from mig_agent.migctl.options import Common, completer_of, split, verb
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
 
@@ -90,7 +90,7 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
-    """Return the node with the GPUs, leases and waiting requests that were asked for. Raises UsageError."""
+    """Return the node with the GPUs, leases and waiting requests that were asked for. Raises Refused."""
     from mig_agent.migctl.lease_names import own_leases, own_requests, user_of  # noqa: PLC0415 -- after the client is imported
 
     leases, queue = node.leases, node.queue
@@ -103,13 +103,7 @@ def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpu
         queue = tuple(each for each in queue if user in {each.holder, user_of(each.holder), each.tenant})
     if not gpus:
         return replace(node, leases=leases, queue=queue)
-    named = {each.casefold() for each in gpus}
-    chosen = tuple(each for each in node.gpus if str(each.index) in named or each.uuid.casefold() in named)
-    known = {str(each.index) for each in chosen} | {each.uuid.casefold() for each in chosen}
-    for each in gpus:
-        if each.casefold() not in known:
-            indexes = ", ".join(str(one.index) for one in node.gpus)
-            raise UsageError(f"cannot find GPU {each} on {node.node}", f"it has GPU {indexes}")
+    chosen = find_gpus(node, gpus)
     indexes_chosen = {each.index for each in chosen}
     leases = tuple(each for each in leases if any(one.gpu_index in indexes_chosen for one in each.devices))
     return replace(node, gpus=chosen, leases=leases, queue=queue)
