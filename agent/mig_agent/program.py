@@ -15,7 +15,7 @@ import click
 
 from mig_agent import __version__, bootstrap
 from mig_agent.config.flags import GroupedCommand, settings_flags, texts_of
-from mig_agent.config.load import Reading, load, read
+from mig_agent.config.load import Reading, read
 from mig_agent.config.settings import DEFAULT_CONFIG
 from mig_agent.core.errors import ConfigError, LedgerError, UsageError
 from mig_agent.core.quantities import counted, parse_duration
@@ -100,8 +100,7 @@ def check(config: Path | None, output: str) -> None:
     """
     from mig_agent.daemon.check import as_json, findings  # noqa: PLC0415 -- `--help` must not wait for it
 
-    if config is None and not _is_absent(DEFAULT_CONFIG):
-        config = DEFAULT_CONFIG
+    config = _usual(config)
     found = findings(read(config))
     errors = sum(each.is_error for each in found)
     if output == "json":
@@ -166,13 +165,9 @@ def demo(*, fast: bool) -> None:
     sys.exit(show(fast=fast))
 
 
-def _state_dir(config: Path | None, state_dir: str | None) -> Path:
-    """Return the state directory of these settings. Ends the process if they cannot be read."""
-    try:
-        return load(config, {} if state_dir is None else {"state_dir": state_dir}).state_dir
-    except ConfigError as error:
-        _print_error(error.message, error.hint)
-        sys.exit(_USAGE)
+def _usual(config: Path | None) -> Path | None:
+    """Return the configuration that was named, else the one that the service reads if it is there."""
+    return DEFAULT_CONFIG if config is None and not _is_absent(DEFAULT_CONFIG) else config
 
 
 _CONFIG = click.option(
@@ -180,7 +175,7 @@ _CONFIG = click.option(
     type=click.Path(path_type=Path),
     envvar="MIG_AGENT_CONFIG",
     metavar="FILE",
-    help="The agent's settings, for its state_dir.",
+    help=f"The agent's settings, for its state_dir.  [default: {DEFAULT_CONFIG} if it is there]",
 )
 _STATE_DIR = click.option("--state-dir", metavar="DIR", help="Where the agent keeps its state.")
 
@@ -193,21 +188,24 @@ _STATE_DIR = click.option("--state-dir", metavar="DIR", help="Where the agent ke
 def backup(file: Path, config: Path | None, state_dir: str | None, *, force: bool) -> None:
     """Copy the ledger into one file, consistent and checked, while the agent runs or not.
 
-    Keep the tokens' key, token.key in the same folder, with it.
+    Keep the tokens' key, token.key in the same folder, with it. Without --state-dir, refused where the running agent
+    keeps its ledger elsewhere.
     """
     from mig_agent.adapters.ledger.backup import back_up  # noqa: PLC0415 -- as above
-    from mig_agent.adapters.ledger.store import LEDGER_FILE  # noqa: PLC0415 -- as above
+    from mig_agent.daemon.ledger_choice import choose_ledger  # noqa: PLC0415 -- as above
 
-    folder = _state_dir(config, state_dir)
     try:
-        leases = back_up(folder / LEDGER_FILE, file, force=force)
+        ledger = choose_ledger(_usual(config), state_dir, "back up")
+        leases = back_up(ledger, file, force=force)
     except ConfigError as error:
         _print_error(error.message, error.hint)
         sys.exit(1)
     except LedgerError as error:
         _print_error(str(error), "")
         sys.exit(1)
-    click.echo(f"backed up {counted(leases, 'lease')} to {file}")
+    if not leases:
+        _print_finding("warning", f"{ledger} has no leases", "name another with --state-dir if there should be some")
+    click.echo(f"backed up {ledger}, {counted(leases, 'lease')}, to {file}")
 
 
 @program.command()
@@ -222,19 +220,19 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     """
     from mig_agent.adapters.filelock import LockedError, lock_state_directory  # noqa: PLC0415 -- as above
     from mig_agent.adapters.ledger.backup import restore as put_back  # noqa: PLC0415 -- as above
-    from mig_agent.adapters.ledger.store import LEDGER_FILE  # noqa: PLC0415 -- as above
+    from mig_agent.daemon.ledger_choice import choose_ledger  # noqa: PLC0415 -- as above
 
-    folder = _state_dir(config, state_dir)
     try:
-        with lock_state_directory(folder):
-            leases, aside = put_back(folder / LEDGER_FILE, file)
+        ledger = choose_ledger(_usual(config), state_dir, "restore")
+        with lock_state_directory(ledger.parent):
+            leases, aside = put_back(ledger, file)
     except (LockedError, ConfigError) as error:
         _print_error(error.message, error.hint)
         sys.exit(1)
     except LedgerError as error:
         _print_error(str(error), "")
         sys.exit(1)
-    click.echo(f"restored {counted(leases, 'lease')} from {file}; the former ledger is kept as {aside}")
+    click.echo(f"restored {ledger}, {counted(leases, 'lease')}, from {file}; the former ledger is kept as {aside}")
     click.echo("start the agent; `migctl status` says what is left to do")
 
 

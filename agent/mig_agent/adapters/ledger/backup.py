@@ -28,8 +28,12 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
     """
     if _exists(target, f"cannot write {target}") and not force:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
+    if _exists(target, f"cannot write {target}") and not target.is_file():
+        raise ConfigError(f"cannot write {target}: it is no plain file", "give the name of a new file")
     if not _exists(ledger, f"cannot back up {ledger}"):
         raise LedgerError(f"cannot back up {ledger}: there is no ledger")
+    if not ledger.is_file():  # a pipe would be waited for
+        raise LedgerError(f"cannot back up {ledger}: it is no plain file")
     if not target.parent.is_dir():
         raise ConfigError(f"cannot write {target}: there is no folder {target.parent}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.new")
@@ -90,6 +94,8 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
     """
     if not _exists(backup, f"cannot restore {backup}"):
         raise LedgerError(f"cannot restore {backup}: there is no such file")
+    if not backup.is_file():  # as above
+        raise LedgerError(f"cannot restore {backup}: it is no plain file")
     try:
         finish_replacing(ledger)
         with closing(connect(backup, "ro")) as source:
