@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mig_agent import __version__
+from mig_agent.adapters.plain_files import read_end
 from mig_agent.bundle.redaction import redact, redact_json, settings_json
 from mig_agent.client import Client, UsageError
 from mig_agent.client.to_json import Json, encode, moment, profiles
@@ -34,7 +34,12 @@ _MOST_REQUESTS: Final = 256
 _AMOUNTS: Final = ("1G", "4G", "10G", "20G", "40G")
 _FRACTIONS: Final = (0.125, 0.25, 0.5, 1.0)
 _AS_ROOT: Final = "sudo migctl bundle"
-_NAME_LOG: Final = "name the agent's log with --log FILE"
+_MOST_LOG_BYTES: Final = 16 << 20
+"""The most of the end of a log that is read."""
+_LONGEST_LINE: Final = 1 << 16
+_LOG: Final = "log.txt"
+_NAME_LONGEST_LINE: Final = 1 << 16
+_LOG: Final = "name the agent's log with --log FILE"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,20 +194,29 @@ def _events_of_ledger(subject: Subject) -> Answered[tuple[Event, ...]]:
     return within(AGENT_SECONDS, read)
 
 
+def add_log_file(contents: BundleContents, log: Path, lines: int) -> None:
+    """Add the last lines of a log that is a plain file, or why it cannot be read."""
+    try:
+        raw, is_all = read_end(log, _MOST_LOG_BYTES)
+    except OSError as error:
+        contents.miss(_LOG, f"{log}: {error.strerror or error}", _NAME_LOG)
+        return
+    found = raw.decode(errors="replace").splitlines(keepends=True)
+    contents.files[_LOG] = redact("".join(each[-_LONGEST_LINE:] for each in found[-lines:]))
+    if not is_all and len(found) <= lines:
+        contents.miss(_LOG, f"only the last {_MOST_LOG_BYTES >> 20} MiB of {log} are read")
+
+
 def _add_log(contents: BundleContents, subject: Subject, lines: int, log: Path | None) -> None:
-    name = "log.txt"
+    name = _LOG
     if log is not None:
-        try:
-            with log.open(encoding="utf-8", errors="replace") as file:
-                contents.files[name] = redact("".join(deque(file, maxlen=lines)))
-        except OSError as error:
-            contents.miss(name, f"{log}: {error.strerror or error}", _NAME_LOG)
+        add_log_file(contents, log, lines)
         return
     journal = subject.probe.run(
         ("journalctl", "--unit=mig-agent", f"--lines={lines}", "--no-pager", "--quiet", "--output=short-iso-precise")
     )
     if journal:
-        contents.files[name] = redact(journal)
+        contents.files[name] = redact(journal[-_MOST_LOG_BYTES:])
     elif journal is None:
         contents.miss(name, "there is no journalctl here", _NAME_LOG)
     elif subject.probe.person.is_root:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 from mig_agent import __version__
+from mig_agent.adapters.plain_files import read_plain
 from mig_agent.bundle import archive
 from mig_agent.bundle.contents import RECORDING
 from mig_agent.core.errors import UsageError
@@ -19,8 +19,10 @@ from mig_agent.core.texts import visible
 def read_recording(path: Path) -> Recording:
     """Return the recording of a bundle, or of a file recording.json. Raises UsageError."""
     try:
-        is_archive = path.is_file() and tarfile.is_tarfile(path)
-        text = archive.read(path, RECORDING) if is_archive else path.read_text(encoding="utf-8")
+        if archive.is_archive(path):
+            text = archive.read(path, RECORDING)
+        else:
+            text = read_plain(path, archive.MOST_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no bundle"
         raise UsageError(f"cannot read {path}: {why}", "give a file that `migctl bundle` has written") from error

@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mig_agent.adapters.plain_files import read_plain
+
 RUN_SECONDS = 5.0
 """Longest time that a program may take before its answer counts as missing."""
 SUDO_HINT = "run it with sudo: sudo migctl doctor"
 _FOLDERS_OF_PROGRAMS = ("usr/local/bin", "usr/bin", "bin", "usr/local/sbin", "usr/sbin", "sbin", "opt/bin")
+_MOST_BYTES = 4 << 20
+"""The most of a file that is read."""
 _LONGEST_COMM = 15
 """The kernel cuts names of programs in /proc/PID/comm at this length."""
 
@@ -105,7 +109,7 @@ class Probe:
         """Return a file's text; None if there is no such file. Raises DeniedError, OSError."""
         file = self.root / path.lstrip("/")
         try:
-            return file.read_text(encoding="utf-8", errors="replace")
+            return read_plain(file, _MOST_BYTES).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except PermissionError as error:

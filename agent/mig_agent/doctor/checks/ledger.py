@@ -51,13 +51,16 @@ def file(subject: Subject) -> Iterator[Finding]:
             yield ok(name, f"there is no folder {folder} yet: the agent makes it when it first starts")
             return
         mode = stat.S_IMODE(folder.stat().st_mode)
-        is_there = path.exists()
+        is_there = path.exists() or path.is_symlink()
     except PermissionError as error:
         raise DeniedError(folder) from error
     if mode & _OTHERS:
         yield failed(name, f"others may use {folder} (mode {mode:04o})", f"sudo chmod 700 {folder}")
     if not is_there:
         yield ok(name, f"there is no ledger in {folder} yet")
+        return
+    if not path.is_file():  # a pipe would be waited for
+        yield failed(name, f"{path} is no plain file: the agent cannot start with it", f"sudo mv {path} {path}.aside")
         return
     yield _verified(path, within(_SECONDS, lambda: read_summary(path)), runs=subject.node is not None)
 
