@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from mig_agent.adapters.plain_files import read_plain
 from mig_agent.core.catalog import Catalog, CatalogEntry, full_size_profile
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.model import Engines, Layout, Placement, Profile
@@ -15,6 +16,7 @@ from mig_agent.core.model import Engines, Layout, Placement, Profile
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = (_PACKAGE / "_profiles", _PACKAGE.parent.parent / "profiles")
 """Folder in the wheel, and in a checkout."""
+_MOST_BYTES = 1 << 20
 _ATTRIBUTE = re.compile(r"[+-][a-z][a-z.]*")
 _MODEL_KEYS = {"product_names", "memory_mib", "memory_slices", "profiles", "sources", "uncertain"}
 _PROFILE_KEYS = {"id", "name", "compute_slices", "memory_slices", "memory_mib", "starts", "engines"}
@@ -39,8 +41,8 @@ def load(directory: Path | None = None) -> Catalog:
 def load_model(path: Path) -> CatalogEntry:
     """Return one model. Raises ConfigError."""
     try:
-        content: object = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)  # noqa: S506 -- a safe loader
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content: object = yaml.load(read_plain(path, _MOST_BYTES).decode(), Loader=_LOADER)  # noqa: S506 -- a safe loader
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         first_line = str(error).split("\n", maxsplit=1)[0]
         raise ConfigError(f"cannot read the GPU model in {path}: {first_line}") from error
     return _Reader(path).entry(content)

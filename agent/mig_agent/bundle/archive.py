@@ -96,23 +96,27 @@ def is_archive(path: Path) -> bool:
 def read(path: Path, name: str) -> str:
     """Return one file of a bundle. Raises UsageError if there is none of that name, or this is no bundle."""
     try:
-        with open_plain(path) as file, gzip.open(file) as whole:
-            unpacked = whole.read(MOST_BYTES + 1)
-        if len(unpacked) > MOST_BYTES:
-            raise UsageError(f"cannot read {path}: unpacked it is larger than {MOST_BYTES >> 20} MiB")
-        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
-            members = islice(archive, _MOST_FILES)
-            member = next((each for each in members if each.name == f"{FOLDER}/{name}"), None)
-            if member is None:
-                why = "its manifest.json says what could not be had, and why"
-                raise UsageError(f"cannot read {path}: it has no {name}", why)
-            # The size of one with holes is what its sender says.
-            content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
-            if content is None:
-                raise UsageError(f"cannot read {name} in {path}: it is no plain file")
-            return content.read(MOST_BYTES).decode("utf-8", errors="replace")
+        return _text_of(path, name)
     except UsageError:
         raise
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no tar.gz of `migctl bundle`"
         raise UsageError(f"cannot read {path}: {why}", "give a file that `migctl bundle` has written") from error
+
+
+def _text_of(path: Path, name: str) -> str:
+    with open_plain(path) as file, gzip.open(file) as whole:
+        unpacked = whole.read(MOST_BYTES + 1)
+    if len(unpacked) > MOST_BYTES:
+        raise UsageError(f"cannot read {path}: unpacked it is larger than {MOST_BYTES >> 20} MiB")
+    with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+        members = islice(archive, _MOST_FILES)
+        member = next((each for each in members if each.name == f"{FOLDER}/{name}"), None)
+        if member is None:
+            why = "its manifest.json says what could not be had, and why"
+            raise UsageError(f"cannot read {path}: it has no {name}", why)
+        # The size of one with holes is what its sender says.
+        content = archive.extractfile(member) if member.isreg() and not member.issparse() else None
+        if content is None:
+            raise UsageError(f"cannot read {name} in {path}: it is no plain file")
+        return content.read(MOST_BYTES).decode("utf-8", errors="replace")

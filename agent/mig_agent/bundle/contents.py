@@ -38,8 +38,7 @@ _MOST_LOG_BYTES: Final = 16 << 20
 """The most of the end of a log that is read."""
 _LONGEST_LINE: Final = 1 << 16
 _LOG: Final = "log.txt"
-_NAME_LONGEST_LINE: Final = 1 << 16
-_LOG: Final = "name the agent's log with --log FILE"
+_NAME_LOG: Final = "name the agent's log with --log FILE"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from mig_agent.client import Client, ClientError, Tls, UsageError
 from mig_agent.client.addresses import Address
 from mig_agent.core.errors import DriverError
 from mig_agent.doctor.agent_settings import FoundSettings, find_settings
-from mig_agent.doctor.probe import Probe
+from mig_agent.doctor.probe import SUDO_HINT, Probe
 
 if TYPE_CHECKING:
     from mig_agent.adapters.nvml.survey import Survey
@@ -56,8 +56,28 @@ class Subject:
 
     @property
     def state_dir(self) -> Path | None:
-        """The agent's folder; None if its settings are not known."""
-        return None if self.found.settings is None else self.found.settings.state_dir
+        """The agent's folder; None if its settings are not known, or may say something else."""
+        found = self.found
+        if found.settings is None or (found.partly and "state_dir" not in found.given):
+            return None
+        return found.settings.state_dir
+
+    @property
+    def settings_hint(self) -> str:
+        """What to do where the settings do not say what a check needs."""
+        error = self.found.error
+        if error is not None and "installed without" in error.message:
+            return error.hint
+        if error is None or ("Permission denied" in error.message and not self.probe.person.is_root):
+            return SUDO_HINT
+        return "sudo mig-agent check tells what to mend in the settings"
+
+    @property
+    def agents_gpus(self) -> int:
+        """The number of GPUs that the agent of this machine serves; 0 without one."""
+        if self.node is None or self.address.path is None:
+            return 0
+        return sum(each.state != "lost" for each in self.node.gpus)
 
 
 def within(seconds: float, function: Callable[[], _Answer]) -> Answered[_Answer]:

@@ -48,7 +48,11 @@ def _access(subject: Subject, path: Path, found: os.stat_result) -> Finding:
         return ok(name, f"{person.name} may use {shape}")
     shared = stat.S_IRGRP | stat.S_IWGRP
     if found.st_mode & shared != shared:
-        return failed(name, f"only {owner} may use {shape}", f"set socket_mode: 0660 in {CONFIG_FILE}")
+        return failed(
+            name,
+            f"only {owner} may use {shape}",
+            f"set socket_mode: 0660 in {CONFIG_FILE}; sudo systemctl reload mig-agent",
+        )
     if found.st_gid in person.groups:
         return ok(name, f"{person.name} may use {shape} as a member of {group}")
     if found.st_gid in person.database_groups:

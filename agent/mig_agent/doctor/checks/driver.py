@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from mig_agent.core.errors import DriverError, DriverErrorKind
+from mig_agent.core.quantities import counted
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
 from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import DRIVER_SECONDS, Subject, words_of
@@ -31,6 +32,9 @@ def kernel_module(subject: Subject) -> Iterator[Finding]:
     if version:
         yield ok(name, f"the NVIDIA kernel module {version} is loaded")
         return
+    if subject.agents_gpus:
+        yield _seen_by_the_agent_alone(subject, name, "no kernel module of NVIDIA is seen here")
+        return
     if not subject.host.has_nvidia_gpu():
         yield failed(
             name,
@@ -44,6 +48,13 @@ def kernel_module(subject: Subject) -> Iterator[Finding]:
         "sudo modprobe nvidia, or install the driver: on Debian sudo apt install nvidia-driver, on Ubuntu "
         "sudo ubuntu-drivers install --gpgpu",
     )
+
+
+def _seen_by_the_agent_alone(subject: Subject, name: str, what: str) -> Finding:
+    """Return the finding for a driver that is missing here, while the agent serves GPUs."""
+    gpus = counted(subject.agents_gpus, "GPU")
+    hint = "" if subject.probe.person.is_root else SUDO_HINT
+    return unknown(name, f"{what}, and the agent serves {gpus}: simulated ones, or from where this is not seen", hint)
 
 
 def module_version(subject: Subject) -> str:
@@ -85,6 +96,8 @@ def nvml(subject: Subject) -> Iterator[Finding]:
                 "sudo reboot, or without one: end all GPU programs, sudo migctl pause, "
                 "sudo rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia, sudo modprobe nvidia, sudo migctl resume",
             )
+        case DriverError(kind=DriverErrorKind.LIBRARY) if subject.agents_gpus and not subject.simulated:
+            yield _seen_by_the_agent_alone(subject, name, f"NVML cannot be used: {words_of(error)}")
         case DriverError(kind=DriverErrorKind.LIBRARY):
             yield failed(
                 name,
@@ -95,7 +108,9 @@ def nvml(subject: Subject) -> Iterator[Finding]:
             yield unknown(name, f"the simulated machine cannot be read: {words_of(error)}", SUDO_HINT)
         case _ if subject.simulated:
             yield failed(
-                name, f"the simulated machine cannot be used: {words_of(error)}", "remove its folder to begin anew"
+                name,
+                f"the simulated machine cannot be used: {words_of(error)}",
+                "stop the agent, and give it another --state-dir",
             )
         case _:
             yield failed(name, f"NVML cannot be used: {words_of(error)}", "nvidia-smi tells more")

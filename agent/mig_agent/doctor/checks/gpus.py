@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from mig_agent.core.model import MigMode
 from mig_agent.core.quantities import counted
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
+from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import Subject, words_of
 
 _RESET = "end what runs there, then sudo nvidia-smi --gpu-reset -i {index}; where that is refused: sudo reboot"
@@ -21,7 +22,8 @@ def present(subject: Subject) -> Iterator[Finding]:
     name = "gpu.present"
     survey = subject.survey.value
     if survey is None:
-        yield unknown(name, "the GPUs were not read: NVML does not answer")
+        hint = SUDO_HINT if subject.agents_gpus and not subject.probe.person.is_root else ""
+        yield unknown(name, "the GPUs were not read: NVML does not answer", hint)
         return
     on_bus = None if subject.simulated else subject.host.count_nvidia_gpus()
     number = counted(len(survey.gpus), "GPU")

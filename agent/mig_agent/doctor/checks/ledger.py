@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _SECONDS: Final = 30.0
 """Longest time that the check of all rows may take."""
-_MEND_SETTINGS: Final = "mend the settings first"
 _OTHERS: Final = 0o077
 
 
@@ -41,7 +40,7 @@ def file(subject: Subject) -> Iterator[Finding]:
     """Check the ledger's file, every row of it."""
     name, folder = "ledger.file", subject.state_dir
     if folder is None:
-        yield unknown(name, "the ledger was not checked: the settings do not say where it is", _MEND_SETTINGS)
+        yield unknown(name, "the ledger was not checked: the settings do not say where it is", subject.settings_hint)
         return
     from mig_agent.adapters.ledger.inspection import ledger_in, read_summary  # noqa: PLC0415 -- imports sqlite3
 
@@ -49,6 +48,9 @@ def file(subject: Subject) -> Iterator[Finding]:
     try:
         if not folder.exists():
             yield ok(name, f"there is no folder {folder} yet: the agent makes it when it first starts")
+            return
+        if not folder.is_dir():
+            yield failed(name, f"{folder} is no folder", f"sudo mv {folder} {folder}.aside; the agent makes the folder")
             return
         mode = stat.S_IMODE(folder.stat().st_mode)
         is_there = path.exists() or path.is_symlink()
@@ -68,13 +70,20 @@ def file(subject: Subject) -> Iterator[Finding]:
 def _verified(path: Path, answered: Answered[LedgerSummary], *, runs: bool) -> Finding:
     name, found = "ledger.file", answered.value
     if found is not None and found.damage:
-        hint = "the agent keeps it aside when it starts; to put a backup in its place: mig-agent restore FILE"
+        hint = (
+            "sudo systemctl stop mig-agent; sudo mig-agent restore FILE; sudo systemctl start mig-agent, "
+            "with FILE a backup: without one the agent keeps it aside when it starts"
+        )
         return failed(name, f"{path} is damaged: {found.damage}", hint)
     if found is not None:
         has = f"{counted(found.leases, 'lease')} and {counted(found.events, 'event')}"
         return ok(name, f"{path} is whole: {has}, {found.mib:g} MiB")
     if isinstance(answered.error, LedgerError) and not runs:
-        return failed(name, words_of(answered.error), "the agent would not start with it")
+        return failed(
+            name, words_of(answered.error), "sudo journalctl -u mig-agent -n 50 tells whether the agent starts with it"
+        )
     if isinstance(answered.error, TimeoutError):
-        return unknown(name, f"{path} is too large to check here", "mig-agent backup FILE checks every row of it, too")
+        return unknown(
+            name, f"{path} is too large to check here", "sudo mig-agent backup FILE checks every row of it, too"
+        )
     return unknown(name, f"{path} could not be checked: {words_of(answered.error)}", SUDO_HINT)

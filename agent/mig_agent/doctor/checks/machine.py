@@ -16,7 +16,6 @@ _MIB: Final = 1 << 20
 _FULL_MIB: Final = 50
 _NEARLY_FULL_MIB: Final = 500
 _TOLERANCE_SECONDS: Final = 120.0
-_MEND_SETTINGS: Final = "mend the settings first"
 _PACKAGES: Final = ("grpcio", "protobuf", "nvidia-ml-py")
 
 
@@ -63,7 +62,9 @@ def disk(subject: Subject) -> Iterator[Finding]:
     """Check that the file system of the ledger has space and can be written."""
     name, folder = "machine.disk", subject.state_dir
     if folder is None:
-        yield unknown(name, "the disk was not checked: the settings do not say where the ledger is", _MEND_SETTINGS)
+        yield unknown(
+            name, "the disk was not checked: the settings do not say where the ledger is", subject.settings_hint
+        )
         return
     there = next((each for each in (folder, *folder.parents) if _is_there(each)), Path("/"))
     found = os.statvfs(there)
