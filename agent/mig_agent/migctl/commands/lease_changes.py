@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
@@ -18,6 +17,7 @@ from mig_agent.migctl.printing import print_json, until
 if TYPE_CHECKING:
     from mig_agent.client import Client, Refused
     from mig_agent.client.to_json import Json
+    from mig_agent.client.tokens import RememberedTokens
     from mig_agent.client.types import Recovered
 
 
@@ -124,7 +124,7 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """Take a lease back whose agent has lost its ledger.
 
     Who has the token gets the same devices again under the same lease, as long as nobody else has them. Without LEASE:
-    all leases of this agent that migctl remembers.
+    all leases of this agent that migctl remembers. Exits with 3 if one of them does not come back.
     """
     output = common.wants()
     if lease is not None:
@@ -140,35 +140,42 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
             done = [client.recover(lease, token if token is not None else remembered.token(lease))]
             refused: list[tuple[str, Refused]] = []
         else:
-            tokens = {each: remembered.token(each) for each in remembered.leases(str(client.address))}
-            done, refused = _recover_each(client, tokens)
+            done, refused = _recover_all(client, remembered)
     if output == "json":
         failed: list[Json] = [
             {"lease": each, "reason": error.reason, "message": error.message} for each, error in refused
         ]
         print_json({"recovered": [to_json.encode(each) for each in done], "refused": failed})
-        return failures.DONE
-    for each in done:
-        print(_recovered_line(each))
+    else:
+        for found in done:
+            print(_recovered_line(found))
+        if not done and not refused:
+            print("migctl remembers no lease of this agent")
     for _, error in refused:
         print(failures.one_line(error.message), file=sys.stderr)
-    if not done:
-        print("no lease comes back" if refused else "migctl remembers no lease of this agent")
+    if refused:
+        words = f"cannot recover {len(refused)} of {counted(len(done) + len(refused), 'lease')}"
+        return failures.report_message(words, code=failures.REFUSED)
     return failures.DONE
 
 
-def _recover_each(client: Client, tokens: Mapping[str, str]) -> tuple[list[Recovered], list[tuple[str, Refused]]]:
-    """Recover each lease; return those recovered, and the others with the reason: most of them had ended long ago."""
+def _recover_all(client: Client, remembered: RememberedTokens) -> tuple[list[Recovered], list[tuple[str, Refused]]]:
+    """Recover each remembered lease; return those recovered, and the others with the reason. No refusal ends it.
+
+    Where the ledger has lost nothing, a lease that is not there has ended: it is forgotten, and not returned.
+    """
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
+    is_whole = client.status().ledger_doubt is None
     done, refused = [], []
-    for lease, token in tokens.items():
+    for lease in remembered.leases(str(client.address)):
         try:
-            done.append(client.recover(lease, token))
+            done.append(client.recover(lease, remembered.token(lease)))
         except Refused as error:
-            if error.retryable:
-                raise
-            refused.append((lease, error))
+            if is_whole and error.reason == "lease-ended":
+                remembered.forget(lease)
+            else:
+                refused.append((lease, error))
     return done, refused
 
 
