@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import urllib.request
 from collections.abc import Iterator
@@ -112,3 +113,42 @@ def test_the_group_of_the_socket_changes_also_where_it_is_bound_again(agent: Rel
     assert (agent.socket.stat().st_gid, stat.S_IMODE(agent.socket.stat().st_mode)) == (4711, 0o600)
     agent.reload("metrics: off\n")
     assert (agent.socket.stat().st_gid, stat.S_IMODE(agent.socket.stat().st_mode)) == (os.getegid(), 0o660)
+
+
+def test_limits_change_with_the_file_and_not_with_a_mistake(agent: Reloaded) -> None:
+    role = "scheduler" if os.getuid() == 0 else "user"
+    limits = f"metrics: off\nlimits:\n  roles:\n    {role}: {{leases: 1}}\n    admin: {{leases: 9}}\n"
+    assert agent.reload(limits)["data"]["changed"] == "limits"
+    held = agent.ask("request", "--mig-profile", "1g.5gb")["lease"]
+    refused = agent.migctl("request", "--mig-profile", "1g.5gb", code=3).stderr
+    assert f"set by limits.roles.{role}.leases in {agent.config}, line 4" in refused
+
+    # A mistake leaves the former limits in use, also those that the file has right.
+    event = agent.reload(limits.replace("leases: 1", "leases: 5", 1) + "  users:\n    alice: {lease: 2, share: 4G}\n")
+    assert event["kind"] == "config-reload-failed"
+    assert "limits.users.alice.lease in" in event["message"]
+    assert "limits.users.alice.share in" in event["message"]
+    assert "line 4" in agent.migctl("request", "--mig-profile", "1g.5gb", code=3).stderr
+
+    # Another value counts at once, a lower one ends nothing, and without the section there are no limits.
+    assert agent.reload(limits.replace("leases: 1", "leases: 2", 1))["data"]["changed"] == "limits"
+    second = agent.ask("request", "--mig-profile", "1g.5gb")["lease"]
+    agent.reload(limits.replace("leases: 1", "leases: 0", 1))
+    assert {each["lease"] for each in agent.ask("status")["leases"]} == {held, second}
+    agent.migctl("request", "--mig-profile", "1g.5gb", code=3)
+    removed = agent.reload("metrics: off\n")
+    assert removed["data"]["changed"] == "limits"
+    assert "limits is {} (was {roles:" in removed["message"]
+    agent.ask("request", "--mig-profile", "1g.5gb")
+
+
+def test_a_pipe_in_place_of_the_file_is_refused_and_the_file_is_read_again(agent: Reloaded) -> None:
+    agent.config.unlink()
+    os.mkfifo(agent.config)
+    assert agent.process is not None
+    agent.process.send_signal(signal.SIGHUP)
+    event = eventually(agent.told, "it is refused")[-1]
+    assert event["kind"] == "config-reload-failed"
+    assert "it is no plain file" in event["message"]
+    agent.config.unlink()
+    assert agent.reload("metrics: off\nmax_waiting: 5\n")["data"]["changed"] == "max_waiting"
