@@ -147,3 +147,21 @@ def test_a_device_is_not_replaced_by_a_backup(folder: Path) -> None:
         assert (code, out) == (1, ""), error
         assert error.startswith(f"mig-agent: cannot write {target}: it is no plain file")
     assert stat.S_ISFIFO((folder / "device").stat().st_mode)
+
+
+@pytest.mark.parametrize("name", [LEDGER_FILE, f"{LEDGER_FILE}-wal", f"{LEDGER_FILE}-commits", "token.key", "link"])
+def test_the_agents_own_files_are_never_replaced_by_a_backup(folder: Path, name: str) -> None:
+    """The running agent would go on writing to the file that was replaced."""
+    with Agent(folder) as agent:
+        lease = agent.ask("request", "--gpu-memory", "4G")["lease"]
+        target = agent.state_dir / name
+        if name == "link":
+            target = folder / "link"
+            os.link(agent.state_dir / LEDGER_FILE, target)
+        before = target.stat().st_ino
+        code, out, error = ends(folder, "backup", target, "--state-dir", agent.state_dir, "--force")
+        assert (code, out) == (1, "")
+        assert error.startswith(f"mig-agent: cannot write {target}: it is one of the agent's own files")
+        assert target.stat().st_ino == before
+        agent.restart_after_crash()
+        assert [each["lease"] for each in agent.ask("status")["leases"]] == [lease]

@@ -70,7 +70,8 @@ class Subject:
             return error.hint
         if error is None or ("Permission denied" in error.message and not self.probe.person.is_root):
             return SUDO_HINT
-        return "sudo mig-agent check tells what to mend in the settings"
+        file = f" --config {self.found.where}" if self.found.where.startswith("/") else ""
+        return f"sudo mig-agent check{file} tells what to mend in the settings"
 
     @property
     def agents_gpus(self) -> int:

@@ -15,6 +15,7 @@ from mig_agent.adapters.ledger.lease_evidence import recoverable_leases
 from mig_agent.adapters.ledger.quarantine import REPLACED, finish_replacing, replace_ledger
 from mig_agent.adapters.ledger.reader import Doubt, count_active
 from mig_agent.adapters.ledger.schema import check_version, is_of_another_program
+from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.core.errors import ConfigError, LedgerError
 
 _AS_WHOM = "run it as root, or as the agent's user"
@@ -28,6 +29,8 @@ def back_up(ledger: Path, target: Path, *, force: bool = False) -> int:
     """
     if _exists(target, f"cannot write {target}") and not force:
         raise ConfigError(f"cannot write {target}: there is such a file", "give another name, or --force")
+    if _is_own(target, ledger):
+        raise ConfigError(f"cannot write {target}: it is one of the agent's own files", "give the name of a new file")
     if _exists(target, f"cannot write {target}") and not target.is_file():
         raise ConfigError(f"cannot write {target}: it is no plain file", "give the name of a new file")
     if not _exists(ledger, f"cannot back up {ledger}"):
@@ -65,6 +68,16 @@ def _exists(path: Path, what: str) -> bool:
     except OSError as error:
         raise ConfigError(f"{what}: {error.strerror}", _AS_WHOM) from error
     return True
+
+
+def _is_own(target: Path, ledger: Path) -> bool:
+    """Return True for a file of the state directory that an agent uses: it would go on writing to a replaced one."""
+    try:
+        if target.parent.samefile(ledger.parent) and (target.name == KEY_FILE or target.name.startswith(ledger.name)):
+            return True
+        return target.samefile(ledger)
+    except OSError:
+        return False
 
 
 def _copy(ledger: Path, target: Path) -> int:

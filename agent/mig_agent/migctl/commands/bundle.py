@@ -64,7 +64,9 @@ def bundle(common: Common, *, file: Path | None, force: bool, lines: int, log: P
         names: list[Json] = [*sorted(contents.files)]
         print_json({"file": str(path), "bytes": len(content), "files": names, "missing": contents.missing})
         return failures.DONE
-    found = [f"wrote {path}: {counted(len(contents.files), 'file')}, {len(content) // 1024 + 1} KiB"]
+    found = [
+        f"wrote {failures.one_line(str(path))}: {counted(len(contents.files), 'file')}, {len(content) // 1024 + 1} KiB"
+    ]
     for each in contents.missing:
         if isinstance(each, dict):
             hint = f" ({each['hint']})" if each["hint"] else ""
