@@ -12,12 +12,10 @@ from typing import cast
 
 import grpc
 
-from mig_agent.adapters.plain_files import read_plain
 from mig_agent.adapters.secret_files import read_secret
 from mig_agent.core.errors import ConfigError
 
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-_MOST_BYTES = 1 << 20
 _MOST_TRIES = 5
 """Attempts to read files that change while they are read. The next check comes soon."""
 
@@ -199,7 +197,7 @@ def _bytes(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"cannot use {path}: it is no regular file", "tls_cert and tls_client_ca name PEM files")
-        return read_plain(path, _MOST_BYTES)
+        return path.read_bytes()
     except OSError as error:
         raise _unreadable(path, error) from error
 
