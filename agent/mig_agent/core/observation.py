@@ -41,12 +41,29 @@ class ObservedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeUsage:
+    """How busy one instance was between two readings, in percent; None where the driver does not report it."""
+
+    seconds: float
+    """The time between the readings."""
+    sm_percent: float
+    """The mean share of its multiprocessors (SMs) that were busy."""
+    tensor_percent: float | None = None
+    """The share of the time in which its multiprocessors did tensor operations."""
+    memory_bandwidth_percent: float | None = None
+    """Memory bandwidth used, of the most that is possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceUsage:
     """Memory and processor use of one instance or whole GPU; None where the driver does not report it."""
 
     memory_used_mib: int | None
     memory_total_mib: int | None
     utilization_percent: int | None = None
+    """Of a whole GPU: the share of the time in which a kernel ran on it."""
+    compute: ComputeUsage | None = None
+    """Of an instance: how busy its multiprocessors were."""
     processes: tuple[ProcessUsage, ...] | None = None
 
 
