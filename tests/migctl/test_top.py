@@ -14,11 +14,22 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mig_agent.client.types import Gpu, Instance, LeaseInfo, MigMode, Placement, ProcessUsage, Status, Usage
+from mig_agent.client.types import (
+    ComputeUsage,
+    Gpu,
+    Instance,
+    LeaseInfo,
+    MigMode,
+    Placement,
+    ProcessUsage,
+    Status,
+    Usage,
+)
 from mig_agent.migctl.commands.top import render
 from mig_agent.migctl.keys import decode
 from mig_agent.migctl.top_view import ORDERS, NodeReading, View, list_lines, page, page_size, plain
@@ -96,7 +107,13 @@ def node(gpus: int = 1, holders: Sequence[str] = HOLDERS) -> Status:
     )
 
 
-def usage(mib: int | None, *processes: ProcessUsage, details: bool = True, total: int | None = 9728) -> Usage:
+def usage(
+    mib: int | None,
+    *processes: ProcessUsage,
+    details: bool = True,
+    total: int | None = 9728,
+    compute: float | None = None,
+) -> Usage:
     return Usage(
         generation=0,
         memory_used_mib=mib,
@@ -104,6 +121,9 @@ def usage(mib: int | None, *processes: ProcessUsage, details: bool = True, total
         utilization_percent=None,
         processes=tuple(each.pid for each in processes),
         process_details=processes if details else (),
+        compute=None
+        if compute is None
+        else ComputeUsage(seconds=2.0, sm_percent=compute, tensor_percent=None, memory_bandwidth_percent=None),
     )
 
 
@@ -120,6 +140,32 @@ def test_the_unknown_is_shown_as_unknown_and_never_as_0() -> None:
     first, _, third, *_ = listed(reading({0: nothing, 2: usage(0)}), View())
     assert first.split() == ["0", "2g.20gb", "leased", "?", "19.5", "GiB", "?", "?", "alice"]
     assert third.split() == ["0", "1g.10gb", "leased", "0", "MiB", "9.5", "GiB", "..........", "?", "bob", "(unused)"]
+
+
+def test_compute_is_shown_where_it_is_known() -> None:
+    of = reading({0: usage(0, compute=31.4), 1: usage(0, compute=0.2), 2: usage(0, compute=0.0)})
+    header, lines = list_lines(of, View(), None)
+    assert plain([header]).split()[-2:] == ["COMPUTE", "HOLDER"]
+    shown = [re.findall(r"(\S+%|\?)(?:  ([#.]{10}))?", line)[-1] for line in plain(lines).splitlines()]
+    assert shown == [
+        ("31%", "####......"),
+        ("<1%", "#........."),
+        ("0%", ".........."),
+        ("?", ""),
+    ]
+    whole = replace(usage(0), utilization_percent=70)
+    assert "  70%  #######...  " in listed(reading({0: whole}), View())[0]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(100, 2), (80, 1), (60, 0)])
+def test_a_narrow_terminal_keeps_figures_and_holders_and_goes_without_bars(width: int, columns: int) -> None:
+    of = reading({0: usage(1024, compute=31.4, total=19968), 2: usage(512, compute=99)})
+    lines = listed(of, View(), width)
+    assert len(re.findall(r"[#.]{10}", lines[0])) == columns
+    assert "31%" in lines[0]
+    assert lines[0].endswith("alice")
+    assert lines[2].endswith("bob (unused)")
+    assert max(map(len, lines)) <= width
 
 
 def test_each_process_has_its_user_its_memory_and_its_command() -> None:
@@ -148,14 +194,17 @@ def test_the_bar_is_full_only_where_the_memory_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "first"), [("gpu", "alice"), ("memory", "carol"), ("holder", "alice"), ("profile", "alice")]
+    ("order", "first"),
+    [("gpu", "alice"), ("memory", "carol"), ("compute", "bob"), ("holder", "alice"), ("profile", "alice")],
 )
 def test_orders(order: str, first: str) -> None:
-    lines = listed(reading({2: usage(100), 3: usage(5000)}), View(order=order))
+    lines = listed(reading({2: usage(100, compute=1.0), 3: usage(5000, compute=0.0)}), View(order=order))
     assert first in lines[0]
     assert len(lines) == len(HOLDERS)
     if order == "memory":
         assert "bob" in lines[1]
+    if order == "compute":
+        assert "carol" in lines[1], "the unknown come last"
     if order == "holder":
         assert "idle" in lines[-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mig_agent.core.errors import DriverErrorKind
-from mig_agent.core.model import GpuUuid, Layout, MigMode, Placement
+from mig_agent.core.model import GpuUuid, Layout, LeaseId, MigMode, Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,16 @@ class ComputeUsage:
     """The share of the time in which its multiprocessors did tensor operations."""
     memory_bandwidth_percent: float | None = None
     """Memory bandwidth used, of the most that is possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeReading:
+    """The last reading of how busy an instance was, under the lease that it had then."""
+
+    lease: LeaseId | None
+    fresh_until: float
+    """Until when it says something of now, in seconds since the epoch."""
+    usage: ComputeUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

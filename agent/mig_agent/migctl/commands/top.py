@@ -44,7 +44,10 @@ _STYLES = {
 @click.option("--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="By what.")
 @click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
 def top(common: Common, *, once: bool, interval: str, sort: str, words: str) -> int:
-    """Show the memory used on each instance and its processes, live. What the driver does not tell is shown as `?`.
+    """Show memory, compute and processes of each instance, live. What the driver does not tell is shown as `?`.
+
+    COMPUTE is how many of its multiprocessors (SMs) were busy since the last reading, on Hopper and later; of a whole
+    GPU, how much of the time a kernel ran.
 
     Keys: q quits, arrows and Page Up and Down scroll, s sorts, / filters, p shows or hides processes.
     """
