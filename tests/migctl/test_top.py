@@ -247,6 +247,33 @@ def test_scrolling_reaches_every_line_and_stays_within_them() -> None:
     assert View().after("up", size, length) == View()
 
 
+def test_a_shorter_list_is_never_scrolled_out_of_sight() -> None:
+    """Leases end, and windows grow, while one looks at the end of the list."""
+    size = page_size(12)
+    end = View().after("end", size, 4 * 8)
+    assert end is not None
+    for gpus, height in [(1, 12), (8, 60)]:
+        screen = plain(page(reading(gpus=gpus), end, 100, height))
+        assert all(each in screen for each in listed(reading(gpus=gpus), View(), 100))
+        assert "more below" not in screen
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_the_keys_fit_and_a_kept_filter_is_always_seen(width: int) -> None:
+    first, filtered = (
+        plain(page(reading(), view, width, 15)).splitlines()[1] for view in (View(), View(order="compute", words="bob"))
+    )
+    assert not first.endswith("..")
+    assert "q quit" in first
+    assert filtered.startswith("filter: bob (Esc removes it)")
+    assert not filtered.endswith("..")
+
+
+def test_an_old_reading_is_said_to_be_old() -> None:
+    screen = plain(page(reading(), View(), 80, 24, "the agent does not answer: these figures are 12s old"))
+    assert screen.splitlines()[0] == "the agent does not answer: these figures are 12s old"
+
+
 def test_keys() -> None:
     view = View()
     for order in (*ORDERS[1:], ORDERS[0]):
@@ -361,6 +388,18 @@ def test_on_a_terminal_keys_are_not_echoed_and_q_leaves_it_as_it_was(agent: Agen
         terminal.read()
         assert termios.tcgetattr(terminal.slave) == terminal.before
         assert terminal.written.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in terminal.written[-40:]
+
+
+def test_an_agent_that_goes_away_and_comes_back(agent: Agent) -> None:
+    with on_a_terminal(agent) as terminal:
+        agent.kill()
+        terminal.until("does not answer")
+        terminal.type(b"s")
+        terminal.until("sort: memory")
+        agent.start()
+        terminal.until("1 lease", new=True)
+        terminal.type(b"q")
+        assert terminal.process.wait(GENEROUS_SECONDS) == 0
 
 
 def test_control_c_ends_it_quietly(agent: Agent) -> None:

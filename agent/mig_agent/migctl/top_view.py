@@ -154,12 +154,15 @@ class View:
             return replace(self, words=self.words + key)
         return self
 
-    def keys(self) -> str:
-        """Return the line that says which keys there are."""
+    def keys(self, width: int) -> str:
+        """Return the line that says which keys there are, and which filter is kept; as many as fit."""
         if self.is_typing:
             return f"filter: {self.words}_   (Enter keeps it, Esc removes it)"
-        kept = f"   filter: {self.words} (Esc removes it)" if self.words else ""
-        return f"q quit   arrows scroll   s sort: {self.order}   / filter   p processes{kept}"
+        kept = [f"filter: {self.words} (Esc removes it)"] if self.words else []
+        shown = [*kept, "q quit", f"s sort: {self.order}", "/ filter", "p processes", "arrows scroll"]
+        while len(shown) > 1 and len("   ".join(shown)) > width:
+            shown.pop()
+        return "   ".join(shown)
 
 
 def head(reading: NodeReading) -> str:
@@ -275,15 +278,20 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
-def page(reading: NodeReading, view: View, width: int, height: int) -> list[Line]:
-    """Return the whole screen: the head, the keys, and as much of the list as there is place for."""
+def page(reading: NodeReading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
+    """Return the whole screen: the head, the keys, and as much of the list as there is place for.
+
+    `trouble` says why the reading is old, in place of the head.
+    """
     header, lines = list_lines(reading, view, width)
     size = page_size(height)
-    shown = lines[view.offset : view.offset + size]
-    more = len(lines) - view.offset - len(shown)
+    # The list may have become shorter, or the screen higher, since it was scrolled.
+    offset = min(view.offset, max(0, len(lines) - size))
+    shown = lines[offset : offset + size]
+    more = len(lines) - offset - len(shown)
     below = f"{more} more below" if more > 0 else ""
-    top = [head(reading), view.keys()]
-    screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in zip(top, ("bold", "keys"), strict=True)]
+    top = [(trouble, "trouble") if trouble else (head(reading), "bold"), (view.keys(width), "keys")]
+    screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in top]
     if not lines:
         return [*screen, (), (("no instances" if not view.words else "no instance has that in it", ""),)]
     return [*screen, header, *shown, *([((below, "keys"),)] if below else [])]
