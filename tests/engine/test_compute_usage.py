@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from mig_agent.client import decode
+from mig_agent.core.model import GpuState
 from mig_agent.core.observation import ComputeUsage
 from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.results import Granted
+from mig_agent.frontends.grpc import encode
 from mig_agent.frontends.metrics import Metrics
 from support.engine import ADMIN, Node, engine
 
@@ -143,6 +146,45 @@ async def test_an_error_of_the_counters_takes_nothing_from_the_rest(tmp_path: Pa
         assert usage.compute is None
         assert usage.memory_used_mib is not None
         assert [each.pid for each in usage.processes or ()] == [pid]
+
+
+async def test_a_client_reads_what_was_measured(tmp_path: Path) -> None:
+    async with engine(tmp_path, "h100-80gb,a100-40gb") as node:
+        turned_by_hand(node)
+        busy, unknown = [await node.acquire("4G", gpus=(gpu,)) for gpu in ("0", "1")]
+        node.simulator.occupy(node.where(busy), sm_percent=60)
+        await compute(node, busy)
+        node.clock.advance(2)
+        messages = encode.usage(await node.manager.usage(), ADMIN)
+        read = {each.generation: decode.usage(each).compute for each in messages}
+        measured = read[busy.devices[0].generation]
+        assert measured is not None
+        assert measured.seconds == pytest.approx(2)
+        assert measured.sm_percent == pytest.approx(60)
+        assert measured.tensor_percent == pytest.approx(30)
+        assert measured.memory_bandwidth_percent == pytest.approx(48)
+        assert read[unknown.devices[0].generation] is None
+
+
+async def test_counters_that_hang_keep_nobody_waiting(tmp_path: Path) -> None:
+    async with engine(tmp_path, "h100-80gb:2") as node:
+        turned_by_hand(node)
+        stuck, well = [await node.acquire("1g.10gb", gpus=(gpu,)) for gpu in ("0", "1")]
+        await compute(node, well)
+        node.clock.advance(2)
+        node.simulator.hang("nvmlGpmMigSampleGet", gpu=0)
+        reading = node.start(node.manager.usage())
+        library: Any = node.driver._nvml._library
+        await node.until(lambda: library.hanging)
+        node.clock.advance(31)
+        usage = await reading
+        assert usage[stuck.devices[0].generation].compute is None
+        assert usage[well.devices[0].generation].compute is not None
+        assert node.gpu(0).state is GpuState.CORDONED
+        node.simulator.clear()
+        await node.until(lambda: node.gpu(0).state is GpuState.READY)
+        await compute(node, stuck)
+        assert await compute(node, stuck) is not None
 
 
 async def test_an_old_reading_is_not_scraped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

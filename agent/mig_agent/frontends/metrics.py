@@ -332,7 +332,8 @@ def _compute(node: Published, now: float) -> Metric:
         "mig_agent_instance_compute_utilization_ratio",
         "Busy multiprocessors (SMs) of an instance, of all that it has, between the last two readings; no sample where"
         " the driver does not report it, as on GPUs before Hopper.",
-        labels=("gpu_uuid", "gpu_instance_id", "profile", "uuid"),
+        # With the lease, so that a mean over time is never of two leases of one instance.
+        labels=("lease", "gpu_uuid", "gpu_instance_id", "profile", "uuid"),
     )
     for each in (instance for gpu in node.view.gpus for instance in gpu.instances):
         reading = node.compute.get(each.generation)
@@ -340,7 +341,8 @@ def _compute(node: Published, now: float) -> Metric:
         if reading is None or node.paused or reading.lease != each.lease or reading.fresh_until < now:
             continue
         gi = "" if each.gpu_instance_id is None else str(each.gpu_instance_id)
-        family.add_metric((each.slot.gpu, gi, each.slot.profile.name, each.uuid), reading.usage.sm_percent / 100)
+        labels = (each.lease or "", each.slot.gpu, gi, each.slot.profile.name, each.uuid)
+        family.add_metric(labels, reading.usage.sm_percent / 100)
     return family
 
 
