@@ -103,7 +103,7 @@ def test_after_an_administrator_adopted_it_is_too_late(folder: Path) -> None:
         assert refused["reason"] == "lease-ended"
         assert "was taken over meanwhile" in refused["message"]
         assert agent.instances() == before
-        assert "was taken over meanwhile" in agent.migctl("recover").stderr
+        assert "was taken over meanwhile" in agent.migctl("recover", code=3).stderr
 
 
 def test_without_the_evidence_an_agent_starts_and_says_no(folder: Path) -> None:
