@@ -45,7 +45,11 @@ class Tokens:
 
     def token(self, lease: LeaseId) -> str:
         """Return the lease's token, 64 hexadecimal digits."""
-        return hmac.digest(self._key, lease.encode(), "sha256").hex()
+        return self.named(lease)
+
+    def named(self, name: str) -> str:
+        """Return the token of what has this name under this key, 64 hexadecimal digits."""
+        return hmac.digest(self._key, name.encode(), "sha256").hex()
 
     def matches(self, lease: LeaseId, token: str) -> bool:
         """Return True if this is the lease's token."""
