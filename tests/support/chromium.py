@@ -116,6 +116,7 @@ class Browser:
             scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
             page.call("Emulation.setEmulatedMedia", features=[scheme])
             page.call("Page.navigate", url=url)
+            page.until("location.protocol !== 'about:' && document.readyState === 'complete'")
             yield page
         finally:
             self.call("Target.disposeBrowserContext", browserContextId=context)

@@ -56,7 +56,9 @@ class _Sizes:
 
 
 _PAGE = _Sizes(width=760, margin=20, bar=64, axis=18, font=12, row=17, padding=8, letter=7.3)
-_TILE = _Sizes(width=440, margin=2, bar=50, axis=16, font=11, row=14, padding=4, letter=6.1)
+_TILE = _Sizes(width=440, margin=2, bar=50, axis=16, font=11, row=14, padding=4, letter=6.6)
+_BOLD = 1.12
+"""How much wider bold letters are."""
 _LEAST_LETTERS = 3
 """A text of which fewer letters would be shown is left out."""
 
@@ -142,9 +144,11 @@ def _block(block: SliceMapBlock, top: float, slice_width: float, sizes: _Sizes) 
     _, ink = _COLORS.get(block.state, _UNKNOWN)
     parts = _box(block.state, left, top, width, sizes.bar)
     space = width - 2 * sizes.padding + 2
-    texts = [_cut(text, space, sizes.letter) for text in (block.label, block.state, block.holder) if text]
+    state = block.state if len(block.state) * sizes.letter <= space else ""  # its fill says the same
+    texts = (_cut(block.label, space, sizes.letter), state, _cut(block.holder, space, sizes.letter))
     for row, text in enumerate(text for text in texts if text):
-        at, weight = top + sizes.font + 4 + sizes.row * row + (sizes.row - sizes.font) / 2, 400 if row else 600
+        at = top + sizes.font + 4 + sizes.row * row + (sizes.row - sizes.font) / 2
+        weight = 600 if row == 0 and len(text) * sizes.letter * _BOLD <= space else 400
         kind = f"on-{_class(block.state)}"
         parts.append(_text(left + sizes.padding, at, text, size=sizes.font, weight=weight, fill=ink, kind=kind))
     hover = f"{_slices(block)}: {_words(block)}"
