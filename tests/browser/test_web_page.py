@@ -88,7 +88,7 @@ def test_it_changes_with_the_node_and_answers_its_three_questions(folder: Path, 
             page.until(LIVE)
             assert page.evaluate("location.hash + location.search") == ""  # the token is in no history
             assert "Nothing is leased." in page.text("#shown")
-            assert "Nobody waits." in page.text("#waits-title + p")
+            assert "No request is waiting." in page.text("#waits-title + p")
             # What is where
             lease = agent.ask("request", "--gpu-memory", "30G", "--name", "first", "--ttl", "1h")["lease"]
             page.until("document.querySelector('#leases').tBodies[0].rows.length === 1")
