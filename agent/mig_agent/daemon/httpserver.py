@@ -18,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 MOST_AT_ONCE = 16
 SECONDS_EACH = 10.0
 """Time limit for receiving a request and sending its answer."""
-BEGIN_STREAM = "mig_agent.begin_stream"
+BEGIN_STREAM = "begin-stream"
 """Key of a WSGI environment. The function there takes the request out of the limits: its answer may last, and only each
 write of it has a time limit."""
 _STREAM_BUFFER_BYTES = 1 << 17
@@ -37,7 +37,7 @@ class _Handler(WSGIRequestHandler):
     def setup(self) -> None:
         """Have writes that take too long end the answer quietly, as for a client that has disconnected."""
         super().setup()
-        self.wfile.write = partial(_write, self.wfile.write)  # type: ignore[method-assign]
+        self.wfile.write = partial(_write, self.wfile.write)  # type: ignore[method-assign] # the server's own file, of this connection alone
 
     def get_environ(self) -> dict[str, Any]:
         """Add the function that begins a stream."""

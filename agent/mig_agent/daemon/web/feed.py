@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError as Cancelled
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -96,7 +97,7 @@ class Feed:
         snapshot = self._manager.snapshot
         for role in roles:
             message = encode.status(snapshot, __version__, READERS[role])
-            frame = await self._thread.run(lambda message=message: _frame(message, number, snapshot.at))  # type: ignore[misc]
+            frame = await self._thread.run(partial(_frame, message, number, snapshot.at))
             with self._changed:
                 self._frames[role] = (number, frame)
                 self._changed.notify_all()
@@ -162,7 +163,7 @@ class Feed:
     async def _account(self, role: Role) -> bytes:
         since, found = self._manager.now - ACCOUNT_SECONDS, {}
         for by in (By.USER, By.NAME):
-            account = await self._manager.account(since, None, by, READERS[role])
+            account = await self._manager.history.account(since, None, by, READERS[role])
             message = encode.account(account, has_since=True)
             found[by.value] = to_json.account(decode.account(message))
         return json.dumps(found, separators=(",", ":")).encode()
