@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
@@ -103,7 +104,7 @@ def test_tokens_are_for_those_who_may_open_the_socket(agent: Agent) -> None:
         return stat.S_IMODE((agent.folder / name).stat().st_mode)
 
     assert (access("agent.sock"), access("agent.sock.web-token")) == (0o660, 0o440)
-    assert (access("admin.sock"), access("admin.sock.web-token")) == (0o600, 0o600)
+    assert (access("admin.sock"), access("admin.sock.web-token")) == (0o600, 0o400)
     assert stat.S_IMODE((agent.state_dir / "web.key").stat().st_mode) == 0o600
 
 
@@ -258,3 +259,14 @@ def test_it_is_served_on_loopback_alone(folder: Path, address: str) -> None:
     assert process.wait(60) != 0
     assert "it is for loopback alone" in agent.log()
     assert "ssh -L" in agent.log()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
+def test_a_token_has_the_group_of_its_socket_whatever_the_folder_says(folder: Path) -> None:
+    """In a folder with the set-group-ID bit new files belong to the folder's group."""
+    group = 4711
+    os.chown(folder, -1, group)
+    folder.chmod(0o2755)
+    with Agent(folder, flags=(*FLAGS, "--socket-group", "4712")) as agent:
+        assert Web(agent).token
+        assert (folder / "agent.sock.web-token").stat().st_gid == agent.socket.stat().st_gid == 4712

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from mig_agent.adapters.private_dir import refuse_if_replaceable
 from mig_agent.adapters.tokens import Tokens
-from mig_agent.adapters.transport.unix_sockets import group_id_of
 from mig_agent.config import Settings, UnixAddress
 from mig_agent.core.errors import ConfigError
 from mig_agent.engine.callers import Caller, Role
@@ -23,21 +22,23 @@ KEY_FILE = "web.key"
 """The key of the tokens, in the state directory."""
 SUFFIX = ".web-token"
 _OWNER_READS = 0o400
-_ADMIN_MODE = 0o600
 _WRITE_BITS = 0o222
 """Whoever may write to a socket may connect to it."""
 READERS: Mapping[Role, Caller] = {Role.USER: Caller(), Role.ADMIN: Caller(admin=True)}
 """What each role counts as. The users' token is one for all, so it shows what any user may see of others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A file with the token of a role, and who may read it."""
+    """The file with the token of a role, beside the socket whose permissions it has."""
 
-    path: Path
+    socket: Path
     role: Role
-    mode: int
-    group: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.socket.with_name(f"{self.socket.name}{SUFFIX}")
 
 
 class Access:
@@ -67,14 +68,13 @@ class Access:
         temporary = file.path.with_name(f".{file.path.name}.new")
         try:
             refuse_if_replaceable(file.path, "the token", "listen in another folder")
-            group = group_id_of(file.group) if file.group else None
+            socket = file.socket.lstat()
             temporary.unlink(missing_ok=True)  # of an agent that was killed in here
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with os.fdopen(descriptor, "w") as out:
-                    if group is not None:
-                        os.fchown(out.fileno(), -1, group)
-                    os.fchmod(out.fileno(), file.mode)
+                    os.fchown(out.fileno(), -1, socket.st_gid)
+                    os.fchmod(out.fileno(), _OWNER_READS | (socket.st_mode & _WRITE_BITS) << 1)
                     out.write(f"{self._tokens[file.role]}\n")
                 temporary.replace(file.path)
             except BaseException:
@@ -87,12 +87,8 @@ class Access:
 
 def token_files(settings: Settings) -> tuple[TokenFile, ...]:
     """Return the files: one beside each Unix socket of `listen`, one beside the administrators' socket."""
-    mode = _OWNER_READS | (settings.socket_mode & _WRITE_BITS) << 1
     users = [each.path for each in settings.listen if isinstance(each, UnixAddress)]
-    return (
-        *(TokenFile(path=_beside(each), role=Role.USER, mode=mode, group=settings.socket_group) for each in users),
-        TokenFile(path=_beside(settings.admin_address.path), role=Role.ADMIN, mode=_ADMIN_MODE, group=""),
-    )
+    return (*(TokenFile(each, Role.USER) for each in users), TokenFile(settings.admin_address.path, Role.ADMIN))
 
 
 def remove_tokens(settings: Settings) -> None:
@@ -100,7 +96,3 @@ def remove_tokens(settings: Settings) -> None:
     for each in token_files(settings):
         with suppress(OSError):
             each.path.unlink()
-
-
-def _beside(socket: Path) -> Path:
-    return socket.with_name(f"{socket.name}{SUFFIX}")
