@@ -46,8 +46,12 @@ class Tokens:
 
     def token(self, lease: LeaseId) -> str:
         """Return the lease's token, 64 hexadecimal digits."""
+        return self.named(lease)
+
+    def named(self, name: str) -> str:
+        """Return the token of what has this name under this key, 64 hexadecimal digits."""
         mac = self._mac.copy()
-        mac.update(lease.encode())
+        mac.update(name.encode())
         return mac.hexdigest()
 
     def matches(self, lease: LeaseId, token: str) -> bool:
