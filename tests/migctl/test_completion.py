@@ -15,7 +15,7 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from mig_agent.migctl.cli import cli
-from support.agent import GENEROUS_SECONDS, Agent, short_folder
+from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 
 
 def offered(*typed: str) -> list[CompletionItem]:
@@ -51,6 +51,20 @@ def test_leases(verb: str, lease: str) -> None:
     assert words(*verb.split(), "zz") == []
     (only,) = offered(*verb.split(), "")
     assert only.help == "train: 1g.10gb on GPU 1, slice 6", "zsh and fish show it beside the id"
+
+
+@pytest.mark.usefixtures("lease")
+def test_waiting_requests(agent: Agent) -> None:
+    agent.ask("request", "--num-gpus", "1", "--gpu", "0")
+    waits = ("request", "--num-gpus", "1", "--gpu", "0", "--wait", "10m", "--name", "sweep")
+    process = agent.begin(*waits, "--request-id", "0123456789abcdef")
+    eventually(lambda: bool(agent.ask("status")["queue"]), "it waits")
+    assert words("cancel", "") == ["01234567"]
+    assert words("cancel", "01") == ["0123456789abcdef"]
+    assert words("cancel", "sw") == ["sweep"]
+    assert words("cancel", "zz") == []
+    agent.migctl("cancel", "sweep")
+    process.communicate(timeout=60)
 
 
 @pytest.mark.usefixtures("lease")

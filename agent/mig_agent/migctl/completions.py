@@ -75,6 +75,21 @@ def complete_own_lease(context: click.Context, _parameter: click.Parameter, inco
     return _leases(context, incomplete, own=True)
 
 
+def complete_request(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the id or name of a waiting request that this person may cancel; a whole id once it is begun."""
+    from mig_agent.migctl import lease_names  # noqa: PLC0415 -- only where it is needed
+
+    queue = [each for each in _ask(context, lambda client: client.status().queue) or () if each.request_id]
+    short = lease_names.short_ids([each.request_id for each in queue])
+    found: dict[str, str] = {}
+    for each in queue:
+        begun = incomplete and each.request_id.startswith(incomplete)
+        found[each.request_id if begun else short[each.request_id]] = f"{each.holder}: {each.wants}"
+        if incomplete:  # a blank would end the word
+            found |= {name: each.wants for name in lease_names.request_names(each) if " " not in name}
+    return [CompletionItem(name, help=about) for name, about in found.items() if name.startswith(incomplete)]
+
+
 def complete_gpu(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the index of a GPU."""
     gpus = _ask(context, lambda client: client.status().gpus) or ()
