@@ -111,6 +111,9 @@ def test_anothers_request_is_refused_with_who_to_ask(folder: Path) -> None:
             assert error["message"] == "cannot cancel sweep: it is a request of sweep"
             assert error["hint"] == "ask root or an administrator"
             assert "REQUEST" not in agent.migctl(*bob, "status").stdout, "only what can be cancelled has an id"
+            page = agent.migctl("status", "--mine").stdout
+            assert "LEASE" in page, "root's lease"
+            assert "sweep" in page, "and root's waiting request"
         finally:
             person.close()
         agent.migctl("cancel", "--mine")
@@ -130,6 +133,9 @@ def test_drain_and_undrain(agent: Agent) -> None:
     assert status["gpus"][1]["drain_deadline"]
     (shown,) = status["leases"]
     assert shown["warning"].startswith("GPU 1 is drained by root: a new fan; the lease ends in 1h59m")
+    page = agent.migctl("show", lease).stdout
+    assert "\n  warning  GPU 1 is drained by root: a new fan; the lease ends in 1h59m" in page
+    assert "unused" not in page
     kinds = [each["kind"] for each in agent.ask("events", "--since", "1h")["events"]]
     assert {"gpu-cordoned", "lease-warned"} <= set(kinds)
     agent.migctl("release", lease)
