@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -349,6 +351,25 @@ def is_confirmed(agent: Agent, request_id: str) -> bool:
     """Whether the lease of a request stays, as whoever asks for it again is told."""
     with Client(agent.address) as client:
         return client.acquire(gpu_memory="4G", request_id=request_id, confirm=False).grant.confirm_by is None
+
+
+def test_a_socket_that_closes_every_connection_is_no_matter_of_certificates(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        listening.settimeout(GENEROUS_SECONDS)
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        with Client(f"unix://{tmp_path}/s", patience=0.0) as client, pytest.raises(NoAgent) as refused:
+            client.status()
+        listening.shutdown(socket.SHUT_RDWR)
+    assert "certificate" not in refused.value.hint
+    assert refused.value.message.startswith("cannot reach the agent at unix://")
 
 
 def test_a_lease_in_the_hand_is_confirmed(client: Client, agent: Agent) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -153,7 +154,8 @@ async def test_one_analysis_of_the_ledger_a_user_at_once(tmp_path: Path) -> None
     """A user who asks a hundred times delays nobody else, and leaves nothing behind."""
     async with engine(tmp_path, GPUS) as node:
         history, reads = node.manager.history, Reads()
-        history._query = reads.hold  # type: ignore[method-assign]
+        untyped: Any = history
+        untyped._query = reads.hold
         calls = [node.start(account(node, caller=ALICE)) for _ in range(3)]
         await reads.settle()
         assert reads.now == 1

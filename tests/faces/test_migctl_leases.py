@@ -131,6 +131,13 @@ def test_status_of_one_gpu(agent: Agent) -> None:
     assert "cannot find GPU 7 on tested. Hint: it has GPU 0, 1" in agent.migctl("status", "--gpu", "7", code=2).stderr
 
 
+def test_an_unknown_gpu_is_refused_alike_by_all_commands(agent: Agent) -> None:
+    for typed in ("status", "reclaim", "cordon", "drain", "undrain", "mode enable", "request --gpu-memory 4G"):
+        error = agent.ask(*typed.split(), "--gpu", "9", code=3)["error"]
+        assert error["reason"] == "unknown-gpu"
+        assert error["message"].startswith(("cannot find GPU 9", "cannot use GPU 9"))
+
+
 def test_what_fits_now_and_what_is_unusable(agent: Agent) -> None:
     for _ in range(7):
         agent.ask("request", "--mig-profile", "1g.10gb", "--gpu", "0")

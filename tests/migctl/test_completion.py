@@ -80,6 +80,10 @@ def test_words_that_need_no_agent() -> None:
     assert words("mode", "") == ["enable", "disable"]
     assert words("status", "-o", "") == ["text", "json"]
     assert words("request", "-o", "e") == ["env"]
+    assert words("usage", "-o", "") == ["text", "json", "csv"]
+    assert words("usage", "--by", "") == ["user", "tenant", "name", "profile"]
+    assert words("usage", "--by", "p") == ["profile"]
+    assert words("top", "--sort", "m") == ["memory"]
     assert words("completion", "z") == ["zsh"]
     assert words("help", "conn") == ["connection"]
     assert "show" in words("sh")

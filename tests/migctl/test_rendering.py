@@ -27,6 +27,7 @@ from mig_agent.client.types import (
 )
 from mig_agent.core.errors import Blocker, UsageError
 from mig_agent.migctl.commands import usage
+from mig_agent.migctl.options import moment
 from mig_agent.migctl.printing import memory, place, slices, table, until
 from mig_agent.migctl.status_page import MOST_LINES, Page
 from mig_agent.migctl.status_page import render as render_page
@@ -463,8 +464,8 @@ def test_an_account_as_csv() -> None:
 
 
 def test_a_moment_is_a_time_ago_or_a_date() -> None:
-    assert usage.moment("1h30m", 10_000.0) == 4600.0
-    assert usage.moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
+    assert moment("1h30m", 10_000.0) == 4600.0
+    assert moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
     for wrong in ("2026-13-01", "yesterday", "7"):
         with pytest.raises(UsageError, match="cannot"):
-            usage.moment(wrong, 0.0)
+            moment(wrong, 0.0)

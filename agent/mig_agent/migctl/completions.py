@@ -48,8 +48,17 @@ def complete_shell(_context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_output(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the format of the output."""
-    formats = ("text", "json", "env") if context.info_name == "request" else ("text", "json")
-    return [CompletionItem(each) for each in formats if each.startswith(incomplete)]
+    more = {"request": ("env",), "usage": ("csv",)}.get(context.info_name or "", ())
+    return [CompletionItem(each) for each in ("text", "json", *more) if each.startswith(incomplete)]
+
+
+def complete_accounting_key(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete what `migctl usage` groups by."""
+    from mig_agent.client.api_methods import ACCOUNTING_KEYS  # noqa: PLC0415 -- only where it is needed
+
+    return [CompletionItem(each) for each in ACCOUNTING_KEYS if each.startswith(incomplete)]
 
 
 def complete_file(_context: click.Context, _parameter: click.Parameter, _incomplete: str) -> list[CompletionItem]:

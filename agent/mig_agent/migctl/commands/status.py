@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mig_agent.core.errors import UsageError
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, completer_of, split, verb
@@ -90,7 +89,7 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
-    """Return the node with the GPUs, leases and waiting requests that were asked for. Raises UsageError."""
+    """Return the node with what was asked for: GPUs, leases, waiting requests. Raises Refused (`unknown-gpu`)."""
     from mig_agent.migctl.lease_names import own_leases, own_requests, user_of  # noqa: PLC0415 -- after the client is imported
 
     leases, queue = node.leases, node.queue
@@ -109,7 +108,11 @@ def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpu
     for each in gpus:
         if each.casefold() not in known:
             indexes = ", ".join(str(one.index) for one in node.gpus)
-            raise UsageError(f"cannot find GPU {each} on {node.node}", f"it has GPU {indexes}")
+            from mig_agent.client import Refused  # noqa: PLC0415 -- after the client is imported
+
+            raise Refused(
+                reason="unknown-gpu", message=f"cannot find GPU {each} on {node.node}", hint=f"it has GPU {indexes}"
+            )
     indexes_chosen = {each.index for each in chosen}
     leases = tuple(each for each in leases if any(one.gpu_index in indexes_chosen for one in each.devices))
     return replace(node, gpus=chosen, leases=leases, queue=queue)
