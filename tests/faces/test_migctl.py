@@ -344,7 +344,7 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         ("plan", "--mig-profile", "9g.99gb"): (3, "unknown-profile"),
         ("run", "--gpu-memory", "900G", "--", "true"): (125, "too-large"),
         ("release", "nope"): (3, "unknown-lease"),
-        ("renew", "nope"): (3, "unknown-lease"),
+        ("renew", "nope", "--ttl", "1h"): (3, "unknown-lease"),
         ("cordon", "--gpu", "9"): (3, "unknown-gpu"),
         ("mode", "enable", "--gpu", "9"): (3, "unknown-gpu"),
         ("reclaim", "--gpu", "9"): (3, "unknown-gpu"),
