@@ -41,6 +41,8 @@ class IdleLeases:
         self._lifecycle = lifecycle
         self._reconciler = reconciler
         self._warned: dict[LeaseId, _Warning] = {}
+        self.at_last_look: frozenset[LeaseId] = frozenset()
+        """The leases that were idle at the last look; some may have ended since."""
 
     def since(self) -> Mapping[LeaseId, float]:
         """Return since when each idle lease has had no process, in seconds since the epoch."""
@@ -60,6 +62,7 @@ class IdleLeases:
         """Warn the holders of leases that have become idle, and end those that were idle for too long."""
         context = self._context
         idle = self.since()
+        self.at_last_look = frozenset(idle)
         # One whose devices were used since its warning is warned about again.
         self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told.since}
         for each, since in idle.items():

@@ -48,8 +48,9 @@ def complete_shell(_context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_output(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the format of the output."""
-    more = {"request": ("env",), "usage": ("csv",)}.get(context.info_name or "", ())
-    return [CompletionItem(each) for each in ("text", "json", *more) if each.startswith(incomplete)]
+    more = {"request": ("env",), "status": ("svg",), "usage": ("csv",)}
+    formats = ("text", "json", *more.get(context.info_name or "", ()))
+    return [CompletionItem(each) for each in formats if each.startswith(incomplete)]
 
 
 def complete_accounting_key(
