@@ -131,14 +131,22 @@ def waiting_client(agent: Agent, how: str, said: queue.Queue[object]) -> Callabl
     return wait
 
 
-@pytest.mark.parametrize("how", ["lease", "acquire"])
-def test_a_request_that_waits_goes_on_waiting_while_the_agent_is_away(agent: Agent, clock: Clock, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "graceful"), [("lease", True), ("acquire", True), ("acquire", False)], ids=["lease", "acquire", "killed"]
+)
+def test_a_request_that_waits_goes_on_waiting_while_the_agent_is_away(
+    agent: Agent, clock: Clock, how: str, graceful: bool
+) -> None:
+    """Also where its place in the queue was all that this client ever heard of the agent."""
     blocking = agent.ask("request", "--mig-profile", "7g.40gb")["lease"]
     said: queue.Queue[object] = queue.Queue()
     thread = threading.Thread(target=waiting_client(agent, how, said))
     thread.start()
     assert said.get(timeout=GENEROUS_SECONDS) == 1
-    assert agent.stop() == 0
+    if graceful:
+        assert agent.stop() == 0
+    else:
+        agent.kill()
     clock.ahead = HOUR / 2
     assert isinstance(said.get(timeout=GENEROUS_SECONDS), ClientError)
     agent.start()

@@ -53,6 +53,16 @@ async def test_a_lease_lives_as_long_as_its_block(speaking: AsyncClient) -> None
     await lease.release()  # once more is nothing
 
 
+async def test_a_lease_is_given_by_its_id_or_as_it_is(speaking: AsyncClient) -> None:
+    kept = await speaking.acquire(gpu_memory="4G", ttl="10m")
+    assert (await speaking.renew(kept, ttl="2h")).expires_at == kept.expires_at
+    assert (await speaking.renew(kept.grant, ttl="none")).expires_at is None
+    assert (await speaking.recover(kept)).lease.id == kept.id
+    assert {each.lease for each in await speaking.events(lease=kept)} == {kept.id}
+    await speaking.release(kept)
+    assert not (await speaking.status()).leases
+
+
 async def test_a_lease_can_be_awaited_and_ends_when_the_client_does(agent: Agent) -> None:
     lost: list[ClientError] = []
     async with AsyncClient(agent.address) as first:

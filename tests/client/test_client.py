@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +55,40 @@ def test_renewing(client: Client) -> None:
         assert lease.expires_at > before + 3600
         lease.renew(None)
         assert lease.expires_at is None
+
+
+def test_a_lease_is_given_by_its_id_or_as_it_is(client: Client) -> None:
+    held = client.lease(gpu_memory="4G")
+    kept = client.acquire(gpu_memory="4G", ttl="10m")
+    assert {each.lease for each in client.events(lease=kept)} == {kept.id}
+    assert client.renew(kept, ttl="2h").expires_at == kept.expires_at, "the lease knows its new deadline"
+    assert client.renew(kept.grant, ttl="none").expires_at is None, "a grant has its token"
+    assert client.recover(kept).lease.id == kept.id
+    info = next(each for each in client.status().leases if each.id == kept.id)
+    assert client.renew(info, kept.token, ttl=60).expires_at is not None
+    client.release(held)
+    assert held.lost is None, "it was released by its holder"
+    client.release(kept)
+    assert client.status().leases == ()
+
+
+def test_no_deadline_goes_by_a_forgotten_argument(client: Client) -> None:
+    untyped: Any = client
+    with client.acquire(gpu_memory="4G", ttl="10m") as lease:
+        with pytest.raises(TypeError, match="ttl"):
+            untyped.renew(lease.id)
+        with pytest.raises(UsageError, match="cannot take forever as a deadline"):
+            client.renew(lease.id, ttl="forever")
+        assert client.status().leases[0].expires_at == pytest.approx(lease.expires_at)
+
+
+@pytest.mark.parametrize("method", ["release", "recover", "renew"])
+def test_what_is_no_lease_is_refused_in_words(method: str, tmp_path: Path) -> None:
+    with Client(f"unix://{tmp_path}/nowhere.sock") as nobodys:
+        call: Any = getattr(nobodys, method)
+        more = {"ttl": "1h"} if method == "renew" else {}
+        with pytest.raises(UsageError, match="cannot take 4711, a int, as lease"):
+            call(4711, "token", **more)
 
 
 def test_a_refusal_is_typed(client: Client) -> None:
@@ -314,6 +351,25 @@ def is_confirmed(agent: Agent, request_id: str) -> bool:
     """Whether the lease of a request stays, as whoever asks for it again is told."""
     with Client(agent.address) as client:
         return client.acquire(gpu_memory="4G", request_id=request_id, confirm=False).grant.confirm_by is None
+
+
+def test_a_socket_that_closes_every_connection_is_no_matter_of_certificates(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        listening.listen()
+        listening.settimeout(GENEROUS_SECONDS)
+
+        def refuse() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    listening.accept()[0].close()
+
+        threading.Thread(target=refuse, daemon=True).start()
+        with Client(f"unix://{tmp_path}/s", patience=0.0) as client, pytest.raises(NoAgent) as refused:
+            client.status()
+        listening.shutdown(socket.SHUT_RDWR)
+    assert "certificate" not in refused.value.hint
+    assert refused.value.message.startswith("cannot reach the agent at unix://")
 
 
 def test_a_lease_in_the_hand_is_confirmed(client: Client, agent: Agent) -> None:

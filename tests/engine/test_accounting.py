@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from mig_agent.core.errors import RefusedError
 from mig_agent.core.model import Holder, InstanceState
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.engine import accounting as accounting_module
+from mig_agent.engine import history as history_module
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.results import Granted
@@ -146,6 +148,78 @@ async def test_names_of_others_are_not_shown(tmp_path: Path) -> None:
         for by in (By.USER, By.TENANT, By.PROFILE):
             assert (await account(node, by=by, caller=BOB)).rows == (await account(node, by=by)).rows
         assert {each.name for each in await node.manager.history.advise(0.0, "", BOB)} == {"bob (train)"}
+
+
+async def test_one_analysis_of_the_ledger_a_user_at_once(tmp_path: Path) -> None:
+    """A user who asks a hundred times delays nobody else, and leaves nothing behind."""
+    async with engine(tmp_path, GPUS) as node:
+        history, reads = node.manager.history, Reads()
+        untyped: Any = history
+        untyped._query = reads.hold
+        calls = [node.start(account(node, caller=ALICE)) for _ in range(3)]
+        await reads.settle()
+        assert reads.now == 1
+        calls.append(node.start(account(node, caller=BOB)))
+        await reads.settle()
+        assert reads.now == 2, "one of each user"
+        calls[1].cancel()  # a client that goes away while it waits for its turn
+        reads.go_on.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [isinstance(each, asyncio.CancelledError) for each in answers] == [False, True, False, False]
+        assert (reads.most, history._turns) == (2, {})
+
+
+class Reads:
+    """Queries of the ledger that take as long as the test likes."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.now = self.most = 0
+
+    async def hold(self, read: Callable[[], object]) -> object:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.go_on.wait()
+            return read()
+        finally:
+            self.now -= 1
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+
+async def test_advice_ends_at_its_time_limit_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each name takes two replays of the history; names that are not reached by then get none."""
+    replays = 0
+
+    def replay(*_: object) -> Generator[None, None, str]:
+        nonlocal replays
+        replays += 1
+        clock.ahead += history_module._ADVICE_SECONDS / 2 + 1.0  # the time of one replay
+        yield
+        return "advice"
+
+    class clock:  # noqa: N801 -- stands for a module
+        ahead = 0.0
+
+        @staticmethod
+        def monotonic() -> float:
+            return clock.ahead
+
+    async with engine(tmp_path, GPUS) as node:
+        for name in ("first", "second", "third"):
+            await node.release(await lease(node, ALICE, "1g.5gb", name))
+            node.clock.advance(60.0)
+        monkeypatch.setattr(history_module, "time", clock)
+        monkeypatch.setattr(history_module, "advise", replay)
+        found: tuple[object, ...] = await node.manager.history.advise(0.0, "", ALICE)
+        assert found == ("advice",)
+        assert replays == 2, "the second was begun, and given up at the limit"
+        assert not node.manager.history._turns
 
 
 async def test_a_large_history_is_merged_and_sums_stay(tmp_path: Path) -> None:

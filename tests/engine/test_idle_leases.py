@@ -29,7 +29,7 @@ async def test_an_idle_lease_is_warned_about_once_and_ended(tmp_path: Path) -> N
         await node.quiet()
         (warning,) = node.told(EventKind.LEASE_WARNED)
         assert warning.lease == idle.lease.id
-        assert "is idle: no process for 1h; the lease ends in 59m unless a process uses it" in warning.message
+        assert "is idle: no process for 1h; the lease ends in 1h unless a process uses it" in warning.message
         snapshot = node.manager.snapshot
         assert set(snapshot.idle_since) == set(snapshot.warnings) == {idle.lease.id}
         assert node.manager.published.idle == {idle.lease.id}
@@ -40,6 +40,62 @@ async def test_an_idle_lease_is_warned_about_once_and_ended(tmp_path: Path) -> N
         assert ended.data["reason"] == "idle"
         assert "no process used its devices for 2h (end_idle_after)" in ended.message
         assert len(node.told(EventKind.LEASE_WARNED)) == 1
+
+
+async def test_a_late_warning_makes_the_end_late(tmp_path: Path) -> None:
+    """The driver was slow to answer, or the machine was suspended: the first look comes when the lease would end."""
+    async with engine(tmp_path, "a100-40gb", **ENDING) as node:
+        await node.look()
+        idle = await node.acquire("1g.5gb")
+        node.clock.advance(2 * HOUR + 1)
+        promised = "idle for 2h; the lease ends in 1h unless a process uses it"
+        assert node.manager.snapshot.warnings == {idle.lease.id: promised}
+        await node.look()
+        assert idle.lease.id in node.leases
+        await node.quiet()
+        (warning,) = node.told(EventKind.LEASE_WARNED)
+        assert "no process for 2h; the lease ends in 1h unless a process uses it" in warning.message
+        node.clock.advance(HOUR - 60)
+        await node.look()
+        assert node.manager.snapshot.warnings == {
+            idle.lease.id: "idle for 2h59m; the lease ends in 1m unless a process uses it"
+        }
+        node.clock.advance(61)
+        await node.look()
+        assert idle.lease.id not in node.leases
+
+
+async def test_a_holder_has_a_minute_even_if_the_end_is_to_come_with_the_warning(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", idle_after_seconds=HOUR, end_idle_after_seconds=HOUR) as node:
+        await node.look()
+        idle = await node.acquire("1g.5gb")
+        node.clock.advance(HOUR)
+        await node.look()
+        assert idle.lease.id in node.leases
+        node.clock.advance(59)
+        await node.look()
+        assert idle.lease.id in node.leases
+        node.clock.advance(1)
+        await node.look()
+        assert idle.lease.id not in node.leases
+
+
+async def test_a_lease_that_was_used_after_its_warning_is_warned_about_again(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", **ENDING) as node:
+        await node.look()
+        lease = await node.acquire("1g.5gb")
+        node.clock.advance(HOUR)
+        await node.look()
+        node.clock.advance(HOUR / 2)
+        pid = node.simulator.occupy(node.where(lease))
+        await node.look()
+        assert not node.manager.snapshot.warnings
+        node.simulator.vacate(pid)
+        node.clock.advance(HOUR)
+        await node.look()
+        assert lease.lease.id in node.leases
+        await node.quiet()
+        assert len(node.told(EventKind.LEASE_WARNED)) == 2
 
 
 async def test_without_the_setting_an_idle_lease_does_not_end(tmp_path: Path) -> None:
@@ -100,8 +156,9 @@ async def test_after_a_restart_the_time_begins_again(tmp_path: Path) -> None:
     async with engine(tmp_path, clock=clock, **ENDING) as again:
         await again.look()
         assert lease.lease.id in again.leases
-        clock.advance(2 * HOUR)
-        await again.look()
+        for _ in range(2):
+            clock.advance(HOUR)
+            await again.look()
         assert lease.lease.id not in again.leases
 
 

@@ -166,7 +166,12 @@ def test_renew(agent: Agent) -> None:
     lease = agent.ask("request", "--gpu-memory", "4G", "--ttl", "10m")["lease"]
     later = agent.ask("renew", lease, "--ttl", "20h")["expires_at"]
     assert later > agent.ask("renew", lease, "--ttl", "1h")["expires_at"]
-    assert agent.ask("renew", lease)["expires_at"] is None
+    before = agent.ask("status")["leases"][0]["expires_at"]
+    error = agent.ask("renew", lease, code=2)["error"]
+    assert error["message"] == "cannot renew a lease without --ttl"
+    assert error["hint"] == "--ttl 2h sets a deadline, --ttl none removes it"
+    assert agent.ask("status")["leases"][0]["expires_at"] == before, "a forgotten option removes no deadline"
+    assert agent.ask("renew", lease, "--ttl", "None")["expires_at"] is None
 
 
 def test_wait_and_be_served(agent: Agent) -> None:
@@ -339,7 +344,7 @@ def test_every_verb_speaks_json(agent: Agent) -> None:
         ("plan", "--mig-profile", "9g.99gb"): (3, "unknown-profile"),
         ("run", "--gpu-memory", "900G", "--", "true"): (125, "too-large"),
         ("release", "nope"): (3, "unknown-lease"),
-        ("renew", "nope"): (3, "unknown-lease"),
+        ("renew", "nope", "--ttl", "1h"): (3, "unknown-lease"),
         ("cordon", "--gpu", "9"): (3, "unknown-gpu"),
         ("mode", "enable", "--gpu", "9"): (3, "unknown-gpu"),
         ("reclaim", "--gpu", "9"): (3, "unknown-gpu"),

@@ -82,7 +82,12 @@ def test_names_and_beginnings_of_ids_work_wherever_a_lease_is_named(agent: Agent
 
 def test_an_ambiguous_name_is_refused_with_its_candidates(agent: Agent) -> None:
     leases = [agent.ask("request", "--gpu-memory", "4G", "--name", "twin")["lease"] for _ in range(2)]
-    for typed in (["release", "twin"], ["show", "twin"], ["renew", "twin"], ["release", leases[0], "twin"]):
+    for typed in (
+        ["release", "twin"],
+        ["show", "twin"],
+        ["renew", "twin", "--ttl", "1h"],
+        ["release", leases[0], "twin"],
+    ):
         refused = agent.migctl(*typed, code=2).stderr
         assert refused.startswith("migctl: cannot tell which lease twin is: 2 leases match: ")
         for lease in leases:
@@ -129,6 +134,13 @@ def test_status_of_one_gpu(agent: Agent) -> None:
     assert [each["index"] for each in answer["gpus"]] == [1]
     assert [each["holder"] for each in answer["leases"]] == ["one"]
     assert "cannot find GPU 7 on tested. Hint: it has GPU 0, 1" in agent.migctl("status", "--gpu", "7", code=3).stderr
+
+
+def test_an_unknown_gpu_is_refused_alike_by_all_commands(agent: Agent) -> None:
+    for typed in ("status", "reclaim", "cordon", "drain", "undrain", "mode enable", "request --gpu-memory 4G"):
+        error = agent.ask(*typed.split(), "--gpu", "9", code=3)["error"]
+        assert error["reason"] == "unknown-gpu"
+        assert error["message"].startswith(("cannot find GPU 9", "cannot use GPU 9"))
 
 
 def test_what_fits_now_and_what_is_unusable(agent: Agent) -> None:

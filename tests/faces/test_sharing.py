@@ -10,6 +10,7 @@ import pytest
 
 from mig_agent.client import Client, Refused
 from support.agent import Agent, eventually
+from support.people import BOB, Person, needs_root
 
 CONFIG = """\
 limits:
@@ -71,7 +72,52 @@ def test_a_waiting_migctl_is_cancelled_and_says_by_whom(agent: Agent) -> None:
     other.communicate(timeout=60)
     assert other.returncode == 3
     assert agent.migctl("cancel", "--mine").stdout == "no request of yours waits\n"
-    assert agent.ask("cancel", code=2)["error"]["hint"].startswith("give its id")
+    assert agent.ask("cancel", code=2)["error"]["hint"].startswith("name the requests")
+
+
+def test_a_waiting_request_is_cancelled_by_its_name_or_what_status_shows(agent: Agent) -> None:
+    leases = [agent.ask("request", "--num-gpus", "1", "--gpu", gpu, "--name", f"whole-{gpu}") for gpu in ("0", "1")]
+    ask = ("request", "--gpu-memory", "4G", "--wait", "10m", "--name")
+    processes = [started(agent, *ask, name) for name in ("train", "sweep", "sweep")]
+    ids = {str(each["request_id"]) for each in waiting(agent) if "sweep" in str(each["holder"])}
+    shown = [line.split()[1] for line in agent.migctl("status").stdout.splitlines() if "sweep" in line]
+    assert [sum(each.startswith(prefix) for each in ids) for prefix in shown] == [1, 1]
+    error = agent.ask("cancel", "train", "sweep", code=2)["error"]
+    assert "cannot tell which waiting request sweep is: 2 waiting requests match: " in error["message"]
+    assert all(f"{prefix} of sweep: 4G, place " in error["message"] for prefix in shown)
+    assert len(waiting(agent)) == 3, "a mistake cancels none"
+    error = agent.ask("cancel", "nonsense", code=3)["error"]
+    assert (error["reason"], error["hint"]) == ("unknown-request", "`migctl status --mine` lists yours")
+    error = agent.ask("cancel", "whole-1", code=3)["error"]
+    assert f"it does not wait, it is lease {leases[1]['lease']} of whole-1" in error["message"]
+    assert error["hint"] == f"`migctl release {leases[1]['lease']}` ends it"
+    assert agent.migctl("cancel", "train", shown[0]).stdout.count("cancelled ") == 2
+    assert len(agent.ask("cancel", "sweep")["cancelled"]) == 1, "one is left, so that its name will do"
+    for each in processes:
+        each.communicate(timeout=60)
+        assert each.returncode == 3
+
+
+@needs_root
+def test_anothers_request_is_refused_with_who_to_ask(folder: Path) -> None:
+    folder.chmod(0o711)  # other users may reach the socket
+    with Agent(folder, "a100-40gb", flags=["--socket-mode", "0666"]) as agent:
+        agent.ask("request", "--num-gpus", "1")
+        process = started(agent, "request", "--gpu-memory", "4G", "--wait", "10m", "--name", "sweep")
+        person = Person(BOB, agent.socket, folder)
+        bob = ("--address", f"unix://{person.path}")
+        try:
+            error = agent.ask(*bob, "cancel", "sweep", code=3)["error"]
+            assert error["message"] == "cannot cancel sweep: it is a request of sweep"
+            assert error["hint"] == "ask root or an administrator"
+            assert "REQUEST" not in agent.migctl(*bob, "status").stdout, "only what can be cancelled has an id"
+            page = agent.migctl("status", "--mine").stdout
+            assert "LEASE" in page, "root's lease"
+            assert "sweep" in page, "and root's waiting request"
+        finally:
+            person.close()
+        agent.migctl("cancel", "--mine")
+        process.communicate(timeout=60)
 
 
 def test_drain_and_undrain(agent: Agent) -> None:
@@ -87,6 +133,9 @@ def test_drain_and_undrain(agent: Agent) -> None:
     assert status["gpus"][1]["drain_deadline"]
     (shown,) = status["leases"]
     assert shown["warning"].startswith("GPU 1 is drained by root: a new fan; the lease ends in 1h59m")
+    page = agent.migctl("show", lease).stdout
+    assert "\n  warning  GPU 1 is drained by root: a new fan; the lease ends in 1h59m" in page
+    assert "unused" not in page
     kinds = [each["kind"] for each in agent.ask("events", "--since", "1h")["events"]]
     assert {"gpu-cordoned", "lease-warned"} <= set(kinds)
     agent.migctl("release", lease)

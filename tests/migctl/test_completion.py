@@ -15,7 +15,7 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from mig_agent.migctl.cli import cli
-from support.agent import GENEROUS_SECONDS, Agent, short_folder
+from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 
 
 def offered(*typed: str) -> list[CompletionItem]:
@@ -54,6 +54,20 @@ def test_leases(verb: str, lease: str) -> None:
 
 
 @pytest.mark.usefixtures("lease")
+def test_waiting_requests(agent: Agent) -> None:
+    agent.ask("request", "--num-gpus", "1", "--gpu", "0")
+    waits = ("request", "--num-gpus", "1", "--gpu", "0", "--wait", "10m", "--name", "sweep")
+    process = agent.begin(*waits, "--request-id", "0123456789abcdef")
+    eventually(lambda: bool(agent.ask("status")["queue"]), "it waits")
+    assert words("cancel", "") == ["01234567"]
+    assert words("cancel", "01") == ["0123456789abcdef"]
+    assert words("cancel", "sw") == ["sweep"]
+    assert words("cancel", "zz") == []
+    agent.migctl("cancel", "sweep")
+    process.communicate(timeout=60)
+
+
+@pytest.mark.usefixtures("lease")
 def test_profiles_and_gpus() -> None:
     assert {"1g.5gb", "1g.10gb", "3g.40gb"} <= set(words("request", "--mig-profile", ""))
     assert words("run", "--mig-profile", "7g.8") == ["7g.80gb"]
@@ -66,6 +80,10 @@ def test_words_that_need_no_agent() -> None:
     assert words("mode", "") == ["enable", "disable"]
     assert words("status", "-o", "") == ["text", "json", "svg"]
     assert words("request", "-o", "e") == ["env"]
+    assert words("usage", "-o", "") == ["text", "json", "csv"]
+    assert words("usage", "--by", "") == ["user", "tenant", "name", "profile"]
+    assert words("usage", "--by", "p") == ["profile"]
+    assert words("top", "--sort", "m") == ["memory"]
     assert words("completion", "z") == ["zsh"]
     assert words("help", "conn") == ["connection"]
     assert "show" in words("sh")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
+from mig_agent.migctl import supervisor
 from support.agent import GENEROUS_SECONDS, eventually
+from support.people import ALICE, needs_root
 
 LAUNCH = """
 import os, sys
@@ -31,7 +35,12 @@ sys.exit(code)
 
 
 def launch(
-    *command: str, times: int = 1, kill_after: float = 10.0, program: str = LAUNCH, **options: object
+    *command: str,
+    times: int = 1,
+    kill_after: float = 10.0,
+    program: str = LAUNCH,
+    on: Sequence[str] = (),
+    **options: object,
 ) -> subprocess.Popen[str]:
     streams: dict[str, object] = {
         "stdin": subprocess.DEVNULL,
@@ -39,7 +48,7 @@ def launch(
         "stderr": subprocess.PIPE,
         "text": True,
     }
-    arguments = [sys.executable, "-c", program, str(times), str(kill_after), *command]
+    arguments = [*on, sys.executable, "-c", program, str(times), str(kill_after), *command]
     return subprocess.Popen(arguments, **(streams | options))  # type: ignore[call-overload,no-any-return] # any options
 
 
@@ -136,8 +145,8 @@ def test_what_is_ignored_stays_ignored(ready: Path) -> None:
 class Terminal:
     """A terminal with the launcher on it."""
 
-    def __init__(self, *command: str, on_it: Sequence[str] = ()) -> None:
-        """With this command on it instead, such as a shell."""
+    def __init__(self, *command: str, on_it: Sequence[str] = (), **variables: str) -> None:
+        """With this command on it instead, such as a shell; with these variables beside the usual ones."""
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             on_it or [sys.executable, "-c", LAUNCH, "1", "10", *command],
@@ -145,23 +154,29 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            env=os.environ | variables,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # noqa: PLW1509 -- makes it controlling; no threads
         )
         os.close(slave)
         self.seen = ""
+        self._found = 0
+        """How much of `seen` was looked for already."""
 
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
 
     def read_until(self, text: str) -> str:
-        """Everything shown so far, when the text is among it."""
-        while text not in self.seen:
+        """Everything shown so far, when the text is in it after what was read before."""
+        while text not in self.seen[self._found :]:
+            ready, _, _ = select.select([self.master], [], [], GENEROUS_SECONDS)
+            assert ready, f"{text!r} is not shown, but: {self.seen!r}"
             try:
                 chunk = os.read(self.master, 1024)
             except OSError:  # the other end is closed
                 chunk = b""
             assert chunk, f"{text!r} was never shown, but: {self.seen}"
             self.seen += chunk.decode(errors="replace")
+        self._found = self.seen.index(text, self._found) + len(text)
         return self.seen
 
     def close(self) -> None:
@@ -286,8 +301,8 @@ def test_what_still_writes_the_last_lines_is_left_to_it() -> None:
 def test_what_the_command_has_started_does_not_outlive_a_supervisor_that_is_killed(ready: Path) -> None:
     process = launch("sh", "-c", f"{deaf(ready, apart=True)}; wait")
     grandchild = pid_in(ready)
-    (supervisor,) = psutil.Process(process.pid).children()
-    supervisor.kill()
+    (supervising,) = psutil.Process(process.pid).children()
+    supervising.kill()
     assert ended(process)[0] == 137
     assert not alive(grandchild)
 
@@ -304,8 +319,8 @@ def test_a_process_that_was_there_before_is_none_of_the_launchers(ready: Path) -
         text=True,
     )
     grandchild = pid_in(ready)
-    (supervisor,) = [each for each in psutil.Process(process.pid).children() if each.pid != pid_in(mine)]
-    supervisor.kill()
+    (supervising,) = [each for each in psutil.Process(process.pid).children() if each.pid != pid_in(mine)]
+    supervising.kill()
     process.wait(GENEROUS_SECONDS)
     assert not alive(grandchild)
     assert alive(pid_in(mine))
@@ -336,21 +351,80 @@ def test_a_second_interrupt_does_not_wait_for_what_is_being_ended(ready: Path) -
     assert not alive(pid_in(ready))
 
 
+BRIEFLY = """
+import os, threading, time
+from pathlib import Path
+from mig_agent.migctl import launcher, supervisor
+launcher._SUPERVISOR, supervisor.GIVE_UP_SECONDS = Path("{briefly}"), 0.3
+def end_later():
+    while not os.path.exists("{end}"):
+        time.sleep(0.02)
+    running.end(0.1)
+"""
+"""Has the launcher and its supervisor, of which this is a copy, give up soon what they cannot end."""
+SETPRIV = shutil.which("setpriv")
+WITHOUT_KILL = (SETPRIV or "setpriv", "--bounding-set", "-kill")
+"""What makes root send signals to its own processes alone, as other users do."""
+
+
+@needs_root
+@pytest.mark.skipif(SETPRIV is None, reason="needs setpriv, of util-linux")
+@pytest.mark.parametrize("killed", [False, True], ids=["time-over", "killed"])
+def test_a_command_that_becomes_another_user_stops_nothing_from_being_ended(ready: Path, killed: bool) -> None:
+    """As `sudo -u` does. Signals to it are refused: that ends neither the supervisor nor saves what may be ended."""
+    theirs, end, briefly = (ready.with_name(name) for name in ("theirs", "end", "supervisor.py"))
+    text = Path(supervisor.__file__).read_text()
+    assert "GIVE_UP_SECONDS = 10.0" in text
+    briefly.write_text(text.replace("GIVE_UP_SECONDS = 10.0", "GIVE_UP_SECONDS = 0.3"))
+    script = f"{deaf(ready)}; echo $$ > {theirs}; exec {SETPRIV} --reuid {ALICE} sleep 600 >/dev/null 2>&1"
+    run = LAUNCH.replace(
+        "code = ", "running = launcher; threading.Thread(target=end_later, daemon=True).start()\ncode = "
+    )
+    program = BRIEFLY.format(briefly=briefly, end=end) + run
+    process = launch("sh", "-c", script, program=program, on=WITHOUT_KILL)
+    own, other = pid_in(ready), pid_in(theirs)
+    try:
+        eventually(lambda: psutil.Process(other).uids().real == ALICE, "it is another user's")
+        process.send_signal(signal.SIGKILL if killed else signal.SIGTERM)  # SIGTERM is passed on, and refused
+        end.touch()
+        code, _, err = ended(process)
+        eventually(lambda: not alive(own), "what may be ended is ended")
+        assert alive(other)
+        assert "Traceback" not in err
+        if not killed:
+            assert code == 128 + signal.SIGKILL, "what is left counts as killed"
+            assert f"cannot end sleep (pid {other}); the lease is released all the same" in err
+    finally:
+        os.kill(other, signal.SIGKILL)
+
+
 def test_stopping_and_going_on_in_a_shells_job_control(terminals: list[Terminal], tmp_path: Path) -> None:
-    """Ctrl-Z stops all of it, and the shell has its terminal again."""
+    """Ctrl-Z stops all of it, and the shell has its terminal again.
+
+    What is typed while bash changes the terminal's modes may be lost, so it waits for the prompt each time, and for the
+    job to run.
+    """
     program = tmp_path / "launch.py"
     program.write_text(LAUNCH)
-    terminal = Terminal(on_it=["bash", "--norc", "--noprofile", "-i"])
+    terminal = Terminal(on_it=["bash", "--norc", "--noprofile", "-i"], PS1="prompt ")
     terminals.append(terminal)
-    terminal.type(f"PS1='prompt '; {sys.executable} {program} 1 10 sh -c 'echo on; read x; echo got $x'\n".encode())
+    terminal.read_until("prompt ")
+    terminal.type(f"{sys.executable} {program} 1 10 sh -c 'echo on; read x; echo got $x'\n".encode())
     terminal.read_until("on\r\n")
+    job = psutil.Process(terminal.process.pid).children(recursive=True)
+    assert len(job) == 3, "launcher, supervisor and the command"
     terminal.type(b"\x1a")
     terminal.read_until("Stopped")
+    terminal.read_until("prompt ")
+    eventually(lambda: {each.status() for each in job} == {psutil.STATUS_STOPPED}, "all of it has stopped")
     terminal.type(b"echo here$((1+1))\n")
     terminal.read_until("here2")
+    terminal.read_until("prompt ")
     terminal.type(b"fg\n")
+    eventually(lambda: psutil.STATUS_STOPPED not in {each.status() for each in job}, "it goes on")
     terminal.type(b"this\n")
     terminal.read_until("got this")
     terminal.read_until("ended")
+    terminal.read_until("prompt ")
     terminal.type(b"exit 5\n")
     assert terminal.process.wait(GENEROUS_SECONDS) == 5

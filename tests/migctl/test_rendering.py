@@ -28,6 +28,7 @@ from mig_agent.client.types import (
 )
 from mig_agent.core.errors import Blocker, UsageError
 from mig_agent.migctl.commands import usage
+from mig_agent.migctl.options import moment
 from mig_agent.migctl.printing import memory, place, slices, table, until
 from mig_agent.migctl.status_page import MOST_LINES, Page
 from mig_agent.migctl.status_page import render as render_page
@@ -281,7 +282,7 @@ def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
     assert "unusable (no profile fits)" in page
     if queued:
         assert "after 2m32s in the queue, GPUs are held free for whoever is first" in lines
-        assert any(re.match(r"1 +bob +7g.80gb +.* 1-3 h +GPU 0: bob", line) for line in lines)
+        assert any(re.match(r"1 +r +bob +7g.80gb +.* 1-3 h +GPU 0: bob", line) for line in lines)
     assert ("and 299 more" in lines) == (queued == 300)
     model = replace(busy(queued).available[0], profile="1g.12gb+gfx")
     mixed = replace(busy(queued), available=(*busy().available, *(model,) * 6))
@@ -293,12 +294,23 @@ def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
 def test_the_queue_says_when_each_is_likely_to_start_and_what_blocks_it() -> None:
     waits = busy(3).queue
     page = render(replace(NODE, queue=waits), width=100, color=False, unicode=True, cut=True)
-    assert re.search("^PLACE  HOLDER  WANTS +WAITS +LIKELY TO START  BLOCKED BY$", page, re.MULTILINE)
-    assert re.search(r"^1 +bob .* 1-3 h +GPU 0: bob \(sweep-lr-1e-20\), until ", page, re.MULTILINE)
-    assert re.search("^3 +bob .* - +its own limit$", page, re.MULTILINE)
+    assert re.search("^PLACE  REQUEST  HOLDER  WANTS +WAITS +LIKELY TO START  BLOCKED BY$", page, re.MULTILINE)
+    assert re.search(r"^1 +r +bob .* 1-3 h +GPU 0: bob \(sweep-lr-1e-20\), until ", page, re.MULTILINE)
+    assert re.search("^3 +r +bob .* - +its own limit$", page, re.MULTILINE)
     assert "place 3 waits for a limit of its own: cannot serve 7g.80gb: carol holds 2 of at most 2 leases" in page
     first = replace(waits[0], priority=5)
     assert "PRIORITY" in render(replace(NODE, queue=(first, *waits)), width=100, color=False, unicode=True)
+
+
+def test_the_queue_shows_what_to_type_for_a_request() -> None:
+    """As much of an id as only one has; of others' requests nothing, since only their callers may cancel them."""
+    ids = ("b3d1f0a29c7e4d55", "b3d1f0a29c884d55", "e81c" * 8, "my-job", "")
+    queue = tuple(replace(NODE.queue[0], request_id=each, position=n) for n, each in enumerate(ids, 1))
+    page = render(replace(NODE, queue=queue), width=80, color=False, unicode=True, cut=True)
+    for position, words in enumerate(("b3d1f0a29c7", "b3d1f0a29c8", "e81ce81c", "my-job", "-"), 1):
+        assert re.search(rf"^{position} +{words} +bob ", page, re.MULTILINE)
+    unknown = replace(NODE, queue=(replace(NODE.queue[0], request_id=""),))
+    assert "REQUEST" not in render(unknown, width=80, color=False, unicode=True)
 
 
 def test_limits_of_a_long_queue_do_not_make_the_page_long() -> None:
@@ -468,11 +480,11 @@ def test_an_account_as_csv() -> None:
 
 
 def test_a_moment_is_a_time_ago_or_a_date() -> None:
-    assert usage.moment("1h30m", 10_000.0) == 4600.0
-    assert usage.moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
+    assert moment("1h30m", 10_000.0) == 4600.0
+    assert moment("2026-01-31", 0.0) == time.mktime((2026, 1, 31, 0, 0, 0, 0, 0, -1))
     for wrong in ("2026-13-01", "yesterday", "7"):
         with pytest.raises(UsageError, match="cannot"):
-            usage.moment(wrong, 0.0)
+            moment(wrong, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -46,21 +46,27 @@ class Call(Generic[Answer]):
         return getattr(stub, self.method)(self.request, timeout=self.seconds)
 
 
-def release(lease: str, token: str, *, force: bool = False) -> Call[None]:
+def release(lease: types.LeaseRef, token: str, *, force: bool = False) -> Call[None]:
     """Return the call that ends a lease. Raises UsageError."""
-    _check_lease(lease, token)
+    name, token = _id_and_token(lease, token)
     return Call(
         method="Release",
-        request=pb.ReleaseRequest(lease=lease, token=token, force=force),
+        request=pb.ReleaseRequest(lease=name, token=token, force=force),
         read=_nothing,
         for_admin=force or not token,
     )
 
 
-def cancel(request_id: str, *, mine: bool, reason: str) -> Call[tuple[types.Waiting, ...]]:
+def cancel(request: str | types.Waiting, *, mine: bool, reason: str) -> Call[tuple[types.Waiting, ...]]:
     """Return the call that takes waiting requests out of the queue. Raises UsageError."""
-    arg_checks.TEXT.check("request_id", request_id)
+    arg_checks.WAITING.check("request_id", request)
     arg_checks.TEXT.check("reason", reason)
+    if isinstance(request, types.Waiting) and not request.request_id:
+        raise UsageError(
+            f"cannot cancel the request of {request.holder}: its id is not known",
+            "the agent tells it to its caller and to administrators",
+        )
+    request_id = request if isinstance(request, str) else request.request_id
     if mine == bool(request_id):
         raise UsageError("cannot tell which request to cancel", "give the id of a waiting request, or say mine")
     return Call(
@@ -73,25 +79,25 @@ def cancel(request_id: str, *, mine: bool, reason: str) -> Call[tuple[types.Wait
     )
 
 
-def renew(lease: str, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
-    """Return the call that sets a lease's deadline, or none. Raises UsageError."""
-    _check_lease(lease, token)
+def renew(lease: types.LeaseRef, token: str, ttl: str | float | None) -> Call[types.LeaseInfo]:
+    """Return the call that sets a lease's deadline; None and `none` remove it. Raises UsageError."""
+    name, token = _id_and_token(lease, token)
     return Call(
         method="Renew",
-        request=pb.RenewRequest(lease=lease, token=token, ttl_seconds=_seconds(ttl)),
+        request=pb.RenewRequest(lease=name, token=token, ttl_seconds=_new_deadline(ttl)),
         read=lambda answer: decode.lease(answer.lease),
         for_admin=not token,
     )
 
 
-def recover(lease: str, token: str) -> Call[types.Recovered]:
+def recover(lease: types.LeaseRef, token: str) -> Call[types.Recovered]:
     """Return the call that restores a lease of a lost ledger. Raises UsageError."""
-    _check_lease(lease, token)
+    name, token = _id_and_token(lease, token)
     if not token:
-        raise UsageError(f"cannot recover lease {lease} without its token", "give the token that came with it")
+        raise UsageError(f"cannot recover lease {shown(name)} without its token", "give the token that came with it")
     return Call(
         method="Recover",
-        request=pb.RecoverRequest(lease=lease, token=token),
+        request=pb.RecoverRequest(lease=name, token=token),
         read=decode.recovered,
         seconds=WORK_SECONDS,
     )
@@ -128,22 +134,22 @@ def profiles() -> Call[tuple[types.GpuModel, ...]]:
 
 
 def events(
-    since: float | None, gpu: str | int | None, limit: int, lease: str, *, before: int = 0
+    since: float | None, gpu: str | int | None, limit: int, lease: types.LeaseRef, *, before: int = 0
 ) -> Call[types.EventPage]:
     """Return the call for one page of past events, the newest or those before a number. Raises UsageError."""
     arg_checks.MOMENT.check("since", since)
     arg_checks.check_count("limit", limit)
-    arg_checks.TEXT.check("lease", lease)
+    arg_checks.LEASE.check("lease", lease)
     chosen = "" if gpu is None else _gpu_name(gpu)
     return Call(
         method="Events",
-        request=pb.EventsRequest(since=since, gpu=chosen, limit=limit, before=before, lease=lease),
+        request=pb.EventsRequest(since=since, gpu=chosen, limit=limit, before=before, lease=_id_of(lease)),
         read=decode.event_page,
     )
 
 
 def event_pages(
-    since: float | None, gpu: str | int | None, limit: int, lease: str
+    since: float | None, gpu: str | int | None, limit: int, lease: types.LeaseRef
 ) -> Generator[Call[types.EventPage], types.EventPage, types.EventPage]:
     """Yield the calls that read up to `limit` events, page by page, and return all of them. Raises UsageError.
 
@@ -326,9 +332,25 @@ def _nothing(_answer: Message) -> None:
     return None
 
 
-def _check_lease(lease: str, token: str) -> None:
-    arg_checks.TEXT.check("lease", lease)
+def _id_of(lease: types.LeaseRef) -> str:
+    return lease if isinstance(lease, str) else lease.id
+
+
+def _id_and_token(lease: types.LeaseRef, token: str) -> tuple[str, str]:
+    """Return a lease's id and token: the one that is given, else the one that comes with it. Raises UsageError."""
+    arg_checks.LEASE.check("lease", lease)
     arg_checks.TEXT.check("token", token)
+    return _id_of(lease), token or (lease.token if isinstance(lease, types.Grant) else "")
+
+
+def _new_deadline(ttl: str | float | None) -> float | None:
+    """Return in how many seconds a renewed lease ends; None for no deadline, which is written `none`, too."""
+    if isinstance(ttl, str) and ttl.strip().lower() == "none":
+        return None
+    seconds = _seconds(ttl)
+    if seconds is not None and math.isinf(seconds):
+        raise UsageError(f"cannot take {shown(str(ttl))} as a deadline", "none removes the deadline")
+    return seconds
 
 
 def _seconds(value: str | float | None) -> float | None:

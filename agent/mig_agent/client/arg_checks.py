@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Final
 
-from mig_agent.client.types import Pod
+from mig_agent.client.types import Grant, LeaseInfo, Pod, Waiting
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 
@@ -53,6 +53,10 @@ class ArgType:
 
 
 TEXT: Final = ArgType((str,), "a text", optional=False)
+LEASE: Final = ArgType(
+    (str, LeaseInfo, Grant), "its id, or the lease itself (Lease, LeaseInfo or Grant)", optional=False
+)
+WAITING: Final = ArgType((str, Waiting), "its id, or the request of Status.queue itself", optional=False)
 ADDRESS: Final = ArgType((str,), "a text such as 'unix:///run/mig-agent/mig-agent.sock'")
 MOMENT: Final = ArgType((Real,), "seconds since the epoch, as a number")
 DURATION: Final = ArgType((str, Real), "a text such as '10m', or seconds as a number")

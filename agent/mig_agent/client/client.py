@@ -20,7 +20,7 @@ from mig_agent.client.connection import PATIENCE_SECONDS, Connection, Connection
 from mig_agent.client.error_mapping import failure_of
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import Holding, OnQueued
-from mig_agent.client.leases import Lease
+from mig_agent.client.leases import Lease, without_client
 from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -125,15 +125,21 @@ class Client:
             waiting.over()
             return Lease(self, grant, acquiring=None if confirm else acquiring)
 
-    def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
-        """End a lease. Without a token: only for the user of this machine who requested it, and for administrators.
+    def release(self, lease: types.LeaseRef | Lease, token: str = "", *, force: bool = False) -> None:
+        """End a lease, given by its id, as a Lease, or as `status` tells it.
 
-        With `force`, for administrators, also one bound to a pod on this node that does not use it. Raises Refused
-        (such as `wrong-token`, `unknown-lease`), NoAgent, and UsageError.
+        Without a token: only for the user of this machine who requested it, and for administrators. With `force`, for
+        administrators, also one bound to a pod on this node that does not use it. Raises Refused (such as
+        `wrong-token`, `unknown-lease`), NoAgent, and UsageError.
         """
-        self._call(api_methods.release(lease, token, force=force))
+        if isinstance(lease, Lease) and not (token or force):
+            lease.release()
+        else:
+            self._call(api_methods.release(without_client(lease), token, force=force))
 
-    def cancel(self, request_id: str = "", *, mine: bool = False, reason: str = "") -> tuple[types.Waiting, ...]:
+    def cancel(
+        self, request_id: str | types.Waiting = "", *, mine: bool = False, reason: str = ""
+    ) -> tuple[types.Waiting, ...]:
         """Take a waiting request out of the queue by its id or a unique beginning of it, or with `mine` all of yours.
 
         The client that waits is refused and told who cancelled it. Administrators may cancel any request.
@@ -141,20 +147,22 @@ class Client:
         """
         return self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
 
-    def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
-        """Set a new deadline from now (`2h`, or seconds), or none. The token is needed as for `release`.
+    def renew(self, lease: types.LeaseRef | Lease, token: str = "", *, ttl: str | float | None) -> types.LeaseInfo:
+        """Set a new deadline, `2h` or seconds from now; None removes it. Lease and token are given as to `release`.
 
         Raises Refused (such as `lease-ended`), NoAgent, and UsageError.
         """
-        return self._call(api_methods.renew(lease, token, ttl))
+        if isinstance(lease, Lease) and not token:
+            return lease.renew(ttl)
+        return self._call(api_methods.renew(without_client(lease), token, ttl))
 
-    def recover(self, lease: str, token: str) -> types.Recovered:
+    def recover(self, lease: types.LeaseRef | Lease, token: str = "") -> types.Recovered:
         """Restore a lease that was active when the agent's ledger was lost: the same id, token and devices.
 
-        It lasts until it is released, or until its deadline. Recovering it again changes nothing. Raises Refused,
-        NoAgent, and UsageError.
+        It lasts until it is released, or until its deadline. Recovering it again changes nothing. A Lease or a Grant
+        has the token; with an id it is given, too. Raises Refused, NoAgent, and UsageError.
         """
-        return self._call(api_methods.recover(lease, token))
+        return self._call(api_methods.recover(without_client(lease), token))
 
     # ------------------------------------------------------------ reading
 
@@ -199,7 +207,12 @@ class Client:
         return self._call(api_methods.profiles())
 
     def events(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+        self,
+        *,
+        since: float | None = None,
+        gpu: str | int | None = None,
+        limit: int = 0,
+        lease: types.LeaseRef | Lease = "",
     ) -> tuple[types.Event, ...]:
         """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest.
 
@@ -209,13 +222,18 @@ class Client:
         return self.event_page(since=since, gpu=gpu, limit=limit, lease=lease).events
 
     def event_page(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+        self,
+        *,
+        since: float | None = None,
+        gpu: str | int | None = None,
+        limit: int = 0,
+        lease: types.LeaseRef | Lease = "",
     ) -> types.EventPage:
         """Return what `events` returns, with the number of earlier events that match and were left out.
 
         Raises Refused, NoAgent, and UsageError.
         """
-        pages = api_methods.event_pages(since, gpu, limit, lease)
+        pages = api_methods.event_pages(since, gpu, limit, without_client(lease))
         call = next(pages)
         while True:
             try:

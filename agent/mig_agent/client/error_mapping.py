@@ -85,8 +85,12 @@ def _not_reached(address: Address, why: str) -> NoAgent:
             f"cannot connect to the agent at {address}: TLS cannot use the own certificate and key",
             "do they belong together, and are both PEM?",
         )
-    hint = "does it accept your certificate? That has to be of its clients' authority, valid, and made for clients"
     closed = any(words in why for words in _CLOSED)
+    if closed and address.path is not None:
+        return NoAgent(
+            f"cannot reach the agent at {address}: it closed the connection", "it may be back soon; try again"
+        )
+    hint = "does it accept your certificate? That has to be of its clients' authority, valid, and made for clients"
     return NoAgent(f"cannot reach the agent at {address}: {why}", hint if closed else "")
 
 

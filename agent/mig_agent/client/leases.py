@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mig_agent.client import api_methods
 from mig_agent.client.errors import ClientError, NoAgent
-from mig_agent.client.types import Device, Grant
+from mig_agent.client.types import Device, Grant, LeaseInfo, LeaseRef
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # noqa: UP035 -- mig-agent-client is also for Python 3.10
@@ -104,10 +104,12 @@ class Lease(BaseLease):
             self._acquiring.confirm()
             self._acquiring = None
 
-    def renew(self, ttl: str | float | None) -> None:
-        """Set a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
-        self._expires(self._client.renew(self.id, self.token, ttl=ttl).expires_at)
+    def renew(self, ttl: str | float | None) -> LeaseInfo:
+        """Set a new deadline from now (`2h`, or seconds); None removes it. Raises Refused, NoAgent, UsageError."""
+        renewed = self._client.renew(self.grant, ttl=ttl)
+        self._expires(renewed.expires_at)
         self._leave_stream()  # renewing has confirmed the lease
+        return renewed
 
     def _leave_stream(self) -> None:
         if self._acquiring is not None:
@@ -143,6 +145,11 @@ class Lease(BaseLease):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def without_client(lease: LeaseRef | BaseLease) -> LeaseRef:
+    """Return a lease as API methods take it: of one that belongs to a client its grant, with the token."""
+    return lease.grant if isinstance(lease, BaseLease) else lease
 
 
 def environment_of(grant: Grant) -> Mapping[str, str]:

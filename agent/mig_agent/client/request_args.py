@@ -95,6 +95,8 @@ def _check_arguments(args: RequestArgs) -> None:
     for name, value in args.items():
         arg_checks.REQUEST_ARGS[name].check(name, value)
     arg_checks.check_revision("if_revision", args.get("if_revision"))
+    if args.get("request_id") == "":  # such as an unset variable of a script that repeats its request
+        raise UsageError("cannot take an empty text as a request id", "leave it out to have one made")
 
 
 def seconds(value: str | float | None) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from mig_agent.core.errors import Blocker
 
@@ -112,6 +113,10 @@ class LeaseInfo:
     def promised(self) -> bool:
         """True while the lease is reserved for a pod that has not started."""
         return self.pod is not None and not self.arrived
+
+
+LeaseRef: TypeAlias = "str | LeaseInfo | Grant"
+"""A lease as methods take it: its id, or a value that has it. A Grant has its token, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

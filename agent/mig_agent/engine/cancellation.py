@@ -56,5 +56,5 @@ class Cancellation:
         raise refuse(
             Reason.UNKNOWN_REQUEST,
             f"cannot cancel {shown(request_id) or 'a request without its id'}: no request of yours with this id waits",
-            "`migctl status -o json` shows the ids of your waiting requests; `migctl release` ends a lease",
+            "`migctl status --mine` shows your waiting requests; `migctl release` ends a lease",
         )

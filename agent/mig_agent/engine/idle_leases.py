@@ -1,5 +1,8 @@
 """Idle leases: on whose devices no process was seen for a time. Holders are warned, and leases end if so configured.
 
+A lease ends at the earliest after the whole notice between `idle_after` and `end_idle_after`, and a minute, since its
+warning: one that comes late, because the driver answered late or the machine was suspended, delays the end.
+
 The time is counted from readings of the driver. After the start of the agent, a pause, or a GPU that could not be read
 it begins again, since nothing is known of the time between. Right before a lease ends its devices are looked at once
 more. Leases with a bound owner (pods) are never idle.
@@ -8,6 +11,7 @@ more. Leases with a bound owner (pods) are never idle.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
@@ -17,6 +21,17 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle
 from mig_agent.engine.reconciler import Reconciler
 
+_LEAST_NOTICE_SECONDS = 60.0
+"""Least time between a warning and the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Warning:
+    since: float
+    """Since when the lease was idle, in seconds since the epoch."""
+    at: float
+    """When its holder was warned, in seconds since the epoch."""
+
 
 class IdleLeases:
     """Finds, reports and ends idle leases. Not thread-safe; use from the event loop."""
@@ -25,7 +40,7 @@ class IdleLeases:
         self._context = context
         self._lifecycle = lifecycle
         self._reconciler = reconciler
-        self._warned: set[LeaseId] = set()
+        self._warned: dict[LeaseId, _Warning] = {}
         self.at_last_look: frozenset[LeaseId] = frozenset()
         """The leases that were idle at the last look; some may have ended since."""
 
@@ -39,24 +54,27 @@ class IdleLeases:
     def warnings(self) -> Mapping[LeaseId, str]:
         """Messages for the holders of idle leases."""
         now = self._context.clock.now()
-        return {lease: f"idle for {_rounded(now - since)}{self._end(since)}" for lease, since in self.since().items()}
+        return {
+            lease: f"idle for {_rounded(now - since)}{self._end(lease, since)}" for lease, since in self.since().items()
+        }
 
     async def look(self) -> None:
         """Warn the holders of leases that have become idle, and end those that were idle for too long."""
-        context, now = self._context, self._context.clock.now()
+        context = self._context
         idle = self.since()
         self.at_last_look = frozenset(idle)
-        self._warned &= idle.keys()
+        # One whose devices were used since its warning is warned about again.
+        self._warned = {each: told for each, told in self._warned.items() if idle.get(each) == told.since}
         for each, since in idle.items():
             lease = context.state.leases.get(each)
             if lease is None:
                 continue
             if each not in self._warned:
-                self._warned.add(each)
+                self._warned[each] = _Warning(since, context.clock.now())
                 self._warn(lease, since)
-            limit = context.settings.end_idle_after_seconds
-            if limit is not None and now - since >= limit and not await self._is_used(lease):
-                why = f"no process used its devices for {_rounded(now - since)} (end_idle_after)"
+            end = self._end_at(each, since)
+            if end is not None and context.clock.now() >= end and not await self._is_used(lease):
+                why = f"no process used its devices for {_rounded(context.clock.now() - since)} (end_idle_after)"
                 try:
                     await self._lifecycle.end(each, EndReason.IDLE, why=why)
                 except LedgerError:
@@ -68,7 +86,7 @@ class IdleLeases:
         context.journal.record(
             context.journal.event(
                 EventKind.LEASE_WARNED,
-                words + self._end(since),
+                words + self._end(lease.id, since),
                 lease=lease.id,
                 holder=str(lease.holder),
                 tenant=lease.holder.tenant,
@@ -76,12 +94,24 @@ class IdleLeases:
             )
         )
 
-    def _end(self, since: float) -> str:
-        limit = self._context.settings.end_idle_after_seconds
-        if limit is None:
+    def _end(self, lease: LeaseId, since: float) -> str:
+        end = self._end_at(lease, since)
+        if end is None:
             return ""
-        left = max(since + limit - self._context.clock.now(), 1.0)
+        left = max(end - self._context.clock.now(), 1.0)
         return f"; the lease ends in {_rounded(left)} unless a process uses it"
+
+    def _end_at(self, lease: LeaseId, since: float) -> float | None:
+        """Return when a lease ends that is idle `since`, in seconds since the epoch; None if idle leases do not end.
+
+        For one that has not been warned about: as if its holder were warned now.
+        """
+        settings, told = self._context.settings, self._warned.get(lease)
+        limit = settings.end_idle_after_seconds
+        if limit is None:
+            return None
+        warned_at = told.at if told is not None and told.since == since else self._context.clock.now()
+        return max(since + limit, warned_at + max(limit - settings.idle_after_seconds, _LEAST_NOTICE_SECONDS))
 
     def _since(self, lease: Lease) -> float | None:
         """Return when a process was last seen on any device of a lease; None if that is not known of all of them."""

@@ -53,6 +53,15 @@ def complete_output(context: click.Context, _parameter: click.Parameter, incompl
     return [CompletionItem(each) for each in formats if each.startswith(incomplete)]
 
 
+def complete_accounting_key(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete what `migctl usage` groups by."""
+    from mig_agent.client.api_methods import ACCOUNTING_KEYS  # noqa: PLC0415 -- only where it is needed
+
+    return [CompletionItem(each) for each in ACCOUNTING_KEYS if each.startswith(incomplete)]
+
+
 def complete_file(_context: click.Context, _parameter: click.Parameter, _incomplete: str) -> list[CompletionItem]:
     """Have the shell complete the name of a file."""
     return [_FILES]
@@ -74,6 +83,21 @@ def complete_lease(context: click.Context, _parameter: click.Parameter, incomple
 def complete_own_lease(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the id or name of a lease of this person; of any lease where there is none."""
     return _leases(context, incomplete, own=True)
+
+
+def complete_request(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the id or name of a waiting request that this person may cancel; a whole id once it is begun."""
+    from mig_agent.migctl import lease_names  # noqa: PLC0415 -- only where it is needed
+
+    queue = [each for each in _ask(context, lambda client: client.status().queue) or () if each.request_id]
+    short = lease_names.short_ids([each.request_id for each in queue])
+    found: dict[str, str] = {}
+    for each in queue:
+        begun = incomplete and each.request_id.startswith(incomplete)
+        found[each.request_id if begun else short[each.request_id]] = f"{each.holder}: {each.wants}"
+        if incomplete:  # a blank would end the word
+            found |= {name: each.wants for name in lease_names.request_names(each) if " " not in name}
+    return [CompletionItem(name, help=about) for name, about in found.items() if name.startswith(incomplete)]
 
 
 def complete_gpu(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -1,4 +1,4 @@
-"""Finds leases as people name them: by id, the beginning of an id, or the name that they were requested under."""
+"""Finds leases and waiting requests as people name them: by id, its beginning, or the name of the request."""
 
 from __future__ import annotations
 
@@ -8,35 +8,61 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.holder_names import LABELLED
+from mig_agent.core.holder_names import LABELLED, user_of
 from mig_agent.core.quantities import counted, shown
 from mig_agent.migctl.printing import place
 
 if TYPE_CHECKING:
-    from mig_agent.client import Client
+    from mig_agent.client import Client, Refused
     from mig_agent.client.types import LeaseInfo, Status, Waiting
 
 LONGEST_NAME = 128
 _WHOLE_ID = re.compile(r"[0-9a-f]{16}")
 _MOST_CANDIDATES = 8
+_SHORT_ID = 8
+_WHOLE_UP_TO = 12
+"""Ids up to this length are not shortened: people chose them."""
 
 
-def check_name(text: str) -> None:
-    """Raise UsageError for what cannot be the id or the name of a lease."""
+def check_name(text: str, what: str = "a lease") -> None:
+    """Raise UsageError for what cannot be the id or the name of a lease, or of `what` else."""
     if not text.strip() or len(text) > LONGEST_NAME or not text.isprintable():
+        option = "--leases" if what == "a lease" else "--mine"
         raise UsageError(
-            f"cannot take {shown(text) or 'an empty text'} as a lease",
-            "`migctl status --leases` shows the ids of leases",
+            f"cannot take {shown(text) or 'an empty text'} as {what}", f"`migctl status {option}` shows their ids"
         )
 
 
 def names_of(lease: LeaseInfo) -> tuple[str, ...]:
     """Return the names, beside its id, by which a lease can be called: `alice (train)`, `train`; of a pod its own."""
-    match = LABELLED.fullmatch(lease.holder)
-    names = [lease.holder, *([match["label"]] if match else [])]
-    if lease.pod is not None and lease.pod.name:
-        names += [lease.pod.name, f"{lease.pod.namespace}/{lease.pod.name}"]
-    return tuple(each for each in names if each)
+    pod = lease.pod
+    of_pod = (pod.name, f"{pod.namespace}/{pod.name}") if pod is not None and pod.name else ()
+    return (*_names_in(lease.holder), *of_pod)
+
+
+def request_names(request: Waiting) -> tuple[str, ...]:
+    """Return the names, beside its id, by which a waiting request can be called: `alice (train)`, `train`."""
+    return _names_in(request.holder)
+
+
+def _names_in(holder: str) -> tuple[str, ...]:
+    match = LABELLED.fullmatch(holder)
+    return tuple(each for each in (holder, match["label"] if match else "") if each)
+
+
+def short_ids(ids: Sequence[str]) -> dict[str, str]:
+    """Return for each id its shortest beginning that no other has, of at least 8 characters; unknown ids have none."""
+    known = sorted({each for each in ids if each})
+    shortened = {}
+    for before, each, after in zip(["", *known], known, [*known[1:], ""], strict=False):
+        least = max(_SHORT_ID, 1 + _in_common(before, each), 1 + _in_common(each, after))
+        shortened[each] = each if len(each) <= _WHOLE_UP_TO else each[:least]
+    return shortened
+
+
+def _in_common(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginnings."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def own_leases(client: Client, node: Status) -> tuple[LeaseInfo, ...]:
@@ -72,7 +98,7 @@ def find_lease(client: Client, text: str, node: Status | None = None) -> str:
         own = {each.id for each in own_leases(client, node)}
         found = [each for each in found if each.id in own] or found
     if len(found) > 1:
-        raise _ambiguous(text, found)
+        raise _ambiguous(text, "lease", [describe(each) for each in found])
     if not found:
         from mig_agent.client import Refused  # noqa: PLC0415 -- whoever has a client has imported it
 
@@ -84,6 +110,39 @@ def find_lease(client: Client, text: str, node: Status | None = None) -> str:
     return found[0].id
 
 
+def find_request(client: Client, text: str, node: Status) -> str:
+    """Return the id of the waiting request that is meant, of those whose ids the agent tells: one's own, or all.
+
+    Raises UsageError if several requests are meant, and Refused (`unknown-request`) if none is called so.
+    """
+    known = [each for each in node.queue if each.request_id]
+    found = [each for each in known if each.request_id == text]
+    found = found or [each for each in known if each.request_id.startswith(text) or text in request_names(each)]
+    if len(found) > 1:
+        own = own_requests(client, node)
+        found = [each for each in found if each in own] or found
+    if len(found) > 1:
+        ids = short_ids([each.request_id for each in known])
+        raise _ambiguous(text, "waiting request", [_describe_request(each, ids[each.request_id]) for each in found])
+    if not found:
+        raise _no_such_request(text, node)
+    return found[0].request_id
+
+
+def _no_such_request(text: str, node: Status) -> Refused:
+    from mig_agent.client import Refused  # noqa: PLC0415 -- whoever has a client has imported it
+
+    words, hint = f"no request of that id or name waits on {node.node}", "`migctl status --mine` lists yours"
+    others = [each for each in node.queue if not each.request_id and text in request_names(each)]
+    leased = [each for each in node.leases if each.id == text or text in names_of(each)]
+    if others:
+        holder = others[0].holder
+        words, hint = f"it is a request of {holder}", f"ask {others[0].tenant or user_of(holder)} or an administrator"
+    elif leased:
+        words, hint = f"it does not wait, it is lease {describe(leased[0])}", f"`migctl release {leased[0].id}` ends it"
+    return Refused(reason="unknown-request", message=f"cannot cancel {shown(text)}: {words}", hint=hint)
+
+
 def describe(lease: LeaseInfo) -> str:
     """Return a lease in one line: `556af997a1b4a287 of alice (train): 1g.10gb on GPU 2, slice 4`."""
     devices = ", ".join(
@@ -93,10 +152,15 @@ def describe(lease: LeaseInfo) -> str:
     return f"{lease.id} of {lease.holder or lease.tenant or 'somebody'}: {devices}"
 
 
-def _ambiguous(text: str, found: Sequence[LeaseInfo]) -> UsageError:
-    listed = "; ".join(describe(each) for each in found[:_MOST_CANDIDATES])
+def _describe_request(request: Waiting, short_id: str) -> str:
+    """Return a waiting request in one line: `3f2a91c0 of alice (train): 4G, place 2`."""
+    return f"{short_id} of {request.holder or 'somebody'}: {request.wants}, place {request.position}"
+
+
+def _ambiguous(text: str, noun: str, found: Sequence[str]) -> UsageError:
+    listed = "; ".join(found[:_MOST_CANDIDATES])
     more = f"; and {len(found) - _MOST_CANDIDATES} more" if len(found) > _MOST_CANDIDATES else ""
     return UsageError(
-        f"cannot tell which lease {shown(text)} is: {counted(len(found), 'lease')} match: {listed}{more}",
+        f"cannot tell which {noun} {shown(text)} is: {counted(len(found), noun)} match: {listed}{more}",
         "write more of its id",
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +13,7 @@ import click
 
 from mig_agent import bootstrap
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import shown
+from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.migctl.failures import StdoutClosedError
 
 if TYPE_CHECKING:
@@ -152,6 +153,14 @@ class Verb(click.Command):
         """Take what click.Command takes; `hidden_options` are accepted and not in the help."""
         super().__init__(*arguments, **settings)
         self._unlisted = hidden_options | (Common.__dataclass_fields__.keys() - {"output"})
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse this command's arguments. Raises click.UsageError, always with its context."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the listed options."""
@@ -299,3 +308,20 @@ def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
 def split(gpus: tuple[str, ...]) -> list[str]:
     """Return `--gpu 0,2 --gpu 3` as a list."""
     return [each for given in gpus for each in given.split(",")]
+
+
+def moment(text: str, now: float) -> float:
+    """Return a moment, given as a time ago (`7d`) or as a date in local time (`2026-01-31`, `2026-01-31T12:00`).
+
+    In seconds since the epoch. Raises UsageError.
+    """
+    stripped = text.strip()
+    if stripped[:4].isdecimal() and stripped[4:5] == "-":
+        try:
+            return datetime.fromisoformat(stripped).timestamp()
+        except (ValueError, OverflowError, OSError):
+            raise UsageError(f"cannot take {shown(text)} as a date", "write one such as 2026-01-31") from None
+    try:
+        return now - parse_duration(text)
+    except UsageError as error:
+        raise UsageError(error.message, f"{error.hint}, or a date such as 2026-01-31") from None

@@ -18,6 +18,7 @@ from mig_agent.core.slicemap import (
     render_text,
 )
 from mig_agent.migctl.failures import one_line
+from mig_agent.migctl.lease_names import short_ids
 from mig_agent.migctl.printing import ago, gpu_state, memory, place, table, until
 from mig_agent.migctl.wait_words import OWN_LIMIT, blocked_by, start_interval
 
@@ -30,8 +31,8 @@ _LEAST_QUEUE = 3
 """Lines of the queue that are shown however long the page is: its header, the first, and how many more."""
 _MOST_FITS_LINES = 2
 _LEASES = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN")
-_QUEUE = ("PLACE", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
-_PRIORITY = 3
+_QUEUE = ("PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
+_CUT_IN_QUEUE = frozenset({"HOLDER", "WANTS", "BLOCKED BY"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,18 +227,23 @@ def _limit(each: Waiting, page: Page) -> list[str]:
 
 
 def _queue_table(shown: Sequence[Waiting], page: Page) -> list[str]:
-    rows: list[tuple[str, ...]] = [_QUEUE, *map(_waiting, shown)]
-    if not any(each.priority for each in shown):  # room for what blocks them
-        rows = [(*row[:_PRIORITY], *row[_PRIORITY + 1 :]) for row in rows]
-    header, *rest = rows
-    return table(header, rest, width=page.width if page.cut else None, bends=(1, 2, len(header) - 1)).splitlines()
+    """Return the queue; request ids and priorities only where there are any, which leaves space for what blocks."""
+    ids = short_ids([each.request_id for each in shown])
+    rows = [_waiting(each, ids.get(each.request_id, "-")) for each in shown]
+    needless = {"REQUEST"} if not ids else set()
+    needless |= {"PRIORITY"} if not any(each.priority for each in shown) else set()
+    kept = [number for number, name in enumerate(_QUEUE) if name not in needless]
+    header = [_QUEUE[number] for number in kept]
+    cut = [column for column, name in enumerate(header) if name in _CUT_IN_QUEUE]
+    chosen = [[row[number] for number in kept] for row in rows]
+    return table(header, chosen, width=page.width if page.cut else None, bends=cut).splitlines()
 
 
-def _waiting(each: Waiting) -> tuple[str, ...]:
+def _waiting(each: Waiting, request: str) -> tuple[str, ...]:
     blocked = "its own limit" if each.limit else blocked_by(each.blockers, brief=True)
     start = start_interval(each.estimate).removeprefix("in ")
     wait = (ago(each.since), start or "-", blocked or "-")
-    return (str(each.position), each.holder or "-", each.wants, str(each.priority), *wait)
+    return (str(each.position), request, each.holder or "-", each.wants, str(each.priority), *wait)
 
 
 def _doubt(doubt: LedgerDoubt) -> Iterator[str]:

@@ -22,6 +22,7 @@ from mig_agent.client.channels import Tls
 from mig_agent.client.connection import PATIENCE_SECONDS, Connections
 from mig_agent.client.errors import ClientError
 from mig_agent.client.hold_stream import OnQueued
+from mig_agent.client.leases import without_client
 from mig_agent.client.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -118,21 +119,30 @@ class AsyncClient:
 
         return Taking(take)
 
-    async def release(self, lease: str, token: str = "", *, force: bool = False) -> None:
+    async def release(self, lease: types.LeaseRef | AsyncLease, token: str = "", *, force: bool = False) -> None:
         """End a lease, as `Client.release`."""
-        await self._call(api_methods.release(lease, token, force=force))
+        if isinstance(lease, AsyncLease) and not (token or force):
+            await lease.release()
+        else:
+            await self._call(api_methods.release(without_client(lease), token, force=force))
 
-    async def cancel(self, request_id: str = "", *, mine: bool = False, reason: str = "") -> tuple[types.Waiting, ...]:
+    async def cancel(
+        self, request_id: str | types.Waiting = "", *, mine: bool = False, reason: str = ""
+    ) -> tuple[types.Waiting, ...]:
         """Take waiting requests out of the queue, as `Client.cancel`."""
         return await self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
 
-    async def renew(self, lease: str, token: str = "", *, ttl: str | float | None = None) -> types.LeaseInfo:
+    async def renew(
+        self, lease: types.LeaseRef | AsyncLease, token: str = "", *, ttl: str | float | None
+    ) -> types.LeaseInfo:
         """Set a lease's deadline, as `Client.renew`."""
-        return await self._call(api_methods.renew(lease, token, ttl))
+        if isinstance(lease, AsyncLease) and not token:
+            return await lease.renew(ttl)
+        return await self._call(api_methods.renew(without_client(lease), token, ttl))
 
-    async def recover(self, lease: str, token: str) -> types.Recovered:
+    async def recover(self, lease: types.LeaseRef | AsyncLease, token: str = "") -> types.Recovered:
         """Restore a lease of a lost ledger, as `Client.recover`."""
-        return await self._call(api_methods.recover(lease, token))
+        return await self._call(api_methods.recover(without_client(lease), token))
 
     # ------------------------------------------------------------ reading
 
@@ -161,16 +171,26 @@ class AsyncClient:
         return await self._call(api_methods.profiles())
 
     async def events(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+        self,
+        *,
+        since: float | None = None,
+        gpu: str | int | None = None,
+        limit: int = 0,
+        lease: types.LeaseRef | AsyncLease = "",
     ) -> tuple[types.Event, ...]:
         """Return past events, as `Client.events`."""
         return (await self.event_page(since=since, gpu=gpu, limit=limit, lease=lease)).events
 
     async def event_page(
-        self, *, since: float | None = None, gpu: str | int | None = None, limit: int = 0, lease: str = ""
+        self,
+        *,
+        since: float | None = None,
+        gpu: str | int | None = None,
+        limit: int = 0,
+        lease: types.LeaseRef | AsyncLease = "",
     ) -> types.EventPage:
         """Return past events and how many were left out, as `Client.event_page`."""
-        pages = api_methods.event_pages(since, gpu, limit, lease)
+        pages = api_methods.event_pages(since, gpu, limit, without_client(lease))
         call = next(pages)
         while True:
             try:

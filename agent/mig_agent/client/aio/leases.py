@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mig_agent.client import api_methods
 from mig_agent.client.errors import NoAgent
 from mig_agent.client.leases import BaseLease
-from mig_agent.client.types import Grant
+from mig_agent.client.types import Grant, LeaseInfo
 
 if TYPE_CHECKING:
     from mig_agent.client.aio.acquire_stream import AsyncAcquiring
@@ -40,10 +40,12 @@ class AsyncLease(BaseLease):
             await self._acquiring.confirm()
             self._acquiring = None
 
-    async def renew(self, ttl: str | float | None) -> None:
-        """Set a new deadline from now (`2h`, or seconds), or none. Raises Refused, NoAgent, UsageError."""
-        self._expires((await self._client.renew(self.id, self.token, ttl=ttl)).expires_at)
+    async def renew(self, ttl: str | float | None) -> LeaseInfo:
+        """Set a new deadline from now (`2h`, or seconds); None removes it. Raises Refused, NoAgent, UsageError."""
+        renewed = await self._client.renew(self.grant, ttl=ttl)
+        self._expires(renewed.expires_at)
         self._leave_stream()  # renewing has confirmed the lease
+        return renewed
 
     def _leave_stream(self) -> None:
         if self._acquiring is not None:

@@ -9,8 +9,7 @@ import click
 
 from mig_agent.core.quantities import counted
 from mig_agent.migctl import failures
-from mig_agent.migctl.commands.usage import moment
-from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.options import Common, moment, verb
 from mig_agent.migctl.printing import print_json, print_whole
 
 if TYPE_CHECKING:

@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.requests import parse_reason
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.lease_names import check_name, find_request
+from mig_agent.migctl.options import Common, completer_of, verb
 from mig_agent.migctl.printing import print_json
+
+if TYPE_CHECKING:
+    from mig_agent.client import Client
+    from mig_agent.client.types import Waiting
 
 
 @verb()
-@click.argument("request", metavar="[REQUEST]", required=False)
+@click.argument("requests", metavar="REQUEST...", nargs=-1, shell_complete=completer_of("request"))
 @click.option("--mine", is_flag=True, help="All of your waiting requests.")
 @click.option("--reason", metavar="TEXT", default="", help="For the client that waits.")
-def cancel(common: Common, *, request: str | None, mine: bool, reason: str) -> int:
-    """Take a waiting request out of the queue: one of yours or, for administrators, any.
+def cancel(common: Common, *, requests: tuple[str, ...], mine: bool, reason: str) -> int:
+    """Take waiting requests out of the queue: your own or, for administrators, any.
 
-    REQUEST is its id, or a beginning that only one has; `migctl status -o json` shows the ids of yours. The command
+    REQUEST is an id, the beginning of one, or the name that it was made under; `migctl status` shows them. The command
     that waits ends, and says who cancelled it. A lease is ended by `migctl release`.
     """
     output, words = common.wants(), parse_reason(reason)
-    if mine and request:
-        raise UsageError("cannot cancel one request and all of yours", "give its id, or --mine")
-    if not mine and not request:
-        raise UsageError("cannot cancel a request without its id", "give its id, or --mine for all of yours")
+    for each in requests:
+        check_name(each, "a waiting request")
+    if mine and requests:
+        raise UsageError("cannot cancel all of yours and only some", "give --mine alone, or name the requests")
+    if not mine and not requests:
+        raise UsageError("cannot do that without REQUEST", "name the requests, or give --mine for all of yours")
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
-        cancelled = client.cancel(request or "", mine=mine, reason=words)
+        cancelled: list[Waiting] = []
+        for each in [""] if mine else _found(client, requests):
+            done = client.cancel(each, mine=mine, reason=words)
+            cancelled += done
+            if output == "text":
+                for one in done:
+                    print(failures.one_line(f"cancelled {one.request_id}: {one.wants}, of {one.holder}"))
     if output == "json":
         print_json(to_json.cancelled(cancelled))
-        return failures.DONE
-    for each in cancelled:
-        print(failures.one_line(f"cancelled {each.request_id}: {each.wants}, of {each.holder}"))
-    if not cancelled:
+    elif not cancelled:
         print("no request of yours waits")
     return failures.DONE
+
+
+def _found(client: Client, requests: tuple[str, ...]) -> list[str]:
+    """Return the ids that are meant: all are found before the first is cancelled, so that a mistake cancels none."""
+    node = client.status()
+    return list(dict.fromkeys(find_request(client, each, node) for each in requests))

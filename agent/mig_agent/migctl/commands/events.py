@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import parse_duration, shown
+from mig_agent.core.quantities import shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
-from mig_agent.migctl.options import Common, completer_of, verb
+from mig_agent.migctl.options import Common, completer_of, moment, verb
 from mig_agent.migctl.printing import local_time, print_json
 
 if TYPE_CHECKING:
+    from mig_agent.client import Client
     from mig_agent.client.types import Event, EventPage
 
 _MOST = 1000
@@ -28,7 +29,7 @@ _DAY = "1d"
 
 
 @verb()
-@click.option("--since", metavar="TIME", help=f"How far back: 30m, 2h, 7d, 1w. Default: {_DAY}.")
+@click.option("--since", metavar="TIME", help=f"How far back, or a date: 30m, 7d, 2026-01-31. Default: {_DAY}.")
 @click.option("--gpu", metavar="GPU", shell_complete=completer_of("gpu"), help="Only about this GPU, by index or UUID.")
 @click.option("--lease", metavar="LEASE", shell_complete=completer_of("lease"), help="Only about this lease.")
 @click.option(
@@ -45,7 +46,10 @@ def events(
     The agent keeps the newest 10,000 events. Where some that match are left out, stderr says how many.
     """
     output = common.wants()
-    seconds = parse_duration(_DAY if since is None else since)
+    now = time.time()
+    first = moment(_DAY if since is None else since, now)
+    if first > now:
+        raise UsageError(f"cannot look back to {shown(since or '')}: that is in the future", "give an earlier date")
     chosen = None if gpu is None else parse_gpu(gpu)
     only_last = follow and since is None and limit is None
     most = _BEFORE_FOLLOWING if only_last else _limit(limit)
@@ -62,9 +66,8 @@ def events(
             lease = find_lease(client, lease)
         # Read before the past events, so that none falls between.
         revision = client.status().revision if follow else None
-        page = client.event_page(since=time.time() - seconds, gpu=chosen, limit=most, lease=lease or "")
-        if chosen is not None and not page.events:  # there may be events of a GPU that is gone
-            find_gpus(client.status(), (chosen,))
+        page = client.event_page(since=first, gpu=chosen, limit=most, lease=lease or "")
+        _check_gpu(client, chosen, page)
         if not only_last:
             _say_what_is_left_out(page)
         if output == "json" and not follow:
@@ -109,3 +112,9 @@ def _print(event: Event, output: str) -> None:
         print(json.dumps(to_json.shown(to_json.encode(event)), ensure_ascii=False), flush=True)
     else:
         print(f"{local_time(event.at)}  {failures.one_line(event.message)}", flush=True)
+
+
+def _check_gpu(client: Client, gpu: str | None, page: EventPage) -> None:
+    """Raise Refused for a GPU that is not there, unless there are events of it: it may be gone."""
+    if gpu is not None and not page.events:
+        find_gpus(client.status(), (gpu,))

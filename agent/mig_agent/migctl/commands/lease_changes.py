@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import counted
+from mig_agent.core.quantities import counted, parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.lease_names import check_name, describe, find_lease, own_leases
 from mig_agent.migctl.options import Common, completer_of, verb
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mig_agent.client.to_json import Json
     from mig_agent.client.tokens import RememberedTokens
     from mig_agent.client.types import Recovered
+
+_NO_DEADLINE = "none"
 
 
 @verb()
@@ -90,18 +92,22 @@ def _found(client: Client, leases: tuple[str, ...]) -> dict[str, str]:
 
 @verb()
 @click.argument("lease", metavar="LEASE", shell_complete=completer_of("own_lease"))
-@click.option("--ttl", metavar="TIME", help="Ends after so long from now: 2h. Without it the lease has no deadline.")
+@click.option("--ttl", metavar="TIME", help="Needed: when it ends from now, such as 2h, or none for no deadline.")
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
 def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> int:
-    """Give a lease a new deadline, or none.
+    """Give a lease a new deadline, or remove it.
+
+    \b
+      migctl renew train --ttl 2h     it ends two hours from now
+      migctl renew train --ttl none   it does not end by itself any more
 
     LEASE is an id, the beginning of one, or the name that it was requested under.
-    """
+    """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants()
     check_name(lease)
-    if ttl is not None:
-        from mig_agent.core.quantities import parse_duration  # noqa: PLC0415 -- beside its use
-
+    if ttl is None:
+        raise UsageError("cannot renew a lease without --ttl", "--ttl 2h sets a deadline, --ttl none removes it")
+    if ttl.strip().lower() != _NO_DEADLINE:
         parse_duration(ttl)
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- the same

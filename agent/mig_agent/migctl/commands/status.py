@@ -100,7 +100,7 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
-    """Return the node with the GPUs, leases and waiting requests that were asked for. Raises Refused."""
+    """Return the node with what was asked for: GPUs, leases, waiting requests. Raises Refused (`unknown-gpu`)."""
     from mig_agent.migctl.lease_names import own_leases, own_requests  # noqa: PLC0415 -- after the client is imported
 
     leases, queue = node.leases, node.queue

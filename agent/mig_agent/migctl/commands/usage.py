@@ -6,15 +6,14 @@ import csv
 import io
 import time
 from collections.abc import Iterator
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import format_duration, parse_duration, shown
+from mig_agent.core.quantities import format_duration, shown
 from mig_agent.migctl import failures
-from mig_agent.migctl.options import Common, verb
+from mig_agent.migctl.options import Common, completer_of, moment, verb
 from mig_agent.migctl.printing import local_time, print_json, print_whole, table
 
 if TYPE_CHECKING:
@@ -47,7 +46,14 @@ _CSV = (
     help="How long ago it begins, or a date: 30d, 2026-01-31.",
 )
 @click.option("--until", metavar="TIME", help="How long ago it ends, or a date. Default: now.")
-@click.option("--by", metavar="KEY", default="tenant", show_default=True, help="user, tenant, name or profile.")
+@click.option(
+    "--by",
+    metavar="KEY",
+    default="tenant",
+    show_default=True,
+    shell_complete=completer_of("accounting_key"),
+    help="user, tenant, name or profile.",
+)
 def usage(common: Common, *, since: str, until: str | None, by: str) -> int:
     """Show who leased how much: GiB-hours, slice-hours, the use at peak, and the time from asking to having.
 
@@ -57,6 +63,11 @@ def usage(common: Common, *, since: str, until: str | None, by: str) -> int:
     output = common.wants("csv")
     now = time.time()
     first, last = moment(since, now), None if until is None else moment(until, now)
+    if (now if last is None else last) <= first:
+        raise UsageError(
+            f"cannot count from {shown(since)} to {'now' if until is None else shown(until)}: that is earlier",
+            "--since is further back than --until: --since 7d --until 1d",
+        )
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.api_methods import ACCOUNTING_KEYS  # noqa: PLC0415 -- as above
 
@@ -72,19 +83,6 @@ def usage(common: Common, *, since: str, until: str | None, by: str) -> int:
     else:
         print_whole(render(account, key))
     return failures.DONE
-
-
-def moment(text: str, now: float) -> float:
-    """Return a moment, given as a time ago (`7d`) or as a date in local time (`2026-01-31`, `2026-01-31T12:00`).
-
-    In seconds since the epoch. Raises UsageError.
-    """
-    if text.strip()[:4].isdecimal() and text.strip()[4:5] == "-":
-        try:
-            return datetime.fromisoformat(text.strip()).timestamp()
-        except (ValueError, OverflowError, OSError):
-            raise UsageError(f"cannot take {shown(text)} as a date", "write one such as 2026-01-31") from None
-    return now - parse_duration(text)
 
 
 def render(account: Account, by: str) -> str:
