@@ -1,5 +1,4 @@
-"""`kubectl mig` on a cluster of two nodes, started by kubectl from PATH as a person would, with the rights that the page
-lists."""
+"""`kubectl mig` on a cluster of two nodes, started by kubectl from PATH, with the rights that the page lists."""
 
 from __future__ import annotations
 
