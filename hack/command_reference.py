@@ -29,8 +29,8 @@ def _lines() -> Iterator[str]:
     context = click.Context(cli, info_name="migctl")
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)
-        assert command is not None
-        yield from _command(command, click.Context(command, info_name=name, parent=context))
+        if command is not None:
+            yield from _command(command, click.Context(command, info_name=name, parent=context))
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
@@ -52,6 +52,8 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
 def _row(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
     """Return an option of this command and its help; None for an argument and for what every command takes."""
     record = parameter.get_help_record(context)
-    if not isinstance(parameter, click.Option) or "--help" in parameter.opts or record is None or parameter.name in _COMMON:
+    if not isinstance(parameter, click.Option) or record is None:
+        return None
+    if "--help" in parameter.opts or parameter.name in _COMMON:
         return None
     return record[0].replace("|", "\\|"), record[1].replace("|", "\\|")
