@@ -90,7 +90,7 @@ def _found(client: Client, leases: tuple[str, ...]) -> dict[str, str]:
 
 @verb()
 @click.argument("lease", metavar="LEASE", shell_complete=completer_of("own_lease"))
-@click.option("--ttl", metavar="TIME", help="Ends after so long from now: 2h. Without it the lease has no deadline.")
+@click.option("--ttl", metavar="TIME", help="Ends this long from now: 2h. Without it the lease has no deadline.")
 @click.option("--token", metavar="TOKEN", help="The lease's token. Default: the one that migctl remembers.")
 def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> int:
     """Give a lease a new deadline, or none.
@@ -123,7 +123,7 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
 def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """Take a lease back whose agent has lost its ledger.
 
-    Who has the token gets the same devices again under the same lease, as long as nobody else has them. Without LEASE:
+    The holder of the token gets the same devices again under the same lease, unless somebody else has them. Without LEASE:
     all leases of this agent that migctl remembers.
     """
     output = common.wants()
