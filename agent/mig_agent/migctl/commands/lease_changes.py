@@ -123,8 +123,8 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
 def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """Take a lease back whose agent has lost its ledger.
 
-    The holder of the token gets the same devices again under the same lease, unless somebody else has them. Without LEASE:
-    all leases of this agent that migctl remembers.
+    The holder of the token gets the same devices again under the same lease, unless somebody else has them. Without
+    LEASE: all leases of this agent that migctl remembers.
     """
     output = common.wants()
     if lease is not None:
