@@ -42,7 +42,7 @@ class Credentials:
 def find_credentials(kubeconfig: Path | None) -> Credentials:
     """Read a kubeconfig, or without one the pod's service account. Sends nothing. Raises ConfigError."""
     try:
-        return service_account() if kubeconfig is None else _from_kubeconfig(kubeconfig)
+        return service_account() if kubeconfig is None else _from_kubeconfig(kubeconfig, "", _HINT)
     except ImportError as error:
         raise _not_installed(error) from error
 
@@ -53,7 +53,7 @@ def user_credentials(kubeconfig: Path | None, context: str) -> Credentials:
     An empty `context` is the current one of the kubeconfig. Raises ConfigError.
     """
     try:
-        return _from_kubeconfig(kubeconfig, context)
+        return _from_kubeconfig(kubeconfig, context, "see `kubectl config get-contexts`, or give --kubeconfig FILE")
     except ImportError as error:
         raise _not_installed(error) from error
 
@@ -107,7 +107,7 @@ def _missing(path: Path) -> str:
         return str(error)
 
 
-def _from_kubeconfig(path: Path | None, context: str = "") -> Credentials:
+def _from_kubeconfig(path: Path | None, context: str, hint: str) -> Credentials:
     from kubernetes import config  # noqa: PLC0415 -- see the module
     from kubernetes.client import Configuration  # noqa: PLC0415 -- see the module
     from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- see the module
@@ -120,11 +120,8 @@ def _from_kubeconfig(path: Path | None, context: str = "") -> Credentials:
             client_configuration=configuration,
         )
     except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
-        if path is None:
-            why, hint = "your kubeconfig", "see `kubectl config get-contexts`, or give --kubeconfig FILE"
-        else:
-            why, hint = str(path), _HINT
-        raise ConfigError(f"cannot reach the API server with {why}: {str(error).rstrip('.')}", hint) from error
+        what = path or "your kubeconfig"
+        raise ConfigError(f"cannot reach the API server with {what}: {str(error).rstrip('.')}", hint) from error
     configuration.retries = False  # they are ours, with a bound on all of them together
     configuration.keep_alive = True
 
