@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mig_agent.client import to_json
+from mig_agent.client.slice_maps import slice_maps
 from mig_agent.client.to_json import Json
 from mig_agent.client.types import Available, Status
 from mig_agent.core.quantities import counted
@@ -21,7 +22,6 @@ from mig_agent.migctl.status_page import (
     map_legend,
     map_notes,
     queue_rows,
-    slice_maps,
 )
 
 
