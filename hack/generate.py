@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import command_reference
 from chart_schema import values_schema
 from mig_agent.config import docgen
 from picture import slice_map
@@ -14,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS: Mapping[str, Callable[[], str]] = {
     "docs/mig-agent.example.yaml": docgen.example_file,
     "docs/configuration.md": docgen.page,
+    "docs/reference/migctl.md": command_reference.page,
     "docs/slicemap.svg": slice_map,
     "deploy/chart/mig-agent/values.schema.json": values_schema,
 }

@@ -2,9 +2,9 @@
 
 Usage: .venv/bin/python hack/lock.py [check]     "check" only reports whether they fit pyproject.toml; needs no network
 
-`deploy/requirements.txt` is what the agent runs on in the image, `deploy/requirements-deb.txt` what it runs on from the
-Debian package, without Kubernetes, and `deploy/requirements-build.txt` what builds its wheel. Versions that
-pyproject.toml pins for the tests are taken from there, so that both have what was tested; pip chooses the rest.
+`deploy/requirements.txt` is what the agent runs on in the image and from the Debian package, and
+`deploy/requirements-build.txt` what builds its wheel. Versions that pyproject.toml pins for the tests are taken from
+there, so that both have what was tested; pip chooses the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LISTS = {"requirements.txt": ".[kubernetes]", "requirements-deb.txt": ".", "requirements-build.txt": ""}
+LISTS = {"requirements.txt": ".[kubernetes]", "requirements-build.txt": ""}
 """File in deploy/, and what it is made from; empty: `build-system.requires`."""
 INDEX = "https://pypi.org/simple/"
 # Wheels for the images that people build: Python 3.11 to 3.13 on 64-bit Linux.

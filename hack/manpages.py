@@ -1,4 +1,4 @@
-"""Writes the man pages migctl(1), mig-agent(8) and mig-agent-config(5) from the programs' own help and settings.
+"""Writes the man pages of migctl, kubectl-mig, mig-agent and mig-agent-config from the programs' help and settings.
 
 Usage: .venv/bin/python hack/manpages.py FOLDER     writes FOLDER/man1/migctl.1 and so on
 
@@ -21,6 +21,7 @@ import click
 from mig_agent import __version__
 from mig_agent.config.field_types import Row
 from mig_agent.config.settings import ROWS, groups
+from mig_agent.kubectl.cli import cli as kubectl_cli
 from mig_agent.migctl.cli import cli
 from mig_agent.program import program
 
@@ -43,6 +44,7 @@ def pages() -> Mapping[str, Callable[[], str]]:
     """Return what makes each page, by its path below the folder of man pages."""
     return {
         "man1/migctl.1": _migctl,
+        "man1/kubectl-mig.1": _kubectl_mig,
         "man8/mig-agent.8": _mig_agent,
         "man5/mig-agent-config.5": _config,
     }
@@ -58,6 +60,20 @@ def _migctl() -> str:
             *_described(cli, "migctl"),
             *_environment(_CLIENT_ENVIRONMENT),
             *_see_also("mig-agent(8)", "mig-agent-config(5)", "/usr/share/doc/mig-agent/guide.md"),
+        ],
+    )
+
+
+def _kubectl_mig() -> str:
+    return _page(
+        "kubectl-mig",
+        1,
+        "User Commands",
+        "show the GPUs of a cluster's nodes and who holds them",
+        [
+            *_described(kubectl_cli, "kubectl mig"),
+            *_environment({"KUBECONFIG": "Where the cluster is, without --kubeconfig."}),
+            *_see_also("migctl(1)", "/usr/share/doc/mig-agent/kubernetes.md"),
         ],
     )
 

@@ -66,13 +66,16 @@ build_deb() {
   mkdir -p "$stage/$home" "$stage/DEBIAN"
   "$python" -m venv --without-pip "$stage/$home"
   local pip=("$work/build/bin/pip" --quiet --python "$stage/$home/bin/python3" install --no-compile --no-warn-script-location)
-  "${pip[@]}" --require-hashes --only-binary :all: -r deploy/requirements-deb.txt
+  "${pip[@]}" --require-hashes --only-binary :all: -r deploy/requirements.txt
   "${pip[@]}" --no-index --no-deps "$work/wheels"/mig_agent-*.whl
   # Its interpreter is the machine's own, which -I keeps apart from what users have in PYTHONPATH.
-  find "$stage/$home/bin" -mindepth 1 ! -name mig-agent ! -name migctl ! -name migctl-python -delete
+  find "$stage/$home/bin" -mindepth 1 ! -name mig-agent ! -name migctl ! -name migctl-python \
+    ! -name kubectl-mig -delete
   ln -s "../../../bin/$abi" "$stage/$home/bin/python3"
-  sed -i "1s|^#!.*|#!/$home/bin/python3 -I|" "$stage/$home/bin/mig-agent" "$stage/$home/bin/migctl-python"
+  sed -i "1s|^#!.*|#!/$home/bin/python3 -I|" "$stage/$home/bin"/{mig-agent,migctl-python,kubectl-mig}
   printf 'home = /usr/bin\ninclude-system-site-packages = false\nversion = %s\n' "${abi#python}" >"$stage/$home/pyvenv.cfg"
+  # Kubernetes' library for asyncio is larger than all else together, and nothing imports it.
+  rm -r "$stage/$home/lib/$abi/site-packages/kubernetes/aio"
   # They name files of this build. And it is dpkg that removes them.
   find "$stage/$home" \( -name RECORD -o -name direct_url.json -o -name REQUESTED -o -name INSTALLER \) -delete
   rm -rf "$stage/$home/include" "$stage/$home/lib64" "$stage/$home/share"
@@ -80,7 +83,7 @@ build_deb() {
     fail "a module cannot be compiled"
 
   mkdir -p "$stage/usr/bin"
-  ln -s ../lib/mig-agent/bin/mig-agent ../lib/mig-agent/bin/migctl "$stage/usr/bin/"
+  ln -s ../lib/mig-agent/bin/{mig-agent,migctl,kubectl-mig} "$stage/usr/bin/"
   install -D -m 644 deploy/mig-agent.service "$stage/usr/lib/systemd/system/mig-agent.service"
   sed -i -E 's|^(Exec[A-Za-z]+)=mig-agent |\1=/usr/bin/mig-agent |' "$stage/usr/lib/systemd/system/mig-agent.service"
   install -D -m 644 deploy/debian/mig-agent.sysusers "$stage/usr/lib/sysusers.d/mig-agent.conf"

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from mig_agent.client import to_json, types
+from mig_agent.client import from_json, to_json, types
 from mig_agent.client.to_json import Json
 from mig_agent.core.errors import Blocker
 
@@ -290,3 +290,14 @@ def test_answers_that_are_put_together() -> None:
 def assert_golden(name: str, found: Json) -> None:
     """The comparison is by text, since programs may rely on the order of keys."""
     assert json.dumps(found) == json.dumps(GOLDEN[name])
+
+
+def test_a_status_can_be_read_back() -> None:
+    assert to_json.encode(from_json.status(GOLDEN["node"])) == GOLDEN["node"]
+
+
+def test_a_status_of_another_version_can_be_read() -> None:
+    found = from_json.status({"node": "n", "gpus": [{"index": 3, "new": {}}], "leases": None, "newer": [1]})
+    assert (found.node, found.gpus[0].index, found.gpus[0].model, found.leases) == ("n", 3, "", ())
+    with pytest.raises(ValueError, match="cannot decode a node"):
+        from_json.status({"error": {}})

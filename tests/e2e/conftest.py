@@ -22,7 +22,7 @@ GPUS = "h100-80gb:1,a30:1"
 GPUS_OF_TWO = {"n1": "a100-40gb:2", "n2": "h100-80gb:2"}
 VALUES = {"settings": {"start_deadline": "8s"}}
 """A pod that has to wait asks again sooner than it would, which is all that is different."""
-TWO_NODES = {"test_kube_scheduler.py", "test_scheduler.py", "test_two_nodes.py"}
+TWO_NODES = {"test_kube_scheduler.py", "test_kubectl_mig.py", "test_scheduler.py", "test_two_nodes.py"}
 """Files whose tests use the cluster of two nodes."""
 _HERE = Path(__file__).parent
 _numbers = itertools.count(1)

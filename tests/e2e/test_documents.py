@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md and examples/kubernetes show is what happens, by kubectl, as a person would do it."""
+"""What the pages on Kubernetes and examples/kubernetes show is what happens, by kubectl, as a person would do it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def shell(cluster: Cluster, space: Space, tmp_path: Path) -> Shell:
     path = tmp_path / "kubeconfig"
     path.write_text(json.dumps(config))
     environment = os.environ | {
-        "PATH": cluster.node.programs.path,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{cluster.node.programs.path}",  # kubectl mig
         "KUBECONFIG": str(path),
         "HOME": str(tmp_path),
     }

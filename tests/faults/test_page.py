@@ -1,4 +1,4 @@
-"""docs/reliability.md shows what the tests of this folder go through."""
+"""docs/reference/reliability.md shows what the tests of this folder go through."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _REMOVING = "apt remove"
 def wheels(tmp_path: Path) -> Path:
     """All that pip needs to install the checkout: the machine has no network."""
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--require-hashes")
-    for name in ("requirements-deb.txt", "requirements-build.txt"):
+    for name in ("requirements.txt", "requirements-build.txt"):
         command = (*pip, "--only-binary", ":all:", "--dest", str(tmp_path / "wheels"), "-r", f"deploy/{name}")
         subprocess.run(command, cwd=ROOT, check=True)
     return tmp_path / "wheels"

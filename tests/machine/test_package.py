@@ -54,6 +54,14 @@ def test_what_users_have_in_their_python_path_does_no_harm(installed: Machine) -
     installed.run("PYTHONPATH=/tmp/other migctl status", user="alice")
 
 
+def test_the_kubectl_plugin_has_all_that_it_needs(installed: Machine) -> None:
+    """Kubectl starts `kubectl-mig` from PATH; here is no cluster to look at."""
+    told = installed.run("kubectl-mig status", user="alice", code=2)
+    assert "cannot reach the API server with your kubeconfig" in told
+    assert "pip install" not in told
+    assert "Traceback" not in told
+
+
 def test_bash_completes_the_verbs(installed: Machine) -> None:
     shown = installed.run(
         "source /usr/share/bash-completion/bash_completion; _completion_loader migctl;"
@@ -65,7 +73,7 @@ def test_bash_completes_the_verbs(installed: Machine) -> None:
 
 
 def test_the_man_pages_are_there(installed: Machine) -> None:
-    for page in ("1 migctl", "5 mig-agent-config", "8 mig-agent"):
+    for page in ("1 migctl", "1 kubectl-mig", "5 mig-agent-config", "8 mig-agent"):
         assert installed.run(f"man --where {page}").startswith("/usr/share/man/")
 
 

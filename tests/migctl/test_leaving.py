@@ -128,3 +128,17 @@ def test_events_are_followed_as_they_happen(agent: Agent) -> None:
     following.send_signal(signal.SIGINT)
     following.communicate(timeout=GENEROUS_SECONDS)
     assert following.returncode == 130
+
+
+def test_a_command_whose_lease_is_released_is_told_what_that_means(agent: Agent) -> None:
+    running = agent.begin("run", "--gpu-memory", "4G", "--name", "job", "--", "sh", "-c", "echo ready; sleep 60")
+    assert running.stdout is not None
+    assert running.stdout.readline().strip() == "ready"
+    agent.migctl("release", "job")
+    assert running.stderr is not None
+    told = running.stderr.readline()
+    running.terminate()
+    running.communicate(timeout=GENEROUS_SECONDS)
+    assert told.startswith("migctl: cannot hold this lease any longer: lease ")
+    assert told.count("lease ") == 2
+    assert told.endswith("the command goes on, and its device is leased to others once no process uses it\n")

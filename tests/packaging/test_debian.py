@@ -12,6 +12,7 @@ import pytest
 import manpages
 from mig_agent.config import load
 from mig_agent.config.settings import ROWS
+from mig_agent.kubectl.cli import cli as kubectl_cli
 from mig_agent.migctl.cli import cli
 from mig_agent.program import program
 
@@ -26,14 +27,16 @@ def plain(roff: str) -> str:
     return re.sub(r"\\f[BIR]", "", roff).replace("\\-", "-").replace("\\&", "").replace("\\e", "\\")
 
 
-@pytest.mark.parametrize(("page", "group"), [("man1/migctl.1", cli), ("man8/mig-agent.8", program)])
+@pytest.mark.parametrize(
+    ("page", "group"), [("man1/migctl.1", cli), ("man1/kubectl-mig.1", kubectl_cli), ("man8/mig-agent.8", program)]
+)
 def test_a_man_page_has_every_command_and_option(page: str, group: click.Group) -> None:
     shown = plain(manpages.pages()[page]())
     context = click.Context(group, info_name=group.name)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        assert re.search(rf"^\.SS \S+ {name}\b", shown, re.MULTILINE)
+        assert re.search(rf"^\.SS [\w -]+ {name}\b", shown, re.MULTILINE)
         for parameter in command.params:
             if isinstance(parameter, click.Option) and not parameter.hidden and parameter.name not in ROWS:
                 assert all(re.search(rf"^\S*.*{re.escape(each)}\b", shown, re.MULTILINE) for each in parameter.opts)

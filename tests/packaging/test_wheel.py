@@ -35,6 +35,7 @@ def test_its_programs_run(programs: Path) -> None:
         assert installed(programs, "mig-agent", way).strip() == f"mig-agent {__version__}"
     assert "--simulate" in installed(programs, "mig-agent", "serve", "--help")
     assert "request" in installed(programs, "migctl", "--help")
+    assert "leases" in installed(programs, "kubectl-mig", "--help")
 
 
 def test_it_finds_its_own_profiles(programs: Path) -> None:

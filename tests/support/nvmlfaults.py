@@ -1,6 +1,6 @@
 """How each call of the adapter can go wrong: the codes that nvml.h lists for it, and those that any call may answer.
 
-docs/reliability.md shows this table; `tests/faults/test_nvml_faults.py` goes through all of it.
+docs/reference/reliability.md shows this table; `tests/faults/test_nvml_faults.py` goes through all of it.
 """
 
 from __future__ import annotations

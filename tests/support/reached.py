@@ -1,6 +1,6 @@
 """Which doors each kind of request, start and end goes through: what is killed there is counted by this table.
 
-`tests/faults/test_failpoints.py` fails where the agent reaches others, docs/reliability.md shows it.
+`tests/faults/test_failpoints.py` fails where the agent reaches others, docs/reference/reliability.md shows it.
 """
 
 from __future__ import annotations

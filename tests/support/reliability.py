@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md that follow from those of the tests.
+"""The tables of docs/reference/reliability.md that follow from those of the tests.
 
 `PYTHONPATH=agent:tests .venv/bin/python tests/support/reliability.py` puts them into the page.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from support.nvmlfaults import ANY, COUNTERS, HANGING, LISTED, ON_ITS_FACE, SERVING, STARTING, pairs
 from support.reached import KILLS, REACHED
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/reliability.md"
 
 
 def crash_table() -> list[str]:

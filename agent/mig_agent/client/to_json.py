@@ -16,7 +16,7 @@ from mig_agent.core.texts import visible
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 _WINDOWED: Final = "gpu gpu_index profile memory_mib placement"
-_KEYS: Final[Mapping[type, str]] = {
+KEYS: Final[Mapping[type, str]] = {
     types.Placement: "start size",
     types.Device: f"uuid {_WINDOWED} gpu_instance_id compute_instance_id reused",
     types.Grant: "lease=id token devices env expires_at request_id notes revision",
@@ -69,9 +69,10 @@ _KEYS: Final[Mapping[type, str]] = {
 }
 """The keys of each type, in order. `key=attribute` where the names differ; with `?` an empty value is null, with `-` it
 is left out."""
-_TIMES: Final = frozenset(
+TIMES: Final = frozenset(
     {"at", "complete_since", "created_at", "drain_deadline", "expires_at", "idle_since", "since", "started_at", "until"}
 )
+"""The keys whose values are times."""
 _UNKNOWN: Final = types.Usage(
     generation=0, memory_used_mib=None, memory_total_mib=None, utilization_percent=None, processes=None
 )
@@ -87,7 +88,7 @@ def encode(value: object) -> Json:
         case Mapping():
             return {str(name): encode(each) for name, each in value.items()}
         case _:
-            return _encode_fields(value, _KEYS.get(type(value)))
+            return _encode_fields(value, KEYS.get(type(value)))
 
 
 def _encode_fields(value: object, keys: str | None) -> dict[str, Json]:
@@ -98,7 +99,7 @@ def _encode_fields(value: object, keys: str | None) -> dict[str, Json]:
         key, _, attribute = each.rstrip("?-").partition("=")
         part = getattr(value, attribute or key)
         if part or each[-1] not in "?-":
-            found[key] = moment(part) if key in _TIMES else encode(part)
+            found[key] = moment(part) if key in TIMES else encode(part)
         elif each[-1] == "?":
             found[key] = None
     if isinstance(value, types.LeaseInfo) and value.pod is None:
@@ -149,7 +150,7 @@ def lease_in_full(lease: types.LeaseInfo, node: types.Status, readings: Mapping[
     ]
     uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
     return {
-        **_encode_fields(lease, _KEYS[types.LeaseInfo]),
+        **_encode_fields(lease, KEYS[types.LeaseInfo]),
         "request_id": lease.request_id or None,
         "env": {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids, "MIG_AGENT_LEASE": lease.id},
         "usage": usage,
@@ -168,7 +169,7 @@ def profiles(models: Iterable[types.GpuModel]) -> Json:
 
 def account(each: types.Account) -> dict[str, Json]:
     """Encode who leased how much."""
-    return _encode_fields(each, _KEYS[types.Account])
+    return _encode_fields(each, KEYS[types.Account])
 
 
 def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
@@ -178,7 +179,7 @@ def top(node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
         "node": node.node,
         "revision": node.revision,
         "instances": [
-            _encode_fields(each, _KEYS[types.Instance])
+            _encode_fields(each, KEYS[types.Instance])
             | {
                 "gpu": gpu.uuid,
                 "gpu_index": gpu.index,

@@ -33,7 +33,7 @@ class KubernetesSettings:
         None,
         "How the node shows what it can give: `device-plugin` serves it to the kubelet, which gives containers their "
         "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and assigns pods "
-        "their devices itself; `none` shows nothing. See kubernetes.md.",
+        "their devices itself; `none` shows nothing. See reference/kubernetes.md.",
         kind=field_types.choice("device-plugin", "node-status", "none"),
         group=_KUBERNETES,
         example="none",

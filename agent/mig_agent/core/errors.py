@@ -14,7 +14,7 @@ from mig_agent.core.strenum import StrEnum
 class Reason(StrEnum):
     """The reasons for which a request is refused. The values are on the wire and in metrics; never rename one."""
 
-    # The request itself cannot be meant.
+    # The request itself is wrong.
     INVALID_REQUEST = "invalid-request"
     # This node can never serve it.
     UNKNOWN_PROFILE = "unknown-profile"

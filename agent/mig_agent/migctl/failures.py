@@ -53,10 +53,10 @@ class LeftQueueError(MigAgentError):
         super().__init__("cannot wait any longer: interrupted; the request has left the queue")
 
 
-def report(error: Exception, *, json: bool, code: int | None = None) -> int:
+def report(error: Exception, *, json: bool, code: int | None = None, program: str = "migctl") -> int:
     """Report a failure on stderr, and as JSON on stdout if asked for; return `code` or the usual exit code."""
     usual, reason, message, hint, retryable, blockers = _facts(error)
-    _print_message(message, hint, blockers)
+    _print_message(message, hint, blockers, program)
     if json:
         _print_failure(
             reason=reason,
@@ -116,9 +116,9 @@ def near_guess(typed: str, known: Iterable[str]) -> str:
     return holding[0] if len(holding) == 1 else ""
 
 
-def _print_message(message: str, hint: str, blockers: Sequence[Blocker]) -> None:
+def _print_message(message: str, hint: str, blockers: Sequence[Blocker], program: str = "migctl") -> None:
     ending = f". Hint: {hint}" if hint else ""
-    lines = [f"migctl: {one_line(message + ending)}"]
+    lines = [f"{program}: {one_line(message + ending)}"]
     by_gpu: dict[int, list[Blocker]] = {}
     for each in blockers:
         by_gpu.setdefault(each.gpu_index, []).append(each)

@@ -220,7 +220,7 @@ class Number(_NumberType):
 
 
 _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
-    click.option("--gpu-memory", metavar="SIZE", help="One device with at least so much memory: 4G, 9.5Gi, 512M."),
+    click.option("--gpu-memory", metavar="SIZE", help="One device with at least this much memory: 4G, 9.5Gi, 512M."),
     click.option(
         "--mig-profile",
         metavar="PROFILE",
@@ -230,7 +230,7 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
     click.option(
         "--gpu-fraction", metavar="FRACTION", help="One device with at least this share of a GPU: 0.25, 25% or 1/4."
     ),
-    click.option("--num-gpus", metavar="N", type=Number("a number of GPUs"), help="So many whole GPUs."),
+    click.option("--num-gpus", metavar="N", type=Number("a number of GPUs"), help="This number of whole GPUs."),
     click.option(
         "--device",
         "devices",
@@ -243,7 +243,7 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--min-compute",
         metavar="N",
         type=Number("a number of compute slices"),
-        help="At least so many compute slices, with --gpu-memory or --gpu-fraction.",
+        help="At least this many compute slices, with --gpu-memory or --gpu-fraction.",
     ),
     click.option(
         "--attribute", "attributes", metavar="ATTR", multiple=True, help="Take profiles with this attribute: +me, +gfx."
@@ -256,11 +256,11 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         shell_complete=completer_of("gpu"),
         help="Only this GPU, by index or UUID. Repeatable.",
     ),
-    click.option("--wait", metavar="TIME", help="Wait up to so long for a place: 10m, 2h, forever."),
+    click.option("--wait", metavar="TIME", help="Wait for a place for at most this time: 10m, 2h, forever."),
     click.option(
         "--priority", metavar="N", type=Number("a priority"), default=0, help="Higher goes first in the queue."
     ),
-    click.option("--ttl", metavar="TIME", help="The lease ends after so long unless it is renewed: 2h."),
+    click.option("--ttl", metavar="TIME", help="The lease ends after this time unless it is renewed: 2h."),
     click.option("--pid", metavar="PID", type=Number("a process id"), help="The lease ends when this process ends."),
     click.option("--dry-run", is_flag=True, help="Only say what would be done."),
     click.option("--explain", is_flag=True, help="With a dry run: what was weighed, and what blocks which GPU."),

@@ -23,7 +23,7 @@ from mig_agent.migctl.printing import ago, gpu_state, memory, place, table, unti
 from mig_agent.migctl.wait_words import OWN_LIMIT, blocked_by, start_interval
 
 if TYPE_CHECKING:
-    from mig_agent.client.types import Gpu, LeaseInfo, LedgerDoubt, Status, Waiting
+    from mig_agent.client.types import Available, Gpu, LeaseInfo, LedgerDoubt, Status, Waiting
 
 MOST_LINES = 16
 """The page is kept this short where it can be: leases and the end of a long queue are left out, and it says so."""
@@ -32,7 +32,7 @@ _LEAST_QUEUE = 3
 _MOST_FITS_LINES = 2
 _LEASES = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN")
 _QUEUE = ("PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
-_CUT_IN_QUEUE = frozenset({"HOLDER", "WANTS", "BLOCKED BY"})
+CUT_IN_QUEUE = frozenset({"HOLDER", "WANTS", "BLOCKED BY"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +58,13 @@ def render(node: Status, page: Page) -> str:
     rows, queue = _lease_table(node, page), _queue(node, page)
     listed = [rows] if rows else []
     if page.leases:
-        parts = [_head(node), *body, *listed, *queue]
+        parts = [head(node), *body, *listed, *queue]
         return _joined(parts, blank=True)
     # The first that is short enough: with all leases, without blank lines, without leases, with a part of the queue.
-    whole = [_head(node), *body, *listed, *queue]
+    whole = [head(node), *body, *listed, *queue]
     if _height(whole, blank=False) <= MOST_LINES:
         return _joined(whole, blank=_height(whole, blank=True) <= MOST_LINES)
-    short = [_head(node, hidden=bool(rows)), *body]
+    short = [head(node, hidden=bool(rows)), *body]
     queue = _queue(node, page, most=max(_LEAST_QUEUE, MOST_LINES - _height(short, blank=False)))
     short += queue
     return _joined(short, blank=_height(short, blank=True) <= MOST_LINES)
@@ -78,7 +78,7 @@ def _height(parts: Sequence[Sequence[str]], *, blank: bool) -> int:
     return sum(map(len, parts)) + (len(parts) - 1 if blank else 0)
 
 
-def _head(node: Status, *, hidden: bool = False) -> list[str]:
+def head(node: Status, *, hidden: bool = False) -> list[str]:
     """Return the summary and what is wrong. `hidden`: say how to see the leases."""
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
     leases = counted(len(node.leases), "lease") + (" (--leases, --mine)" if hidden else "")
@@ -97,12 +97,7 @@ def _head(node: Status, *, hidden: bool = False) -> list[str]:
 def _map(node: Status, page: Page) -> list[list[str]]:
     """Return the GPUs, what is to be said of them, and what fits now."""
     gpus = slice_maps(node)
-    states = {each.state for gpu in node.gpus for each in gpu.instances}
-    states |= {UNUSABLE} if any(each.unusable for each in gpus) else set()
-    legend = [render_legend([*states, FREE], color=page.color, unicode=page.unicode)] if states else []
-    fits = _fits(node, page)
-    notes = [one_line(note) for each in node.gpus for note in _notes(each)]
-    notes += [one_line(f"GPU {index} has not answered yet: {why}") for index, why in node.missing_gpus.items()]
+    legend, fits, notes = map_legend([node], page), fits_lines(node.available, page), map_notes(node)
     if page.boxes:
         boxes = [render_text(each, page.width, color=page.color, unicode=page.unicode).splitlines() for each in gpus]
         return [*boxes, *filter(None, (legend, notes))]  # what fits is counted over all GPUs
@@ -110,11 +105,25 @@ def _map(node: Status, page: Page) -> list[list[str]]:
     return [part for part in ([*lines, *legend], fits, notes) if part]
 
 
-def _fits(node: Status, page: Page) -> list[str]:
+def map_legend(nodes: Sequence[Status], page: Page) -> list[str]:
+    """Return the line that explains the fills of these nodes' maps; nothing where every slice is free."""
+    gpus = [each for node in nodes for each in node.gpus]
+    states = {each.state for gpu in gpus for each in gpu.instances}
+    states |= {UNUSABLE} if any(each.unusable_slices for each in gpus) else set()
+    return [render_legend([*states, FREE], color=page.color, unicode=page.unicode)] if states else []
+
+
+def map_notes(node: Status) -> list[str]:
+    """Return what does not fit into the map of a node, a line each."""
+    notes = [one_line(note) for each in node.gpus for note in _notes(each)]
+    return notes + [one_line(f"GPU {index} has not answered yet: {why}") for index, why in node.missing_gpus.items()]
+
+
+def fits_lines(available: Sequence[Available], page: Page) -> list[str]:
     """Return what could be leased now, one kind at a time, in profiles and in memory; nothing from an older agent."""
-    if not node.available:
+    if not available:
         return []
-    fitting = [each for each in node.available if each.count]
+    fitting = [each for each in available if each.count]
     if not fitting:
         return ["fits now: nothing"]
     kinds = [f"{each.count} x {each.profile}" for each in fitting]
@@ -160,14 +169,15 @@ def _drain(gpu: Gpu) -> str:
 
 
 def _lease_table(node: Status, page: Page) -> list[str]:
-    """Return a row for each device of each lease."""
-    rows = [row for each in node.leases for row in _lease(each)]
-    header: tuple[str, ...] = _LEASES
-    if any(row[-1] for row in rows):
-        header = (*header, "NOTE")
-    else:
-        rows = [row[:-1] for row in rows]
+    """Return the table of the leases; nothing if there are none."""
+    header, *rows = lease_rows(node.leases)
     return table(header, rows, width=page.width if page.cut else None, bends=(1,)).splitlines() if rows else []
+
+
+def lease_rows(leases: Sequence[LeaseInfo]) -> list[tuple[str, ...]]:
+    """Return the header and a row for each device of each lease."""
+    rows = [(*_LEASES, "NOTE"), *(row for each in leases for row in _lease(each))]
+    return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 
 def _lease(each: LeaseInfo) -> Iterator[tuple[str, ...]]:
@@ -227,16 +237,22 @@ def _limit(each: Waiting, page: Page) -> list[str]:
 
 
 def _queue_table(shown: Sequence[Waiting], page: Page) -> list[str]:
-    """Return the queue; request ids and priorities only where there are any, which leaves space for what blocks."""
-    ids = short_ids([each.request_id for each in shown])
-    rows = [_waiting(each, ids.get(each.request_id, "-")) for each in shown]
+    header, *rows = queue_rows(shown)
+    cut = [column for column, name in enumerate(header) if name in CUT_IN_QUEUE]
+    return table(header, rows, width=page.width if page.cut else None, bends=cut).splitlines()
+
+
+def queue_rows(waiting: Sequence[Waiting]) -> list[tuple[str, ...]]:
+    """Return the header and a row for each waiting request.
+
+    Request ids and priorities only where there are any, which leaves space for what blocks.
+    """
+    ids = short_ids([each.request_id for each in waiting])
+    rows = [_QUEUE, *(_waiting(each, ids.get(each.request_id, "-")) for each in waiting)]
     needless = {"REQUEST"} if not ids else set()
-    needless |= {"PRIORITY"} if not any(each.priority for each in shown) else set()
+    needless |= {"PRIORITY"} if not any(each.priority for each in waiting) else set()
     kept = [number for number, name in enumerate(_QUEUE) if name not in needless]
-    header = [_QUEUE[number] for number in kept]
-    cut = [column for column, name in enumerate(header) if name in _CUT_IN_QUEUE]
-    chosen = [[row[number] for number in kept] for row in rows]
-    return table(header, chosen, width=page.width if page.cut else None, bends=cut).splitlines()
+    return [tuple(row[number] for number in kept) for row in rows]
 
 
 def _waiting(each: Waiting, request: str) -> tuple[str, ...]:

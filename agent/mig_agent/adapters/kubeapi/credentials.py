@@ -35,16 +35,33 @@ class Credentials:
     """urllib3's, which is imported only with Kubernetes."""
     headers: Callable[[], Mapping[str, str]]
     """The headers that authenticate a request made now. Raises OSError."""
+    configuration: Any = None
+    """The library's own, which its websockets take; None for a service account."""
 
 
 def find_credentials(kubeconfig: Path | None) -> Credentials:
     """Read a kubeconfig, or without one the pod's service account. Sends nothing. Raises ConfigError."""
     try:
-        return service_account() if kubeconfig is None else _from_kubeconfig(kubeconfig)
+        return service_account() if kubeconfig is None else _from_kubeconfig(kubeconfig, "", _HINT)
     except ImportError as error:
-        raise ConfigError(
-            f"cannot reach the API server: {error}", "install what it takes: pip install 'mig-agent[kubernetes]'"
-        ) from error
+        raise _not_installed(error) from error
+
+
+def user_credentials(kubeconfig: Path | None, context: str) -> Credentials:
+    """Return the credentials that kubectl would use: of a file, else of KUBECONFIG or ~/.kube/config. Sends nothing.
+
+    An empty `context` is the current one of the kubeconfig. Raises ConfigError.
+    """
+    try:
+        return _from_kubeconfig(kubeconfig, context, "see `kubectl config get-contexts`, or give --kubeconfig FILE")
+    except ImportError as error:
+        raise _not_installed(error) from error
+
+
+def _not_installed(error: ImportError) -> ConfigError:
+    return ConfigError(
+        f"cannot reach the API server: {error}", "install what it takes: pip install 'mig-agent[kubernetes]'"
+    )
 
 
 def service_account(folder: Path | None = None) -> Credentials:
@@ -90,16 +107,21 @@ def _missing(path: Path) -> str:
         return str(error)
 
 
-def _from_kubeconfig(path: Path) -> Credentials:
+def _from_kubeconfig(path: Path | None, context: str, hint: str) -> Credentials:
     from kubernetes import config  # noqa: PLC0415 -- see the module
     from kubernetes.client import Configuration  # noqa: PLC0415 -- see the module
     from kubernetes.client.rest import RESTClientObject  # noqa: PLC0415 -- see the module
 
     configuration = Configuration()
     try:
-        config.load_kube_config(config_file=str(path), client_configuration=configuration)  # type: ignore[no-untyped-call] # it has no types
+        config.load_kube_config(  # type: ignore[no-untyped-call] # it has no types
+            config_file=None if path is None else str(path),
+            context=context or None,
+            client_configuration=configuration,
+        )
     except (config.ConfigException, yaml.YAMLError, OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"cannot reach the API server with {path}: {str(error).rstrip('.')}", _HINT) from error
+        what = path or "your kubeconfig"
+        raise ConfigError(f"cannot reach the API server with {what}: {str(error).rstrip('.')}", hint) from error
     configuration.retries = False  # they are ours, with a bound on all of them together
     configuration.keep_alive = True
 
@@ -108,4 +130,5 @@ def _from_kubeconfig(path: Path) -> Credentials:
         return {each["key"]: each["value"] for each in found.values() if each["in"] == "header" and each["value"]}
 
     address = str(configuration.host).rstrip("/")
-    return Credentials(address=address, pool=RESTClientObject(configuration).pool_manager, headers=headers)
+    pool = RESTClientObject(configuration).pool_manager
+    return Credentials(address=address, pool=pool, headers=headers, configuration=configuration)

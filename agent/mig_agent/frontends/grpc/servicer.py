@@ -155,7 +155,7 @@ class PartitionManagerServicer:
                 raise asyncio.CancelledError from None
         if event is not None:
             why = str(event.data.get("reason", ""))
-            raise refuse(Reason.LEASE_ENDED, f"cannot hold lease {lease} any longer: {event.message}", end_reason=why)
+            raise refuse(Reason.LEASE_ENDED, f"cannot hold this lease any longer: {event.message}", end_reason=why)
         await self._release_hold(lease, StreamEnd.DROPPED, caller)
         await abort(context, _STOPPING)
 

@@ -129,8 +129,8 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
 def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """Take a lease back whose agent has lost its ledger.
 
-    Who has the token gets the same devices again under the same lease, as long as nobody else has them. Without LEASE:
-    all leases of this agent that migctl remembers. Exits with 3 if one of them does not come back.
+    The holder of the token gets the same devices again under the same lease, unless somebody else has them. Without
+    LEASE: all leases of this agent that migctl remembers; exits with 3 if one of them does not come back.
     """
     output = common.wants()
     if lease is not None:

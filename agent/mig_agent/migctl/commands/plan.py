@@ -25,7 +25,7 @@ def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> 
     """Say what a request would do, and change nothing. Takes all options of `request`.
 
     With --explain also every place that was weighed with what it wastes and costs, the best first, and what blocks the
-    other GPUs and whose it is.
+    other GPUs and who holds that.
     """
     output = common.wants()
     asking = asking_of(parameters)

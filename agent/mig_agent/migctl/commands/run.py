@@ -151,7 +151,7 @@ class _HeldByRun:
             self._launcher.end(self._kill_after)
             _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL in {self._kill_after:g} s")
         else:
-            _say(f"{error}; the command goes on, and its device may be given to others")
+            _say(f"{error}; the command goes on, and its device is leased to others once no process uses it")
 
     def away(self, error: ClientError | None) -> None:
         """Report once that the agent cannot be reached, and None: that it is back."""

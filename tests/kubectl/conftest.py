@@ -1,0 +1,113 @@
+"""Nodes of a cluster as `kubectl mig` gets them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mig_agent.client.types import (
+    Available,
+    Device,
+    Gpu,
+    Instance,
+    LeaseInfo,
+    MigMode,
+    Placement,
+    Status,
+    Waiting,
+)
+from mig_agent.kubectl.agent_pods import AgentPod
+from mig_agent.kubectl.answers import NodeAnswer
+
+
+@pytest.fixture
+def node() -> Status:
+    """A node with a GPU, of which alice has a slice, and which bob waits for."""
+    leased = Instance(
+        uuid="MIG-1",
+        generation=1,
+        profile="1g.10gb",
+        memory_mib=9984,
+        placement=Placement(0, 1),
+        gpu_instance_id=7,
+        compute_instance_id=0,
+        state="leased",
+        lease="l1",
+        holder="alice",
+        tenant="",
+        since=0.0,
+        reason="",
+        gpu="GPU-1",
+        gpu_index=0,
+    )
+    gpu = Gpu(
+        index=0,
+        uuid="GPU-1",
+        model="NVIDIA H100 80GB HBM3",
+        mig=MigMode(capable=True, current=True, pending=True),
+        state="ready",
+        reason="",
+        memory_slices=8,
+        memory_mib=81559,
+        instances=(leased,),
+    )
+    device = Device(
+        uuid="MIG-1",
+        gpu="GPU-1",
+        gpu_index=0,
+        profile="1g.10gb",
+        memory_mib=9984,
+        placement=Placement(0, 1),
+        gpu_instance_id=7,
+        compute_instance_id=0,
+        reused=False,
+    )
+    lease = LeaseInfo(
+        id="l1",
+        holder="alice",
+        tenant="",
+        devices=(device,),
+        created_at=0.0,
+        expires_at=None,
+        pid=None,
+        hold=False,
+        unused=False,
+    )
+    return Status(
+        node="n1",
+        revision=7,
+        gpus=(gpu,),
+        leases=(lease,),
+        queue=(Waiting(request_id="r", holder="bob", tenant="", priority=0, position=1, since=0.0, wants="7g.80gb"),),
+        started_at=0.0,
+        ledger_error="",
+        version="1",
+        driver_version="580",
+        strict_fifo=False,
+        available=(
+            Available(profile="1g.10gb", memory_mib=9984, count=6),
+            Available(profile="3g.40gb", memory_mib=40448, count=1),
+        ),
+    )
+
+
+@pytest.fixture
+def answers(node: Status) -> tuple[NodeAnswer, ...]:
+    """Two nodes that answer, and one that does not."""
+    other = replace(
+        node,
+        node="n2",
+        gpus=(replace(node.gpus[0], model="NVIDIA A100-SXM4-40GB", instances=()),),
+        leases=(replace(node.leases[0], id="l2", holder="carol", unused=True),),
+        queue=(),
+        available=(
+            Available(profile="1g.5gb", memory_mib=4864, count=7),
+            Available(profile="1g.10gb", memory_mib=9856, count=4),
+        ),
+    )
+    return (
+        NodeAnswer(AgentPod(node="n1", name="mig-agent-1"), node),
+        NodeAnswer(AgentPod(node="n2", name="mig-agent-2"), other),
+        NodeAnswer(AgentPod(node="n3", name="mig-agent-3"), trouble="its agent's pod is Pending (ErrImagePull)"),
+    )
