@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from mig_agent.simulator.codes import SimulatorError
 from mig_agent.simulator.models import MODELS, GpuModel, GpuProfile, Window
@@ -14,6 +14,8 @@ FORMAT = 1
 """The format of the state file; any other number is refused."""
 
 DRIVER_VERSION = "580.95.05"
+DEFAULT_SM_PERCENT = 35.0
+"""How much of its multiprocessors a workload keeps busy unless said otherwise."""
 
 
 class Process(TypedDict):
@@ -26,6 +28,8 @@ class Process(TypedDict):
     """None if the driver does not report it."""
     container: str
     """Id of the container that it runs in, or empty."""
+    sm_percent: NotRequired[float]
+    """How much of the multiprocessors of its GPU instance it keeps busy; DEFAULT_SM_PERCENT where it is missing."""
     started: int | None
     """For a real process its start time (ticks since boot): when that process ends, this entry is removed."""
 
