@@ -123,14 +123,14 @@ def test_a_log_on_a_disk_that_fills_up(folder: Path) -> None:
 
 
 def small_pipe() -> tuple[int, int]:
-    """Its ends; one that is full at once, as each lease costs commits to the disk."""
+    """Its ends; it is full at once, where each lease costs commits to the disk."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     return reading, writing
 
 
 def test_a_pipe_that_nobody_reads_until_its_reader_is_back(folder: Path) -> None:
-    reading, writing = small_pipe()
+    reading, writing = os.pipe()
     with AgentWithLog(folder, writing, "--log-level", "debug") as agent:
         os.close(writing)
         # More than the pipe and the queue take.
