@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -22,6 +23,11 @@ for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         with contextlib.suppress(ValueError):  # not on the main thread
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+# Bytecode is kept even where the environment says otherwise: each of the processes that import the agent, and each of
+# pytest's, would compile all of it again, which takes longer than the rest of a start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What belongs to the event loop of an agent, here or in a process that a test starts, fails on any other thread.
 os.environ[CHECK_THREADS] = "1"

@@ -118,6 +118,47 @@ async def test_who_waits_no_more_is_not_called() -> None:
     assert called == [0, 2]
 
 
+async def test_a_thousand_connections_that_wait_may_all_be_closed_when_they_are_resumed() -> None:
+    """Each that is closed ends calls, and so could resume the next one within its own resumption, and so on."""
+    counted = Counted(calls=1, unseen_calls=10_000)
+    first = counted.connect()
+    first.from_client(begin(1))
+    early = PREFACE + frame(SETTINGS) + frame(HEADERS, END_HEADERS, 1, bytes(_MOST_EARLY_BYTES + 1))
+    closed: list[Http2Limits] = []
+
+    def wait(limits: Http2Limits) -> None:
+        rest = early[limits.from_client(early) :]
+
+        def resume() -> None:
+            with pytest.raises(LimitError):
+                limits.from_client(rest)
+            limits.close()
+            closed.append(limits)
+
+        limits.usage.wait(resume)
+
+    waiting = [counted.connect(start=False) for _ in range(1000)]
+    for each in waiting:
+        wait(each)
+    first.from_server(memoryview(frame(RST_STREAM, 0, 1, bytes(4))))
+    assert closed == waiting
+    assert (first.usage.calls, first.usage.connections) == (0, 1)
+
+
+async def test_a_user_who_left_and_came_back_while_grpc_was_asked_is_not_forgotten() -> None:
+    counted = Counted(calls=1000, unseen_calls=4)
+    counted.connect(1)
+    left = counted.connect(2)
+    other = counted.connect(1)
+    other.from_client(begin(1) + begin(3))
+    await asyncio.sleep(0)
+    left.close()
+    back = counted.connect(2)
+    counted.answers.put_nowait(True)
+    await until(lambda: other.usage.unseen_calls == 0)
+    assert counted.connect(2).usage is back.usage
+
+
 async def test_calls_that_python_has_not_seen_are_bounded_for_each_user() -> None:
     counted = Counted(calls=1000, unseen_calls=4)
     one, other = counted.connect(1), counted.connect(2)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -17,6 +19,8 @@ from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 from support.disks import small_disk
 
 PAIRS = 40
+AT_ONCE = 7
+"""Leases that fit beside each other."""
 METRIC = "mig_agent_log_lines_dropped_total"
 
 
@@ -118,13 +122,21 @@ def test_a_log_on_a_disk_that_fills_up(folder: Path) -> None:
             assert told(whole)[-1]["event"] == "stopped"
 
 
+def small_pipe() -> tuple[int, int]:
+    """Its ends; it is full at once, where each lease costs commits to the disk."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    return reading, writing
+
+
 def test_a_pipe_that_nobody_reads_until_its_reader_is_back(folder: Path) -> None:
     reading, writing = os.pipe()
     with AgentWithLog(folder, writing, "--log-level", "debug") as agent:
         os.close(writing)
         # More than the pipe and the queue take.
         while not agent.dropped():
-            agent.pairs(100, name="alice " * 40)
+            with ThreadPoolExecutor(AT_ONCE) as pool:  # whose commits meet
+                list(pool.map(lambda _: agent.pairs(20, name="alice " * 40), range(AT_ONCE)))
         agent.pairs()
         assert agent.ask("status")["leases"] == []
         seen = b""
@@ -139,9 +151,9 @@ def test_a_pipe_that_nobody_reads_until_its_reader_is_back(folder: Path) -> None
 
 
 def test_it_ends_on_a_signal_while_nobody_reads_the_log(folder: Path) -> None:
-    reading, writing = os.pipe()
+    reading, writing = small_pipe()
     with AgentWithLog(folder, writing, "--log-level", "debug") as agent:
         os.close(writing)
-        agent.pairs(150, name="alice " * 40)  # the pipe is full
+        agent.pairs(20, name="alice " * 40)  # the pipe is full
         serves_on(agent)
     os.close(reading)

@@ -269,7 +269,7 @@ async def test_a_burst_is_refused_in_words_and_each_release_gets_through(
         assert set(released) == {"OK"}, Counter(released)
         # Those past their deadline waited as long as they had said.
         usual = {"OK", "RESOURCE_EXHAUSTED in words", "DEADLINE_EXCEEDED in words"}
-        assert set(answers) <= usual | {UNHEARD}, Counter(answers)
+        assert set(answers) <= usual | {UNHEARD, LATE}, Counter(answers)
         figure("calls of bursts for which grpc.aio made up INTERNAL", answers.count(UNHEARD))
         figure("calls of bursts that were refused in words", len(answers) - answers.count("OK"))
         assert not agent.log().count("Traceback")
@@ -298,10 +298,16 @@ UNHEARD = "a refusal that grpc.aio hid"
 """Where a stream ends before its client writes, grpc.aio makes up a status (docs/api.md, grpc/grpc issue 36066)."""
 
 
+LATE = "refused, as its request came a minute after its stream"
+"""Where the machine is so busy that this process takes a minute to write what it began."""
+
+
 def outcome(error: grpc.aio.AioRpcError) -> str:
     made_up = error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
     if made_up and "SendMessageOperation" in (error.debug_error_string() or ""):
         return UNHEARD
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT and "a request: none came in " in (error.details() or ""):
+        return LATE
     words = (error.details() or "").startswith("cannot ")
     return f"{error.code().name} {'in words' if words else error.details()}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable
@@ -99,13 +100,19 @@ class RawClient:
         self.is_open = False
 
 
-def flood(connect: Callable[[], RawClient], number: int, call: Callable[[int, int], bytes], seconds: float) -> int:
-    """So many connections, each opened again when it is closed, send for so long; how many calls they sent."""
+def flood(
+    connect: Callable[[], RawClient],
+    number: int,
+    call: Callable[[int, int], bytes],
+    seconds: float,
+    enough: float = math.inf,
+) -> int:
+    """So many connections, each opened again when it is closed, send for so long, or `enough`; how many calls."""
     clients = [connect() for _ in range(number)]
     calls = 0
     try:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and calls + sum(each.calls for each in clients) < enough:
             busy = False
             for place, each in enumerate(clients):
                 if each.is_open:

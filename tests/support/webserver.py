@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +95,20 @@ def web_server(
                 self.close_connection = True
 
         def _say(self, says: Says) -> None:
+            if says.pieces is not None:
+                self.protocol_version = "HTTP/1.1"
             self.send_response(says.status)
             if says.pieces is None:
                 self.send_header("Content-Length", str(len(says.body)))
                 self.end_headers()
                 self.wfile.write(says.body)
                 return
+            # As an API server does it: clients read what ends with the connection in pieces of 64 KiB.
+            self.send_header("Transfer-Encoding", "chunked")
+            self.send_header("Connection", "close")
             self.end_headers()
-            for piece in says.pieces:
-                self.wfile.write(piece)
+            for piece in chain(filter(None, says.pieces), (b"",)):
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 self.wfile.flush()
             self.close_connection = True
 

@@ -67,6 +67,7 @@ class Usage:
         self.unseen_calls = 0
         self._waiting: dict[Callable[[], None], None] = {}
         """Callbacks of paused connections, first come first served."""
+        self._resuming = False
 
     @property
     def is_full(self) -> bool:
@@ -121,16 +122,18 @@ class Usage:
         self._waiting.pop(resume, None)
 
     def _resume_waiting(self) -> None:
-        if self._waiting:
-            # Each resumes at most once: one that has to wait again comes last.
-            for resume in tuple(self._waiting):
-                if self.is_full:
-                    return
-                if resume in self._waiting:
-                    del self._waiting[resume]
-                    resume()
+        if self._resuming:  # called for a connection that the loop below has resumed: the loop goes on
+            return
+        self._resuming = True
+        try:
+            while self._waiting and not self.is_full:
+                resume = next(iter(self._waiting))
+                del self._waiting[resume]
+                resume()
+        finally:
+            self._resuming = False
         # A user who reconnects keeps what is still counted.
-        elif not (self.connections or self.calls or self.unseen_calls):
+        if not (self._waiting or self.connections or self.calls or self.unseen_calls):
             self._on_idle()
 
 
@@ -169,7 +172,8 @@ class Usages:
             task.add_done_callback(self._ended)
 
     async def _wait_until_seen(self) -> None:
-        before = [(each, each.unseen_calls) for each in self._by_user.values()]
+        # Without those that may be forgotten meanwhile, and must not be a second time.
+        before = [(each, each.unseen_calls) for each in self._by_user.values() if each.unseen_calls]
         while not await self._caught_up():  # noqa: ASYNC110 -- gRPC is asked
             await asyncio.sleep(_AGAIN_SECONDS)
         for usage, calls in before:
