@@ -117,7 +117,7 @@ class StandIn(Mps):
             status = control.main(str(self.state_file), ())
         return status, out.getvalue(), errors.getvalue()
 
-    def start_cuda(self, *steps: str, uid: int | None = None, **more: str) -> subprocess.Popen[str]:
+    def start_cuda(self, *steps: str, **more: str) -> subprocess.Popen[str]:
         """Starts a program that uses CUDA; `hold` waits until its standard input is closed."""
         return subprocess.Popen(
             ["simulated-cuda", *steps],
@@ -125,14 +125,11 @@ class StandIn(Mps):
             stdout=subprocess.PIPE,
             text=True,
             env=self.environment(**more),
-            user=uid,
-            group=uid,
-            umask=0 if uid is not None else -1,
         )
 
     def cuda(self, *steps: str, **more: str) -> list[str]:
         """What the program prints, from its beginning to its end."""
-        program = self.start_cuda(*steps, uid=None, **more)
+        program = self.start_cuda(*steps, **more)
         return program.communicate(timeout=_SECONDS)[0].splitlines()
 
 
