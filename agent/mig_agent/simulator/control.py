@@ -338,7 +338,13 @@ def describe(machine: Machine) -> str:
     for index, gpu in enumerate(machine["gpus"]):
         mode = "lost" if gpu["lost"] else f"MIG {'on' if gpu['mig_current'] else 'off'}"
         lines.append(f"GPU {index}: {model_of(gpu).name} {gpu['uuid']} ({mode})")
-        lines += [f"  process {p['pid']} {p['name']}" for p in gpu["processes"]]
+        if gpu.get("compute_mode"):
+            lines.append(f"  compute mode {operations.ComputeMode(gpu['compute_mode']).name}")
+        lines += [f"  process {p['pid']} {p['name']} {p['used_mib']} MiB" for p in gpu["processes"]]
+        lines += [
+            f"  cgroup {each['cgroup']} soft {each['soft']} hard {each['hard']}"
+            for each in gpu.get("memory_limits", ())
+        ]
         for instance in sorted(gpu["instances"], key=lambda each: each["start"]):
             row = profile_of(gpu, instance)
             lines.append(f"  {index}/{instance['id']} {row.name} at {instance['start']}:{instance['size']}")
