@@ -36,7 +36,7 @@ BOB = Caller(name="bob", uid=1001)
 async def account(
     node: Node, since: float = 0.0, until: float | None = None, *, by: By = By.TENANT, caller: Caller = ADMIN
 ) -> Account:
-    return await node.manager.account(since, until, by, caller)
+    return await node.manager.history.account(since, until, by, caller)
 
 
 async def lease(node: Node, caller: Caller, want: str, name: str = "", tenant: str = "") -> Granted:
@@ -145,7 +145,7 @@ async def test_names_of_others_are_not_shown(tmp_path: Path) -> None:
         assert set((await account(node, by=By.NAME)).rows) == {"alice (secret)", "alice (later)", "bob (train)"}
         for by in (By.USER, By.TENANT, By.PROFILE):
             assert (await account(node, by=by, caller=BOB)).rows == (await account(node, by=by)).rows
-        assert {each.name for each in await node.manager.advise(0.0, "", BOB)} == {"bob (train)"}
+        assert {each.name for each in await node.manager.history.advise(0.0, "", BOB)} == {"bob (train)"}
 
 
 async def test_a_large_history_is_merged_and_sums_stay(tmp_path: Path) -> None:
@@ -355,14 +355,14 @@ async def test_advice_replays_the_history(tmp_path: Path) -> None:
             for _ in range(3):
                 await node.until(lambda: node.leases)
                 await one_run(node)
-        (advice,) = await node.manager.advise(0.0, "train", ALICE)
+        (advice,) = await node.manager.history.advise(0.0, "train", ALICE)
         assert advice.verdict is Verdict.SMALLER, advice
         assert (advice.asked, advice.suggestion, advice.runs) == ("20G", "4G", 12)
         assert advice.waited_seconds
         assert advice.waited_less_seconds == 0
         assert "asked 20G, peak 2.9Gi in 12 runs: 4G would not have waited" in advice.message
-        assert not await node.manager.advise(0.0, "nothing", ALICE)
-        assert not await node.manager.advise(0.0, "train", BOB)
+        assert not await node.manager.history.advise(0.0, "nothing", ALICE)
+        assert not await node.manager.history.advise(0.0, "train", BOB)
 
 
 async def one_run(node: Node) -> None:
@@ -381,7 +381,7 @@ async def test_advice_says_when_it_knows_too_little(tmp_path: Path) -> None:
         granted = await lease(node, ALICE, "20G", "train")
         node.clock.advance(HOUR)
         await node.release(granted)
-        (advice,) = await node.manager.advise(0.0, "", ALICE)
+        (advice,) = await node.manager.history.advise(0.0, "", ALICE)
         assert (advice.verdict, advice.peak_mib, advice.suggestion) == (Verdict.TOO_FEW_RUNS, None, "")
         words = "alice (train): asked 20G; a program's use was measured in 0 of 1 run, and advice takes 3"
         assert advice.message == words

@@ -116,7 +116,7 @@ async def check_accounting(node: Node, folder: Path) -> None:
         for instance in node.instances(InstanceState.LEASED)
         if instance.lease is not None
     )
-    found = await node.manager.account(0.0, None, By.TENANT, ADMIN)
+    found = await node.manager.history.account(0.0, None, By.TENANT, ADMIN)
     assert found.total.memory_mib_seconds == pytest.approx(recorded + active, abs=1.0)
     assert found.total.leases == len(leases)
 

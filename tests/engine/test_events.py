@@ -139,7 +139,7 @@ async def test_events_are_in_the_ledger(tmp_path: Path) -> None:
         node.clock.advance(100)
         middle = node.clock.now()
         await node.acquire("3g.40gb", name="eve")
-        everything = await node.manager.events(0.0, None, 1000)
+        everything = await node.manager.history.events(0.0, None, 1000)
         assert [event.kind for event in everything] == [
             EventKind.AGENT_STARTED,
             EventKind.INSTANCE_CREATED,
@@ -148,15 +148,15 @@ async def test_events_are_in_the_ledger(tmp_path: Path) -> None:
             EventKind.LEASE_GRANTED,
         ]
         assert everything[1:] == tuple(node.happened)
-        assert [event.holder for event in await node.manager.events(middle, None, 1000)][-1] == "eve"
-        assert len(await node.manager.events(0.0, "1", 1000)) == 2
-        assert len(await node.manager.events(0.0, node.gpu(1).uuid, 1000)) == 2
-        assert [event.kind for event in await node.manager.events(0.0, None, 2)] == [
+        assert [event.holder for event in await node.manager.history.events(middle, None, 1000)][-1] == "eve"
+        assert len(await node.manager.history.events(0.0, "1", 1000)) == 2
+        assert len(await node.manager.history.events(0.0, node.gpu(1).uuid, 1000)) == 2
+        assert [event.kind for event in await node.manager.history.events(0.0, None, 2)] == [
             EventKind.INSTANCE_CREATED,
             EventKind.LEASE_GRANTED,
         ]
     async with engine(tmp_path) as after:
-        kinds = [event.kind for event in await after.manager.events(0.0, None, 1000)]
+        kinds = [event.kind for event in await after.manager.history.events(0.0, None, 1000)]
         assert kinds[-2:] == [EventKind.AGENT_STOPPING, EventKind.AGENT_STARTED]
 
 

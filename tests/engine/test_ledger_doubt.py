@@ -57,7 +57,9 @@ async def test_instances_of_a_lost_ledger_are_neither_leased_nor_destroyed(tmp_p
         assert {each.state for each in after.instances()} == {InstanceState.FOREIGN}
         assert after.simulator.machine()["gpus"] == there
         assert after.simulator.calls(DESTROY) == 0
-        (told,) = [each for each in await after.manager.events(0.0, None, 100) if each.kind == "ledger-quarantined"]
+        (told,) = [
+            each for each in await after.manager.history.events(0.0, None, 100) if each.kind == "ledger-quarantined"
+        ]
         assert f"{LEDGER_FILE}.damaged-1" in told.message
         assert "its file is empty" in told.message
 

@@ -152,7 +152,7 @@ async def test_limits_that_were_replaced_count_at_once_and_for_those_that_wait(t
     async with engine(tmp_path, "a100-40gb", limits=limits(leases=1)) as node:
         await acquire(node, ALICE, "1g.5gb")
         waiting = await waits(node, ALICE, "1g.5gb")
-        node.manager.set_limits(limits(leases=2))
+        node.manager.reconfigure(replace(node.manager.settings, limits=limits(leases=2)))
         await waiting
         assert (await refused(node, ALICE, "1g.5gb")).reason is Reason.LIMIT_EXCEEDED
 

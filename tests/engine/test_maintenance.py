@@ -405,7 +405,7 @@ async def test_a_reboot_while_paused_ends_the_leases_with_no_driver(tmp_path: Pa
     node.simulator.reboot(keep_mig_mode=True)
     async with engine(tmp_path, opened=False) as again:
         assert not again.leases
-        told = await again.manager.events(0.0, None, 100)
+        told = await again.manager.history.events(0.0, None, 100)
         (ended,) = (each for each in told if each.kind is EventKind.LEASE_ENDED)
         assert (ended.lease, ended.data["reason"]) == (lost.lease.id, "reboot")
         await again.manager.resume("", ADMIN, lasting=True)
@@ -463,7 +463,9 @@ async def test_pauses_are_recorded_as_events(tmp_path: Path) -> None:
         await node.manager.pause("driver 590", ADMIN, lasting=True)
         await node.manager.resume("", ADMIN, lasting=True)
         told = [
-            each for each in await node.manager.events(0.0, None, 100) if "paus" in each.kind or "resum" in each.kind
+            each
+            for each in await node.manager.history.events(0.0, None, 100)
+            if "paus" in each.kind or "resum" in each.kind
         ]
         assert [(each.kind, each.message, each.data["by"], each.data["role"]) for each in told] == [
             (EventKind.AGENT_PAUSED, "the agent was paused (by root: driver 590)", "root", "admin"),
@@ -489,7 +491,7 @@ async def test_an_agent_that_starts_without_a_driver_opens_it_as_soon_as_there_i
         words = "cannot open the driver: no library; it is tried every 10 s"
         assert node.manager.paused == (words,)
         assert set(node.leases) == {kept.lease.id}
-        recorded = await node.manager.events(0.0, None, 1000)
+        recorded = await node.manager.history.events(0.0, None, 1000)
         started = [each.message for each in recorded if each.kind is EventKind.AGENT_STARTED]
         assert started[-1] == f"the agent started paused ({words}) with 1 lease"
         assert [each.message for each in recorded if each.kind is EventKind.DRIVER_UNAVAILABLE] == [words]

@@ -26,7 +26,7 @@ def mistaken() -> Catalog:
 
 async def differences(node: Node) -> list[str]:
     await node.quiet()
-    told = await node.manager.events(0.0, None, 1000)
+    told = await node.manager.history.events(0.0, None, 1000)
     return [event.message for event in told if event.kind is EventKind.PROFILE_DIFFERS]
 
 

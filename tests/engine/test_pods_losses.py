@@ -154,7 +154,7 @@ async def test_a_gpu_that_is_not_in_the_machine_any_more_is_a_loss_like_any_othe
         assert set(again.leases) == {granted.lease.id}
         assert [each.state for each in again.instances()] == [InstanceState.LEASED]
         assert standing_now(again, granted).count(False) == 1
-        recorded = await again.manager.events(0.0, None, 1000)
+        recorded = await again.manager.history.events(0.0, None, 1000)
         (told,) = [each for each in recorded if each.kind is EventKind.LEASE_DEGRADED]
         assert "GPU-gone" in told.message
 

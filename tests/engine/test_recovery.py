@@ -112,7 +112,7 @@ async def test_a_reboot_ends_all_leases(tmp_path: Path, *, while_running: bool) 
         with pytest.raises(RefusedError) as refused:
             await after.acquire("1g.5gb", "1g.10gb", request_id=first.lease.request_id)
         assert "reboot" in refused.value.refusal.message
-        recorded = await after.manager.events(0.0, None, 1000)
+        recorded = await after.manager.history.events(0.0, None, 1000)
         assert [event.data["reason"] for event in recorded if event.kind is EventKind.LEASE_ENDED].count("reboot") == 2
 
 
@@ -219,7 +219,7 @@ async def test_a_lease_on_a_removed_gpu_ends(tmp_path: Path) -> None:
     (tmp_path / STATE_FILE).unlink()
     async with engine(tmp_path, "h100-80gb") as after:
         assert not after.leases
-        recorded = await after.manager.events(0.0, None, 1000)
+        recorded = await after.manager.history.events(0.0, None, 1000)
         assert any(event.kind is EventKind.LEASE_ENDED for event in recorded)
 
 

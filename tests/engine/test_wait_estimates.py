@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,7 +204,7 @@ async def test_what_waits_for_its_own_limit_gets_the_limit_and_no_estimate(tmp_p
         assert other.place.estimate.median == pytest.approx(node.clock.now() + LASTS), "alice is passed over"
         assert not other.place.limit
         assert other.place.blockers
-        node.manager.set_limits(NO_LIMITS)
+        node.manager.reconfigure(replace(node.manager.settings, limits=NO_LIMITS))
         node.clock.advance(30)
         await node.until(lambda: places[-1].estimate)
         assert not places[-1].limit

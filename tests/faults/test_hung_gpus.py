@@ -77,7 +77,7 @@ async def test_one_that_hangs_at_the_start_keeps_nobody_from_serving(tmp_path: P
         assert "no answer in" in after.manager.snapshot.missing[0]
         assert (await after.acquire("1g.5gb")).devices[0].gpu_index == 1
         assert {sick.lease.id, well.lease.id} <= set(after.leases)
-        recorded = await after.manager.events(0.0, None, 1000)
+        recorded = await after.manager.history.events(0.0, None, 1000)
         told = [event.message for event in recorded if event.kind is EventKind.GPU_CORDONED]
         assert any(words.startswith("GPU 0 is set aside, and looked for from time to time: ") for words in told)
         after.simulator.clear()

@@ -54,7 +54,7 @@ async def test_a_lease_on_a_gpu_that_is_not_managed_now_ends_too(tmp_path: Path)
         node.simulator.reboot()
     async with engine(tmp_path, clock=node.clock, gpus=("0",)) as after:
         assert not after.leases
-        recorded = await after.manager.events(0.0, None, 1000)
+        recorded = await after.manager.history.events(0.0, None, 1000)
         (ended,) = [event for event in recorded if event.kind is EventKind.LEASE_ENDED]
         assert (ended.lease, ended.data["reason"]) == (granted.lease.id, "reboot")
     async with engine(tmp_path, clock=node.clock) as again:

@@ -23,7 +23,7 @@ async def test_an_answer_says_how_many_earlier_events_it_left_out(tmp_path: Path
     async with service(tmp_path) as serving:
         for _ in range(3):
             await serving.node.release(await serving.node.acquire("4G"))
-        everything = await serving.node.manager.events(0.0, None, 1000)
+        everything = await serving.node.manager.history.events(0.0, None, 1000)
         assert len(everything) > 8
         newest = await serving.users.Events(pb.EventsRequest())
         assert len(newest.events) == 4
@@ -45,7 +45,7 @@ async def test_the_client_reads_as_many_pages_as_are_wanted(tmp_path: Path) -> N
             lease = await serving.node.acquire("4G")
             leases.append(lease.lease.id)
             await serving.node.release(lease)
-        everything = await serving.node.manager.events(0.0, None, 1000)
+        everything = await serving.node.manager.history.events(0.0, None, 1000)
         revisions = [each.revision for each in everything]
         assert [each.revision for each in await client.events(limit=2**32 - 1)] == revisions
         page = await client.event_page(limit=6)

@@ -31,7 +31,7 @@ def who(event: Event) -> dict[str, object]:
 
 async def recorded(node: Node, kind: EventKind) -> list[dict[str, object]]:
     await node.quiet()
-    return [who(each) for each in await node.manager.events(0.0, None, 1000) if each.kind is kind]
+    return [who(each) for each in await node.manager.history.events(0.0, None, 1000) if each.kind is kind]
 
 
 async def test_each_change_of_a_lease_tells_who_called_for_it(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ async def test_a_denied_call_is_recorded_with_who_made_it(tmp_path: Path) -> Non
     async with engine(tmp_path, "a100-40gb") as node:
         node.manager.report_refusal("Release", MALLORY, WRONG, "0123456789abcdef")
         await node.quiet()
-        (event,) = [each for each in await node.manager.events(0.0, None, 100) if each.kind is EventKind.ACCESS_DENIED]
+        (event,) = [
+            each for each in await node.manager.history.events(0.0, None, 100) if each.kind is EventKind.ACCESS_DENIED
+        ]
         assert event.data == {
             "method": "Release",
             "reason": "wrong-token",

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 from mig_agent.core.owner import TOKEN_OWNER, Owner
+from mig_agent.core.shares import ShareTerms
 from mig_agent.core.strenum import StrEnum
 
 RequestId = NewType("RequestId", str)
@@ -38,6 +39,8 @@ Generation = NewType("Generation", int)
 
 WHOLE_GPU_PROFILE_ID = -1
 """The id of the profile of a GPU without MIG mode, leased whole; no driver uses it."""
+SHARE_PROFILE_ID = -2
+"""The id of the profiles of shares, whatever their memory; no driver uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +51,7 @@ class DeviceKind:
     """
 
     name: str
-    """The name in the ledger: `mig`, `whole`."""
+    """The name in the ledger: `mig`, `whole`, `share`."""
     needs_mig_mode: bool
     """Whether the GPU must be in MIG mode; if not, it must not be."""
     takes_whole_gpu: bool
@@ -57,15 +60,40 @@ class DeviceKind:
     """Whether devices are created on request, and destroyed; if not, one exists while its GPU is in the right mode."""
     is_listed: bool
     """Whether the driver lists the devices, by ids that it gave them."""
+    shares_memory: bool
+    """Whether devices divide their GPU's memory by MiB, side by side; if not, each takes slices of its own."""
+    is_reusable: bool
+    """Whether a device stays for the next lease; if not, it is destroyed when its lease ends."""
 
 
 MIG_INSTANCE: Final = DeviceKind(
-    name="mig", needs_mig_mode=True, takes_whole_gpu=False, is_created=True, is_listed=True
+    name="mig",
+    needs_mig_mode=True,
+    takes_whole_gpu=False,
+    is_created=True,
+    is_listed=True,
+    shares_memory=False,
+    is_reusable=True,
 )
 WHOLE_GPU: Final = DeviceKind(
-    name="whole", needs_mig_mode=False, takes_whole_gpu=True, is_created=False, is_listed=False
+    name="whole",
+    needs_mig_mode=False,
+    takes_whole_gpu=True,
+    is_created=False,
+    is_listed=False,
+    shares_memory=False,
+    is_reusable=True,
 )
-DEVICE_KINDS: Final = MappingProxyType({kind.name: kind for kind in (MIG_INSTANCE, WHOLE_GPU)})
+SHARE: Final = DeviceKind(
+    name="share",
+    needs_mig_mode=False,
+    takes_whole_gpu=False,
+    is_created=True,
+    is_listed=False,
+    shares_memory=True,
+    is_reusable=False,
+)
+DEVICE_KINDS: Final = MappingProxyType({kind.name: kind for kind in (MIG_INSTANCE, WHOLE_GPU, SHARE)})
 """All kinds of devices, by name."""
 
 
@@ -144,6 +172,8 @@ class Layout:
     profiles: tuple[Profile, ...]
     engines: Engines = field(default_factory=Engines)
     """The GPU's totals."""
+    shares: ShareTerms | None = None
+    """How a GPU without MIG mode is shared; None: it is not."""
 
     @cached_property
     def can_create(self) -> bool:
@@ -166,11 +196,11 @@ class Layout:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.model, self.memory_slices, self.memory_mib, self.profiles, self.engines))
+        return hash((self.model, self.memory_slices, self.memory_mib, self.profiles, self.engines, self.shares))
 
 
-def whole_gpu_layout(model: str, memory_mib: int) -> Layout:
-    """Return the layout of a GPU that is leased whole: one slice, one profile, one placement."""
+def whole_gpu_layout(model: str, memory_mib: int, shares: ShareTerms | None = None) -> Layout:
+    """Return the layout of a GPU that is leased whole or shared: one slice, one profile, one placement."""
     whole = Profile(
         id=WHOLE_GPU_PROFILE_ID,
         name="whole",
@@ -180,7 +210,7 @@ def whole_gpu_layout(model: str, memory_mib: int) -> Layout:
         placements=(Placement(0, 1),),
         kind=WHOLE_GPU,
     )
-    return Layout(model=model, memory_slices=1, memory_mib=memory_mib, profiles=(whole,))
+    return Layout(model=model, memory_slices=1, memory_mib=memory_mib, profiles=(whole,), shares=shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +225,8 @@ class Slot:
         """Return the slot as messages name it, without the GPU: `1g.10gb on slices 0-1`."""
         if self.profile.kind.takes_whole_gpu:
             return "whole GPU"
+        if self.profile.kind.shares_memory:
+            return f"share of {self.profile.memory_mib} MiB"
         plural = "s" if self.placement.size > 1 else ""
         return f"{self.profile.name} on slice{plural} {self.placement}"
 
@@ -236,6 +268,11 @@ class Instance:
     def kind(self) -> DeviceKind:
         """The kind of the device."""
         return self.slot.profile.kind
+
+    @property
+    def is_available(self) -> bool:
+        """True if it is idle and of a kind that stays for the next lease."""
+        return self.state is InstanceState.IDLE and self.kind.is_reusable
 
     @property
     def is_complete(self) -> bool:
@@ -328,14 +365,14 @@ class Gpu:
         """The slices on which nothing may be placed: those of every instance except the idle ones."""
         mask = 0
         for instance in self.instances:
-            if instance.state is not InstanceState.IDLE:
+            if not instance.is_available:
                 mask |= instance.slot.placement.mask
         return mask
 
     @cached_property
     def idle(self) -> tuple[Instance, ...]:
-        """The idle instances."""
-        return tuple(instance for instance in self.instances if instance.state is InstanceState.IDLE)
+        """The idle instances that are reused, or destroyed when their slices are needed."""
+        return tuple(instance for instance in self.instances if instance.is_available)
 
     @cached_property
     def scratch(self) -> dict[str, object]:
@@ -363,6 +400,15 @@ class NodeView:
         return MappingProxyType({i.generation: i for gpu in self.gpus for i in gpu.instances})
 
 
+class Isolation(StrEnum):
+    """The isolation that a want asks for. The values are on the wire and in the settings."""
+
+    ANY = "any"
+    """MIG where the node has it, otherwise a share."""
+    MIG = "mig"
+    """A MIG instance, or a whole GPU where that is asked for; never a share."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """One device of a request: exactly one of memory, profile, fraction, whole GPU and slot."""
@@ -377,6 +423,8 @@ class Want:
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
+    isolation: Isolation = Isolation.ANY
+    """Whether a share may serve a want for memory or a fraction."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

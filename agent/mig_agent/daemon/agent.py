@@ -161,7 +161,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     event_log = EventLog()
     stack.callback(event_log.flush)
     # Recovery's events happened before there was an observer.
-    for event in await manager.events(began, None, _MOST_EVENTS_AT_START):
+    for event in await manager.history.events(began, None, _MOST_EVENTS_AT_START):
         event_log(event)
     manager.observers.extend((metrics.observe, event_log))
     watching = asyncio.create_task(watch_sockets(servers.sockets, manager.record_sockets), name="socket watch")

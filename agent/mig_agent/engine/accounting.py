@@ -12,20 +12,13 @@ from types import MappingProxyType
 from mig_agent.adapters.ledger.accounting import AddAccounting, PutAccountingSince, PutPeaks, TrimAccounting, uses_of
 from mig_agent.adapters.ledger.reader import Contents
 from mig_agent.adapters.ledger.records import Change
-from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.core.accounting import (
     OTHERS,
-    Account,
     AccountedDevice,
     AccountedUse,
-    By,
     LeaseAccount,
     Peak,
-    Period,
-    Reader,
     TenantTotal,
-    grouped,
-    key_of,
 )
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.model import Generation, Instance, Lease, LeaseId, Request, Want
@@ -34,8 +27,6 @@ from mig_agent.engine.callers import Caller
 
 MOST_TENANTS = 256
 """Number of tenants that have a total of their own; further ones share one."""
-MOST_KEYS = 2000
-"""Number of groups that one answer lists; the smallest of more are summed up."""
 FIRST_TRIM_SECONDS = 600.0
 """From the start to the first trim of the records, in seconds."""
 TRIM_SECONDS = 3600.0
@@ -195,22 +186,3 @@ class Accounting:
             for identity, (lease, account) in self._active.items()
             for use in uses_of(lease, account, self._peaks[identity], now)
         )
-
-
-def read_account(ledger: Ledger, active: Sequence[AccountedUse], period: Period, by: By, reader: Reader) -> Account:
-    """Return the sums over all leases in a period. Blocking, from any thread. Raises LedgerError.
-
-    `active` are the records of the leases that are active, taken on the event loop before this call: each lease then
-    counts once, whether it ends meanwhile or not.
-    """
-    without = sorted({LeaseId(each.lease) for each in active})
-    ended, complete_since = ledger.uses(period, by, reader, without)
-    now = [(key_of(each, by, reader), each.within(period)) for each in active]
-    rows = grouped((each for each in (*ended, *now) if each[1].devices or each[1].waited_seconds), most=MOST_KEYS)
-    return Account(rows=rows, period=period, complete_since=complete_since)
-
-
-def read_runs(ledger: Ledger, active: Sequence[AccountedUse], since: float, most: int) -> tuple[AccountedUse, ...]:
-    """Return the records of the latest leases, active ones last. Blocking, from any thread. Raises LedgerError."""
-    without = sorted({LeaseId(each.lease) for each in active})
-    return (*ledger.history(since, most, without), *active)

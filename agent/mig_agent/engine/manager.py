@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import ClassVar
 
 from mig_agent.adapters.device_backends import DeviceAccess
-from mig_agent.core.accounting import Account, By, Period, Reader
-from mig_agent.core.advice import Advice, advise, cases
-from mig_agent.core.errors import LedgerError, Reason, Refusal, UsageError, refuse
-from mig_agent.core.events import Event, EventKind
+from mig_agent.core.errors import Reason, Refusal, UsageError, refuse
+from mig_agent.core.events import EventKind
 from mig_agent.core.forecast import StartEstimate
-from mig_agent.core.limits import UsageLimits
 from mig_agent.core.model import (
-    CallerId,
     Generation,
     Gpu,
     Instance,
@@ -31,18 +26,17 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, PodOwner, StreamOwner
-from mig_agent.core.planning.capacity import Available, RemainingCapacity, available
+from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.recording import RecordedPlan, Recording, record
-from mig_agent.core.replay import ReplayedNode
-from mig_agent.engine.accounting import read_account, read_runs
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
+from mig_agent.engine.publication import Publication
 from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import (
     Granted,
@@ -66,26 +60,7 @@ _CAPACITY_SECONDS = 0.1
 """How long a computed capacity is used while the view stays the same, in seconds: meanwhile reservations may change."""
 _ESTIMATE_SECONDS = 0.5
 """Longest time that a status waits for estimates that are being made."""
-MOST_RUNS = 1000
-"""Number of the latest leased devices that advice rests on."""
-MOST_CASES = 10
-"""Number of names that one call gets advice on: each takes two replays of the history."""
-_ADVICE_SECONDS = 20.0
-"""Time limit of one call that replays the history; names that are not reached by then get no advice."""
-_MOST_EVENT_QUERIES = 4
-"""The most queries of recorded events that read the ledger at once; further ones wait."""
 _ADMINISTRATION = frozenset({"Reclaim", "Cordon", "Drain", "SetMigMode", "Pause", "Resume", "Adopt"})
-
-_Answer = TypeVar("_Answer")
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One user's analyses of the ledger: one at once."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    calls: int = 0
-    """Number of calls that hold the lock or wait for it."""
 
 
 class Manager:
@@ -100,31 +75,20 @@ class Manager:
         self._context = parts.context
         self.observers = parts.context.events.observers
         """Called with each event when it is emitted, on the event loop."""
-        self.on_view: list[Callable[[], None]] = []
-        """Called soon after a new view was published or capacity was freed, on the event loop.
-
-        Several changes within one iteration of the event loop cause one call."""
         self.on_outdated = parts.maintenance.on_outdated
         """Called when the driver was replaced while the agent was paused, but the library that this process finds was
         not. In a container it never will be."""
-        self._notify_scheduled = False
         self._capacity: tuple[NodeView, tuple[tuple[Want, ...], float], RemainingCapacity] | None = None
         """The remaining capacity that was last computed, with the view, wants and moment that it is for."""
-        self._socket_problems: tuple[str, ...] = ()
-        self._problems: dict[str, str] = {}
-        """What does not work though leases are granted, by the part of the agent that it is about."""
-        self._boot_id = parts.context.host.kernel_boot_id()
-        self._published = self._build_published()
+        self._publication = Publication(parts)
+        self.on_view = self._publication.on_view
+        """Called soon after a new view was published or capacity was freed, on the event loop."""
         state = parts.context.state
-        state.view_changed.subscribe(self._update_published)
-        state.status_changed.subscribe(self._update_published)
-        state.view_changed.subscribe(self._view_changed)
-        state.capacity_freed.subscribe(self._view_changed)
+        state.view_changed.subscribe(self._forget_capacity)
+        state.capacity_freed.subscribe(self._forget_capacity)
         self._denials = DenialAudit(parts.context.journal, parts.context.clock)
-        self._event_queries = asyncio.Semaphore(_MOST_EVENT_QUERIES)
-        self._advising = asyncio.Lock()
-        self._analyses: dict[CallerId, _Turn] = {}
-        """The turns of the users whose calls of `account` or `advise` are in progress."""
+        self.history = parts.history
+        """Queries of the past: events, accounting, advice."""
         self._usage: asyncio.Task[Mapping[Generation, InstanceUsage]] | None = None
 
     # Leases
@@ -258,10 +222,9 @@ class Manager:
 
     def record_sockets(self, words: str, problems: tuple[str, ...], restored: bool) -> None:  # noqa: FBT001 -- as agreed
         """Record that a socket of the agent was lost or restored; `problems` are the sockets that are missing now."""
-        self._socket_problems = problems
         kind = EventKind.SOCKET_RESTORED if restored else EventKind.SOCKET_LOST
         self._context.journal.record(self._context.journal.event(kind, f"the socket {words}"))
-        self._update_published()
+        self._publication.set_missing_sockets(problems)
 
     async def announce(self) -> None:
         """Record that the agent serves, once nothing of its start can fail any more. Raises LedgerError."""
@@ -283,10 +246,9 @@ class Manager:
                 raise ValueError(f"cannot change {name} while the engine runs")
         context.settings = settings
         context.policy = policy_of(settings)
-        self._capacity = None
         self._parts.reconciler.hint()  # an idle instance may be overdue now, a foreign one may be adopted
         context.state.capacity_freed.emit()  # the queue is scanned under the new policy
-        self._update_published()
+        context.state.status_changed.emit()
 
     def record_reload(self, words: str, changed: str, at_restart: str) -> None:
         """Record that the configuration was read again: which settings changed, and which only a restart changes."""
@@ -299,8 +261,7 @@ class Manager:
 
     def report_problem(self, part: str, words: str) -> None:
         """Show in status that a part of the agent does not work, or with no words that it works again."""
-        self._problems[part] = words
-        self._update_published()
+        self._publication.set_problem(part, words)
 
     # Reading
 
@@ -391,6 +352,9 @@ class Manager:
             known = self._capacity = (view, key, capacity)
         return known[2].creatable(want)
 
+    def _forget_capacity(self) -> None:
+        self._capacity = None
+
     def has_slots(self, request: RequestKey) -> bool:
         """Return whether a request has an active lease, or a plan for it is being carried out; False while it waits.
 
@@ -405,12 +369,12 @@ class Manager:
     @property
     def view(self) -> NodeView:
         """The node as last published: a finished value, which any thread may read."""
-        return self._published.view
+        return self._publication.published.view
 
     @property
     def published(self) -> Published:
         """The node as last published, with a few more facts: a finished value, which any thread may read."""
-        return self._published
+        return self._publication.published
 
     @property
     def paused(self) -> tuple[str, ...]:
@@ -441,48 +405,7 @@ class Manager:
     @property
     def snapshot(self) -> Snapshot:
         """All that a status shows, computed at once. It takes longer the more requests wait."""
-        context, parts = self._context, self._parts
-        return Snapshot(
-            view=context.state.view,
-            at=context.clock.now(),
-            queue=parts.queue.queued,
-            started_at=parts.started_at,
-            driver_version=self.driver_version,
-            strict_fifo=context.settings.strict_fifo,
-            reservation_after_seconds=context.reservation_after_seconds,
-            ledger_error=context.journal.error,
-            doubt=context.state.doubt,
-            socket_problems=self._socket_problems,
-            problems=self._published.problem_lines,
-            recoverable=sum(not each.void for each in context.state.former.values()),
-            unused=parts.reconciler.unused_leases(),
-            idle_since=parts.idle_leases.since(),
-            warnings={**parts.idle_leases.warnings, **parts.draining.warnings},
-            missing=dict(context.missing),
-            paused=context.driver_use.paused,
-            silent=self.silent,
-            left=self._leases_without_process(),
-            boot_id=self._boot_id,
-            available=self._available(),
-        )
-
-    def _available(self) -> tuple[Available, ...]:
-        """Return how many devices of each profile a new request could get now; empty while paused or stopping."""
-        context, queue = self._context, self._parts.queue
-        if context.driver_use.paused or context.closing:
-            return ()
-        view = context.state.working_view
-        # With strict_fifo a new request waits whenever another does.
-        nothing = len(queue) > 0 and context.settings.strict_fifo
-        return available(view, context.policy, reserved=frozenset(view.by_uuid) if nothing else queue.reserved)
-
-    def _leases_without_process(self) -> frozenset[LeaseId]:
-        host = self._context.host
-        return frozenset(
-            each.id
-            for each in self.view.leases.values()
-            if each.holder.pid is not None and not host.client_lives_since(each.holder.pid, each.created_at)
-        )
+        return self._publication.snapshot()
 
     def subscribe(self, after_revision: int | None = None) -> Subscription:
         """Subscribe to the events after a revision, or with None from now on; the caller closes the subscription.
@@ -491,101 +414,11 @@ class Manager:
         """
         return self._context.events.subscribe(after_revision, self._context.state.revision)
 
-    async def events(
-        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
-    ) -> tuple[Event, ...]:
-        """Return the latest `limit` recorded events since a moment, oldest first.
-
-        Of one GPU (index or UUID), of one lease, and before the event of a number in the ledger, where these are given.
-        Raises RefusedError (LEDGER_FAILED).
-        """
-        ledger = self._parts.ledger
-        return await self._query(lambda: ledger.events(since, gpu or "", limit, lease=lease, before=before))
-
-    async def event_page(
-        self, since: float, gpu: str | None, limit: int, *, lease: str = "", before: int = 0
-    ) -> tuple[tuple[Event, ...], int]:
-        """Return what `events` returns, and how many older events match. Raises RefusedError (LEDGER_FAILED)."""
-        ledger = self._parts.ledger
-        return await self._query(lambda: ledger.event_page(since, gpu or "", limit, lease=lease, before=before))
-
     async def usage(self) -> Mapping[Generation, InstanceUsage]:
         """Read the memory, utilization and processes of each instance. Calls during a reading share its result."""
         if self._usage is None or self._usage.done():
             self._usage = self._context.tasks.spawn("usage", read_usage(self._context))
         return await asyncio.shield(self._usage)
-
-    async def account(self, since: float, until: float | None, by: By, caller: Caller) -> Account:
-        """Return who leased what in a period, from the ledger; `until` is at most now, and None means now.
-
-        Names of other users' leases are not shown, but counted under their users. Raises RefusedError (LEDGER_FAILED).
-        """
-        now = self._context.clock.now()
-        period = Period(since, now if until is None else min(until, now))
-        active, ledger, reader = self._context.accounting.active(now), self._parts.ledger, _reader(caller)
-        async with self._analysing(caller):
-            return await self._query(lambda: read_account(ledger, active, period, by, reader))
-
-    async def advise(self, since: float, name: str, caller: Caller) -> tuple[Advice, ...]:
-        """Return what leases asked for against what they used, and what asking for less would have meant.
-
-        Only of the caller's own leases, or of all for those who act for others; with `name` of leases of that name.
-        The history of the node is replayed with the smaller request, in turns with other calls. Raises RefusedError.
-        """
-        context, reader, ledger = self._context, _reader(caller), self._parts.ledger
-        # Nothing is read before it is this call's turn: a thousand calls that wait hold nothing.
-        async with self._analysing(caller), self._advising:
-            active = context.accounting.active(context.clock.now())
-            uses = await self._query(lambda: read_runs(ledger, active, since, MOST_RUNS))
-            node = ReplayedNode(
-                view=context.state.view,
-                policy=context.policy,
-                reservation_after_seconds=context.reservation_after_seconds,
-                strict_fifo=context.settings.strict_fifo,
-            )
-            until, found = time.monotonic() + _ADVICE_SECONDS, []
-            for case in cases(uses, reader, name)[:MOST_CASES]:
-                advice = await self._in_turns(advise(case, uses, node), until)
-                if advice is None:
-                    break
-                found.append(advice)
-        return tuple(found)
-
-    @asynccontextmanager
-    async def _analysing(self, caller: Caller) -> AsyncIterator[None]:
-        """Wait until no other analysis of the ledger is in progress for this user, so that one cannot delay others."""
-        turn = self._analyses.setdefault(caller.caller_id, _Turn())
-        turn.calls += 1
-        try:
-            async with turn.lock:
-                yield
-        finally:
-            turn.calls -= 1
-            if not turn.calls:
-                self._analyses.pop(caller.caller_id, None)
-
-    async def _query(self, read: Callable[[], _Answer]) -> _Answer:
-        """Read the ledger in another thread. Raises RefusedError (LEDGER_FAILED)."""
-        try:
-            async with self._event_queries:
-                return await self._context.blocking_calls.run(read)
-        except LedgerError as error:
-            raise refuse(Reason.LEDGER_FAILED, str(error)) from error
-
-    async def _in_turns(self, steps: Generator[None, None, _Answer], until: float) -> _Answer | None:
-        """Return what a computation returns, or None at the moment `until` of `time.monotonic`.
-
-        Other calls run between its steps.
-        """
-        while time.monotonic() < until:
-            try:
-                next(steps)
-            except StopIteration as end:
-                answer: _Answer = end.value
-                return answer
-            await self._context.fairness.yield_turn()
-        steps.close()
-        return None
 
     # Administration: the transport decides which callers may do this
 
@@ -629,11 +462,6 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.admin.set_mig_mode(gpu, caller, enable=enable)
 
-    def set_limits(self, limits: UsageLimits) -> None:
-        """Replace the limits of users and tenants; what is held stays, and waiting requests are considered again."""
-        self._context.settings = replace(self._context.settings, limits=limits)
-        self._context.state.capacity_freed.emit()
-
     async def pause(self, reason: str, caller: Caller, *, lasting: bool = False) -> PauseAnswer:
         """Grant no more leases and release the driver, and wait until that is done or has failed; leases stay active.
 
@@ -651,38 +479,6 @@ class Manager:
         self._context.refuse_when_closing()
         return await self._parts.maintenance.resume(reason, caller, lasting=lasting)
 
-    def _build_published(self) -> Published:
-        context, parts = self._context, self._parts
-        return Published(
-            view=context.state.view,
-            started_at=parts.started_at,
-            queue_length=len(parts.queue),
-            oldest_waiting_since=parts.queue.oldest_since,
-            reservation_after_seconds=context.reservation_after_seconds,
-            ledger_error=context.journal.error,
-            idle=frozenset(parts.idle_leases.since()),
-            unused=parts.reconciler.unused_at_last_look,
-            paused=context.driver_use.paused,
-            in_doubt=context.state.doubt is not None,
-            sockets_missing=len(self._socket_problems),
-            tenants=context.accounting.totals,
-            problems=dict(self._problems),
-        )
-
-    def _update_published(self) -> None:
-        self._published = self._build_published()
-
-    def _view_changed(self) -> None:
-        self._capacity = None
-        if self.on_view and not self._notify_scheduled:
-            self._notify_scheduled = True
-            asyncio.get_running_loop().call_soon(self._notify_of_view)
-
-    def _notify_of_view(self) -> None:
-        self._notify_scheduled = False
-        for each in tuple(self.on_view):
-            each()
-
     async def close(self) -> None:
         """Stop the engine: refuse waiting requests and let the steps in progress end; leases stay active."""
         context = self._context
@@ -693,15 +489,10 @@ class Manager:
         await self._parts.close()
 
 
-def _reader(caller: Caller) -> Reader:
-    """Return what a caller may see of accounting."""
-    return Reader(uid=caller.uid, user=caller.name, everything=caller.acts_for_others)
-
-
 class CheckedManager(LoopBound, Manager):
     """A Manager that raises AssertionError where it is used off the event loop."""
 
-    ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "published", "_published"})
+    ON_ANY_THREAD: ClassVar[frozenset[str]] = frozenset({"view", "published", "_publication"})
 
 
 def manager_over(parts: Parts) -> Manager:

@@ -40,6 +40,7 @@ from mig_agent.engine.driver_events import DriverEvents
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.execution import Executor
 from mig_agent.engine.fair_share import FairShare
+from mig_agent.engine.history import History
 from mig_agent.engine.idempotency import RequestLog
 from mig_agent.engine.idle_leases import IdleLeases
 from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine
@@ -91,6 +92,7 @@ class Parts:
     driver_events: DriverEvents
     driver_startup: DriverStartup
     maintenance: Maintenance
+    history: History
     started_at: float = 0.0
     """Wall-clock time at which it began to serve."""
     background: list[asyncio.Task[None]] = field(default_factory=list)
@@ -307,6 +309,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         driver_events=driver_events,
         driver_startup=driver_startup,
         maintenance=Maintenance(context, driver_events, driver_startup, reconciler.hint),
+        history=History(context, ledger),
     )
 
 

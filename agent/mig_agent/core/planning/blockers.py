@@ -6,9 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mig_agent.core.errors import Blocker
-from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView, Placement, Profile, Request, Want
+from mig_agent.core.model import (
+    Gpu,
+    GpuState,
+    Instance,
+    InstanceState,
+    NodeView,
+    Placement,
+    Profile,
+    Request,
+    Want,
+)
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.profiles import served_by
+from mig_agent.core.planning.shares import devices_in_the_way
 from mig_agent.core.quantities import format_duration, format_memory, shown
 
 
@@ -87,6 +98,8 @@ def obstacle(gpu: Gpu, profile: Profile, at: Placement | None = None) -> Obstacl
 
     Cached on the frozen GPU, since refusals are frequent when a node is full.
     """
+    if profile.kind.shares_memory:
+        return Obstacle(gpu=gpu, profile=profile, instances=devices_in_the_way(gpu, profile))
     key = f"obstacle {profile.id} {'' if at is None else at}"
     known = gpu.scratch.get(key)
     if isinstance(known, Obstacle):
@@ -174,6 +187,8 @@ def _describe_instance(view: NodeView, instance: Instance) -> str:
     where = f"slices {place}" if many else f"slice {place}"
     if instance.kind.takes_whole_gpu:
         where = "the whole GPU"
+    elif instance.kind.shares_memory:
+        where = f"a {instance.slot}"
     are = "are" if many else "is"
     name = instance.slot.profile.name
     match instance.state:

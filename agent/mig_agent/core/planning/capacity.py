@@ -111,7 +111,9 @@ def _count(occupancies: Iterable[Occupancy], want: Want) -> int:
     total = 0
     for occupancy in occupancies:
         profile = smallest_profile(want, occupancy.gpu.layout)
-        if profile is not None:
+        if profile is not None and profile.kind.shares_memory:
+            total += occupancy.most_shares(profile)
+        elif profile is not None:
             total += _most(occupancy.gpu.layout, profile, occupancy.held, occupancy.engines)
     return total
 
@@ -165,14 +167,19 @@ def _placed(occupancies: Sequence[Occupancy], wants: Sequence[Want], policy: Pol
 
 def _cheapest(occupancies: Sequence[Occupancy], want: Want, policy: Policy) -> tuple[int, Candidate | None]:
     """Return the GPU, by its place in the list, and the slot that the planner would choose; the first of equals."""
-    best: tuple[float, float, float] | None = None
+    best: tuple[bool, float, float, float] | None = None
     chosen, found = 0, None
     for number, occupancy in enumerate(occupancies):
         profile = smallest_profile(want, occupancy.gpu.layout)
         candidate = None if profile is None else occupancy.best(profile, policy.creation_cost)
         if profile is None or candidate is None:
             continue
-        key = (wasted_mib(profile, want, occupancy.gpu.layout), candidate.cost, candidate.age)
+        key = (
+            profile.kind.shares_memory,
+            wasted_mib(profile, want, occupancy.gpu.layout),
+            candidate.cost,
+            candidate.age,
+        )
         if best is None or key < best:
             best, chosen, found = key, number, candidate
     return chosen, found

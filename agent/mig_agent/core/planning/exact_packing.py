@@ -16,6 +16,7 @@ from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.pinning import pin
 from mig_agent.core.planning.placement import Window
 from mig_agent.core.planning.profiles import smallest_profile
+from mig_agent.core.planning.shares import without_shares
 
 Counts = tuple[int, ...]
 """A count of devices for each class."""
@@ -245,7 +246,7 @@ def pack(
     """
     if any(want.slot is not None for want in wants):
         return _pack_pinned(occupancies, wants, exclude, most_steps)
-    classes = ItemClasses(occupancies, wants)
+    classes = ItemClasses(occupancies, without_shares(wants))
     if not all(any(served) for served in classes.profiles):
         return None
     bins = _bins(occupancies, classes, exclude)

@@ -11,6 +11,7 @@ from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.profiles import served_by, share_of_gpus
+from mig_agent.core.planning.shares import devices_in_the_way, share_window
 
 _TOLERANCE = 1e-9
 """Rounding error allowed in sums of fractions."""
@@ -167,6 +168,9 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
     profile = served_by(want, gpu)
     if profile is None:
         return None
+    if profile.kind.shares_memory:
+        count = len(devices_in_the_way(gpu, profile))
+        return (count, 0, min(count, 1))
     key = f"to end {profile.id} {'' if want.slot is None else want.slot.placement}"
     if key not in gpu.scratch:
         held = [each.slot.placement for each in gpu.instances if each.state is not InstanceState.IDLE]
@@ -183,6 +187,8 @@ def _least_to_end(gpu: Gpu, want: Want) -> tuple[int, int, int] | None:
 def _windows(occupancy: Occupancy, want: Want) -> list[int]:
     """Return the masks of the windows that would serve the want."""
     profile = served_by(want, occupancy.gpu)
+    if profile is not None and profile.kind.shares_memory:
+        return [share_window(profile).mask] if occupancy.most_shares(profile) else []
     if profile is None or not occupancy.tables.engines_fit(occupancy.engines + occupancy.tables.engines_of(profile)):
         return []
     windows = (ranked.window for ranked in occupancy.tables.ranked(profile.id, occupancy.held))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mig_agent.core.model import Generation, Gpu, Instance, InstanceState, Profile, Slot
+from mig_agent.core.model import Generation, Gpu, Instance, Profile, Slot
 from mig_agent.core.planning.placement import Tables, Window, tables_for
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy, Reuse
+from mig_agent.core.planning.shares import most_shares, share_cost, share_window, shared_mib
 
 NO_INSTANCES: frozenset[Generation] = frozenset()
 VICTIM_COST_SHARE = 0.1
@@ -41,6 +42,7 @@ class Occupancy:
         "idle",
         "idle_mask",
         "idle_slots",
+        "shared_mib",
         "tables",
     )
 
@@ -52,6 +54,7 @@ class Occupancy:
         engines: int,
         idle: tuple[Instance, ...],
         not_reused: frozenset[Generation] = NO_INSTANCES,
+        shared_mib: int = 0,
     ) -> None:
         self.gpu = gpu
         self.tables = tables
@@ -59,6 +62,8 @@ class Occupancy:
         """The slices on which nothing may be placed."""
         self.engines = engines
         """The engines taken on those slices, packed."""
+        self.shared_mib = shared_mib
+        """What shares take of the GPU's usable memory."""
         self.idle = idle
         self.idle_mask = 0
         self.idle_slots: dict[tuple[int, int], Instance] = {}
@@ -93,7 +98,7 @@ class Occupancy:
         held = engines = 0
         idle = []
         for instance in gpu.instances:
-            if instance.state is InstanceState.IDLE:
+            if instance.is_available:
                 idle.append(instance)
             else:
                 slot = instance.slot
@@ -101,12 +106,14 @@ class Occupancy:
                 engines += tables.engines_of(slot.profile)
         if not gpu.layout.can_create and not idle:
             held = 1  # nothing can be created on such a GPU
-        occupancy = cls(gpu, tables, held, engines, tuple(idle), not_reused)
+        occupancy = cls(gpu, tables, held, engines, tuple(idle), not_reused, shared_mib(gpu))
         gpu.scratch[key] = occupancy
         return occupancy
 
     def best(self, profile: Profile, creation_cost: float) -> Candidate | None:
         """Return the cheapest slot for the profile; None if it does not fit. Cached."""
+        if profile.kind.shares_memory:
+            return self._share(profile)
         key = (profile.id, creation_cost)
         try:
             return self._best[key]
@@ -118,6 +125,10 @@ class Occupancy:
         self, profile: Profile, creation_cost: float, exclude: frozenset[Slot] = frozenset()
     ) -> list[Candidate]:
         """Return every slot for the profile outside the excluded slots, cheapest first."""
+        if profile.kind.shares_memory:
+            share = self._share(profile)
+            there = share is None or Slot(self.gpu.uuid, profile, share.window.placement) in exclude
+            return [] if share is None or there else [share]
         found = [
             self._candidate(ranked.window, ranked.cost, creation_cost)
             for ranked in self.tables.ranked(profile.id, self.held)
@@ -143,7 +154,26 @@ class Occupancy:
             self.engines + self.tables.engines_of(window.profile),
             tuple(each for each in self.idle if all(each is not other for other in used)),
             self._not_reused,
+            self.shared_mib + self._taken(window.profile),
         )
+
+    def most_shares(self, profile: Profile) -> int:
+        """Return how many shares of this profile fit; 0 while the whole GPU is held."""
+        if self.held and not self.idle_slots:
+            return 0
+        return most_shares(self.gpu.layout, self.shared_mib, profile.memory_mib)
+
+    def _taken(self, profile: Profile) -> int:
+        """Return what a device takes of the memory that the GPU shares, in MiB; 0 if it is no share."""
+        terms = self.gpu.layout.shares
+        return terms.taken(profile.memory_mib) if profile.kind.shares_memory and terms is not None else 0
+
+    def _share(self, profile: Profile) -> Candidate | None:
+        """Return a share as a candidate; None if the whole GPU is held, or too little memory is left."""
+        if not self.most_shares(profile):
+            return None
+        cost = share_cost(self.gpu.layout, self.shared_mib, profile.memory_mib)
+        return Candidate(cost, 0.0, share_window(profile), None)
 
     def _find(self, profile: Profile, creation_cost: float) -> Candidate | None:
         best: Candidate | None = None

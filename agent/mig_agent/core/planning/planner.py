@@ -12,7 +12,18 @@ from collections.abc import Sequence
 from itertools import chain, islice
 
 from mig_agent.core.errors import Blocker, Reason, Refusal, UsageError
-from mig_agent.core.model import Gpu, GpuState, GpuUuid, InstanceState, NodeView, Profile, Request, Slot, Want
+from mig_agent.core.model import (
+    Gpu,
+    GpuState,
+    GpuUuid,
+    InstanceState,
+    Isolation,
+    NodeView,
+    Profile,
+    Request,
+    Slot,
+    Want,
+)
 from mig_agent.core.planning.blockers import (
     MOST_BLOCKERS,
     blockers_of,
@@ -32,6 +43,7 @@ from mig_agent.core.planning.pinning import window_of
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Outcome, Policy
 from mig_agent.core.planning.profiles import order_of_size, round_amount, served_by, smallest_profile
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
+from mig_agent.core.planning.shares import largest_share, share_for
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
 
@@ -138,7 +150,7 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
     # Where all is reserved and full besides, what fills it is the reason to give.
     found = obstacles(usable_gpus(view, request, reserved), want) or obstacles(usable_gpus(view, request), want)
     words = describe_want(want)
-    profiles = {each.profile.name for each in found}
+    profiles = {_named(each.profile) for each in found}
     if len(profiles) == 1 and want.profile is None and want.slot is None and not want.whole_gpu:
         words = f"{words} ({next(iter(profiles))})"
     nearest = found[0]
@@ -157,12 +169,19 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
     )
 
 
+def _named(profile: Profile) -> str:
+    return f"a share of {profile.memory_mib} MiB" if profile.kind.shares_memory else profile.name
+
+
 def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: frozenset[GpuUuid]) -> str:
     """Return a hint with the largest smaller amount of memory that fits now."""
     if want.memory_bytes is None:
         return ""
     best: tuple[int, str] | None = None
     for gpu in usable_gpus(view, request, reserved):
+        share = largest_share(gpu) if share_for(want, gpu.layout) is not None else None
+        if share is not None and (best is None or share.memory_mib > best[0]):
+            best = (share.memory_mib, f"{round_amount(share)} would fit now (a share of GPU {gpu.index})")
         for profile in gpu.layout.profiles:
             if profile.attributes != want.attributes or profile.compute_slices < want.min_compute_slices:
                 continue
@@ -287,8 +306,10 @@ def _no_such_slot(view: NodeView, want: Want, slot: Slot, gpus: Sequence[Gpu]) -
 
 def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
     """Return the refusal of a want that no model among these GPUs can serve."""
-    refusal = _no_mig_gpu(want, gpus) or (
-        _unknown_profile(request, want, gpus) if want.profile is not None else _too_large(request, want, gpus)
+    refusal = (
+        _too_large_for_a_share(want, gpus)
+        or _no_mig_gpu(want, gpus)
+        or (_unknown_profile(request, want, gpus) if want.profile is not None else _too_large(request, want, gpus))
     )
     others = [gpu for gpu in view.gpus if gpu not in gpus and smallest_profile(want, gpu.layout)]
     if not others:
@@ -297,6 +318,32 @@ def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gp
         reason=refusal.reason,
         message=refusal.message,
         hint=f"{describe_gpus(others)} could serve it: leave the choice of GPUs out",
+    )
+
+
+def _too_large_for_a_share(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
+    """Return the refusal of an amount that only shares could serve, and that no GPU can share."""
+    terms = [gpu.layout.shares for gpu in gpus if gpu.layout.shares is not None]
+    amount = want.memory_bytes is not None or want.fraction is not None
+    if not terms or not amount or any(_instance_profiles(gpu) for gpu in gpus):
+        return None
+    if want.isolation is Isolation.MIG:
+        return Refusal(
+            reason=Reason.NO_MIG_GPU,
+            message=f"cannot place {describe_want(want)} in a MIG instance: no GPU here is in MIG mode",
+            hint="without --isolation mig a share of a GPU would serve it",
+        )
+    most = max(each.usable_mib - each.overhead_mib for each in terms)
+    least = min(each.least_mib for each in terms)
+    if want.fraction is not None and not any(each.limit_of_fraction(1.0) is None for each in terms):
+        hint = f"a share has at least {format_memory(least << 20)}"
+    else:
+        hint = f"ask for at most {format_memory(most << 20)}; --num-gpus 1 takes a whole GPU"
+    return Refusal(
+        reason=Reason.TOO_LARGE,
+        message=f"cannot place {describe_want(want)}: a share here has {format_memory(least << 20)} to "
+        f"{format_memory(most << 20)}",
+        hint=hint,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from mig_agent.core.model import Gpu, Layout, Profile, Want
+from mig_agent.core.planning.shares import share_for
 from mig_agent.core.quantities import format_memory
 
 _ROUNDING = 1e-9
@@ -25,11 +26,13 @@ def candidates(want: Want, layout: Layout) -> tuple[Profile, ...]:
 
 @lru_cache(maxsize=1024)
 def smallest_profile(want: Want, layout: Layout) -> Profile | None:
-    """Return the smallest profile of the layout that serves the want; None if there is none.
+    """Return the smallest profile of the layout, or the share of its GPUs, that serves the want; None if there is none.
 
     Memory is compared with what the profile really has. A profile with attributes serves only wants for its attributes
     or its name. Cached, since the planner calls it for every GPU of a node.
     """
+    if layout.shares is not None and (share := share_for(want, layout)) is not None:
+        return share
     best: Profile | None = None
     for profile in layout.profiles:
         if serves(profile, want, layout) and (best is None or order_of_size(profile) < order_of_size(best)):
@@ -75,6 +78,8 @@ def slices_of_fraction(fraction: float, slices: int) -> int:
 
 def wasted_mib(profile: Profile, want: Want, layout: Layout) -> float:
     """Return the memory in MiB that the profile has beyond what is wanted; 0 if no amount was named."""
+    if profile.kind.shares_memory:
+        return 0.0  # a limit in MiB, above what is wanted only where it would be below the least one
     if want.memory_bytes is not None:
         return profile.memory_mib - want.memory_bytes / (1 << 20)
     if want.fraction is not None:
@@ -94,7 +99,11 @@ def share_of_gpus(gpus: Iterable[Gpu], wants: Iterable[Want]) -> float:
 
 def _share(want: Want, layout: Layout) -> float:
     profile = smallest_profile(want, layout)
-    return 1.0 if profile is None else profile.memory_slices / layout.memory_slices
+    if profile is None:
+        return 1.0
+    if profile.kind.shares_memory and layout.shares is not None:
+        return layout.shares.taken(profile.memory_mib) / layout.shares.usable_mib
+    return profile.memory_slices / layout.memory_slices
 
 
 _NEAR = 1.125

@@ -26,6 +26,7 @@ from mig_agent.core.model import (
     Holder,
     Instance,
     InstanceState,
+    Isolation,
     Layout,
     Lease,
     MigMode,
@@ -49,6 +50,7 @@ from mig_agent.core.planning.plan import (
 )
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.quantities import shown
+from mig_agent.core.shares import Enforcement, ShareTerms
 
 FORMAT: Final = 1
 """The number of the format; raised when a reader of the one before would misread it."""
@@ -140,12 +142,24 @@ _VALUES: Final[Mapping[str, type]] = MappingProxyType(
         for each in (
             *(Blocker, CreateInstance, DestroyInstance, DeviceKind, DevicePlan, Engines, Gpu, Holder, Instance),
             *(KubeletDevice, Layout, Lease, MigMode, NodeView, Placement, Plan, Pod, PodOwner, Policy, ProcessOwner),
-            *(Profile, RecordedPlan, Recording, Refusal, Request, ReuseInstance, Slot, StreamOwner, TokenOwner, Want),
+            *(
+                Profile,
+                RecordedPlan,
+                Recording,
+                Refusal,
+                Request,
+                ReuseInstance,
+                ShareTerms,
+                Slot,
+                StreamOwner,
+                TokenOwner,
+                Want,
+            ),
         )
     }
 )
 _WORDS: Final[Mapping[str, type[StrEnum]]] = MappingProxyType(
-    {each.__name__: each for each in (GpuState, InstanceState, Reason, Reuse)}
+    {each.__name__: each for each in (Enforcement, GpuState, InstanceState, Isolation, Reason, Reuse)}
 )
 _SHARED: Final = (Layout, Profile)
 """Types whose values are large and the same for many GPUs and instances: written once."""

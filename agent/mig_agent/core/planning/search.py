@@ -17,6 +17,7 @@ from mig_agent.core.planning.plan import (
     ReuseInstance,
 )
 from mig_agent.core.planning.profiles import near_miss_notes, smallest_profile, wasted_mib
+from mig_agent.core.planning.shares import without_shares
 
 NOTHING_RESERVED: frozenset[GpuUuid] = frozenset()
 NOTHING_EXCLUDED: frozenset[Slot] = frozenset()
@@ -36,7 +37,7 @@ def find(
     wants = request.wants
     if len(wants) == 1 and wants[0].slot is None:
         return _find_one(gpus, wants[0], policy, exclude)
-    return _find_several(gpus, wants, policy, exclude) if wants else None
+    return _find_several(gpus, without_shares(wants), policy, exclude) if wants else None
 
 
 def usable_gpus(view: NodeView, request: Request, reserved: frozenset[GpuUuid] = NOTHING_RESERVED) -> Sequence[Gpu]:
@@ -61,7 +62,7 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
     creation_cost = policy.creation_cost
     # By identity: the GPUs of one model share one Layout, and hashing it for each would cost more than the choice.
     chosen: dict[int, tuple[Profile | None, float]] = {}
-    best: tuple[float, float, float] | None = None
+    best: tuple[bool, float, float, float] | None = None
     best_gpu: Gpu | None = None
     best_candidate: Candidate | None = None
     for gpu in gpus:
@@ -80,7 +81,8 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
         else:
             candidate = occupancy.best(profile, creation_cost)
         if candidate is not None:
-            key = (waste, candidate.cost, candidate.age)
+            # MIG isolates more than memory, so a share is what remains where no instance fits.
+            key = (profile.kind.shares_memory, waste, candidate.cost, candidate.age)
             if best is None or key < best:
                 best, best_gpu, best_candidate = key, gpu, candidate
     if best is None or best_gpu is None or best_candidate is None:
@@ -88,8 +90,8 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
     device = _device(best_gpu, best_candidate)
     return Plan(
         devices=(device,),
-        wasted_mib=best[0],
-        cost=best[1],
+        wasted_mib=best[1],
+        cost=best[2],
         creation_cost=_creating((device,), creation_cost),
         notes=near_miss_notes(want, best_candidate.window.profile, best_gpu),
     )

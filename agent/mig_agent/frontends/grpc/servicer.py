@@ -278,7 +278,7 @@ class PartitionManagerServicer:
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
         lease, before = message.lease, min(message.before, _MOST_NUMBER)
         # Nothing is awaited after this: a user's answers are counted only once they are encoded.
-        events, earlier = await self._manager.event_page(since, gpu, limit, lease=lease, before=before)
+        events, earlier = await self._manager.history.event_page(since, gpu, limit, lease=lease, before=before)
         latest = encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES)
         return pb.EventsResponse(events=latest, earlier=earlier + len(events) - len(latest))
 
@@ -297,14 +297,14 @@ class PartitionManagerServicer:
         by = _ACCOUNTING_KEYS.get(message.by)
         if by is None:
             raise UsageError(f"cannot group by key {message.by}: this version does not know it")
-        account = await self._manager.account(since or 0.0, until, by, caller)
+        account = await self._manager.history.account(since or 0.0, until, by, caller)
         return encode.account(account, has_since=since is not None)
 
     async def advise(self, message: pb.AdviseRequest, context: Context) -> pb.AdviseResponse:
         """Return what the caller's leases asked for against what they used."""
         caller = self._caller(context)
         since = _moment(message, "since")
-        found = await self._manager.advise(since or 0.0, message.name, caller)
+        found = await self._manager.history.advise(since or 0.0, message.name, caller)
         return pb.AdviseResponse(advice=[encode.advice(each) for each in found])
 
     async def reclaim(self, message: pb.ReclaimRequest, context: Context) -> pb.ReclaimResponse:

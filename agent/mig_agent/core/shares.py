@@ -1,0 +1,58 @@
+"""Shares of a GPU without MIG mode: who enforces their memory limit, and how much memory a GPU can share."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from mig_agent.core.strenum import StrEnum
+
+_ROUNDING = 1e-9
+"""Rounding error: a fraction such as 0.1 + 0.2 in a float must not cost a MiB."""
+_MIB = 1 << 20
+
+
+class Enforcement(StrEnum):
+    """The ways to enforce the memory limit of a share."""
+
+    CGROUP = "cgroup"
+    """The driver limits all processes of the lease's cgroup together; NVML's memory limits, from driver r615 on."""
+    MPS = "mps"
+    """An MPS control daemon of the lease limits each of its processes."""
+    PRELOAD = "preload"
+    """A library that an administrator named is preloaded into the lease's processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareTerms:
+    """How one GPU is shared. Amounts are MiB."""
+
+    enforced_by: Enforcement
+    usable_mib: int
+    """The GPU's memory without what the driver reserves and the headroom that stays free."""
+    overhead_mib: int = 0
+    """What one share takes beside its limit: the memory of its MPS server."""
+    least_mib: int = 1024
+    """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
+
+    def limit_of_memory(self, memory_bytes: int) -> int | None:
+        """Return the limit, in MiB, of a share with this memory: rounded up, at least the least one.
+
+        None if the GPU could not give it with nothing else on it.
+        """
+        return self._possible(max(math.ceil(memory_bytes / _MIB), self.least_mib))
+
+    def limit_of_fraction(self, fraction: float) -> int | None:
+        """Return the limit, in MiB, of this fraction of the GPU, rounded down; None if it is below the least one.
+
+        It is a fraction of what can be shared, overhead included, so four quarters always fit.
+        """
+        limit = math.floor(fraction * self.usable_mib + _ROUNDING) - self.overhead_mib
+        return self._possible(limit) if limit >= self.least_mib else None
+
+    def taken(self, limit_mib: int) -> int:
+        """Return what a share with this limit takes of the usable memory, in MiB."""
+        return limit_mib + self.overhead_mib
+
+    def _possible(self, limit_mib: int) -> int | None:
+        return limit_mib if self.taken(limit_mib) <= self.usable_mib else None
