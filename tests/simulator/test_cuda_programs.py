@@ -328,8 +328,8 @@ def test_without_the_controller_an_ancestors_limit_holds_for_nothing_below_it(
     process.allocate(8 * GIB)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30_000)), max_size=15))
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 30_000)), max_size=10))
 def test_a_card_never_gives_more_than_it_has(steps: list[tuple[bool, int]]) -> None:
     """Steps: allocate or free so many MiB, in a process without limits beside a workload of 10,000 MiB."""
     with tempfile.TemporaryDirectory() as path:

@@ -131,8 +131,8 @@ def test_compute_mode(simulate: Callable[..., Simulator]) -> None:
 LEAVES = ("a/1", "a/2", "a/b/3", "c/4")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(st.tuples(st.sampled_from(LEAVES), st.integers(-2, 3)), max_size=12))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(st.tuples(st.sampled_from(LEAVES), st.integers(-2, 3)), max_size=8))
 def test_the_sum_of_each_ancestor_is_that_of_its_leaves_and_of_what_was_forgotten(
     steps: list[tuple[str, int]],
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from mig_agent.simulator import faults, memory, operations
 from mig_agent.simulator.codes import Failure, SimulatorError, name_of
 from mig_agent.simulator.models import Window
+from mig_agent.simulator.programs import write_programs
 from mig_agent.simulator.state import (
     DRIVER_VERSION,
     KERNEL_VERSION,
@@ -62,7 +63,9 @@ def create_machine(
         driver_version=asked.driver_version or driver_version,
         kernel_version=asked.kernel_version or kernel_version,
     )
-    Store(state_file).create(machine)
+    store = Store(state_file)
+    store.create(machine)
+    write_programs(store.host.root / "usr/bin", state_file)
     return Simulator(state_file)
 
 

@@ -129,10 +129,10 @@ class Daemon:
     def serve(self) -> None:
         """Serve until somebody who may says `quit`."""
         assert self._listener is not None  # noqa: S101 -- `open` comes first
-        while not self._is_quitting:
+        while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError:  # `quit` has ended all else
                 break
             self.log("Accepting connection...")
             threading.Thread(target=self._talk, args=(Link(connection),), daemon=True).start()
