@@ -13,7 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from mig_agent.adapters.nvml import Driver, calls
+from mig_agent.adapters.nvml import Driver, session
 from mig_agent.adapters.nvml.calls import ProfileAnswer
 from mig_agent.adapters.nvml.inventory import profile_name
 from mig_agent.core.errors import DriverError, DriverErrorKind
@@ -607,12 +607,12 @@ def test_a_session_ends_only_when_no_call_is_under_way(bench: MakeBench, monkeyp
     counter = threading.Thread(target=there.driver.count)
     counter.start()
     eventually(lambda: there.driver._nvml._session._in_flight == 1, "the call is under way")
-    monkeypatch.setattr(calls, "_CLOSING_SECONDS", 0.01)
+    monkeypatch.setattr(session, "_CLOSING_SECONDS", 0.01)
     with pytest.raises(DriverError, match="calls under way have not come back: 1") as held:
         there.driver.close()
     assert held.value.kind is DriverErrorKind.TIMEOUT
     assert there.driver.observe_at(0).index == 0  # the session goes on
-    monkeypatch.setattr(calls, "_CLOSING_SECONDS", 30.0)
+    monkeypatch.setattr(session, "_CLOSING_SECONDS", 30.0)
     closer = threading.Thread(target=there.driver.close)
     closer.start()
     there.simulator.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -51,6 +52,18 @@ def test_usage_of_a_gpu_without_mig_mode(driver: Driver) -> None:
         assert usage.memory_total_mib == gpu.memory_mib
         assert usage.memory_used_mib is None or 0 <= usage.memory_used_mib <= gpu.memory_mib
         assert all(process.pid > 0 for process in driver.processes(gpu.uuid))
+
+
+def test_compute_use_of_instances_that_are_there(driver: Driver) -> None:
+    """From Hopper on it is a percentage at the second reading, before it is unknown."""
+    for gpu in driver.observe().gpus:
+        for instance in gpu.instances:
+            assert driver.usage(gpu.uuid, instance.gpu_instance_id, tenure="1/").compute is None
+            time.sleep(1.0)
+            compute = driver.usage(gpu.uuid, instance.gpu_instance_id, tenure="1/").compute
+            assert compute is None or 0.0 <= compute.sm_percent <= 100.0
+            if not {"H100", "H200", "GH200"}.isdisjoint(gpu.model.split()) and instance.compute_instances:
+                assert compute is not None
 
 
 def test_looking_for_an_instance_where_mig_mode_is_off(driver: Driver) -> None:

@@ -209,7 +209,12 @@ EVENT = types.Event(
     data={"reason": "forced", "n": 1},
 )
 USAGE = types.Usage(
-    generation=7, memory_used_mib=1, memory_total_mib=2, utilization_percent=None, processes=(4711, 4712)
+    generation=7,
+    memory_used_mib=1,
+    memory_total_mib=2,
+    utilization_percent=None,
+    processes=(4711, 4712),
+    compute=types.ComputeUsage(seconds=2.0, sm_percent=31.5, tensor_percent=0.0, memory_bandwidth_percent=None),
 )
 ROW = types.AccountRow(
     key="team-a",

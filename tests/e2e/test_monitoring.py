@@ -50,7 +50,11 @@ def agents() -> Iterator[dict[str, Agent]]:
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
-                Agent(stack.enter_context(short_folder()), gpus, flags=["--metrics", "127.0.0.1:0"])
+                Agent(
+                    stack.enter_context(short_folder()),
+                    gpus,
+                    flags=["--metrics", "127.0.0.1:0", "--sample-usage", "1s"],
+                )
             )
             for name, gpus in NODES.items()
         }
@@ -92,6 +96,8 @@ def test_each_panel_shows_something(agents: dict[str, Agent], scraping: Promethe
             float(each["value"][1]) for each in scraping.ask(expressions()["Leases 0"].replace("$instance", ".*"))
         )
         assert counted == sum(len(agent.ask("status")["leases"]) for agent in agents.values())
+        busy = scraping.series("mig_agent_instance_compute_utilization_ratio")
+        assert {each["instance"] for each in busy} == {"h100"}, "before Hopper it is not known, and so not 0"
         nodes = {each["metric"]["instance"] for each in scraping.ask("mig_agent_memory_slices")}
         assert nodes == set(NODES)
     finally:

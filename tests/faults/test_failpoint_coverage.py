@@ -15,7 +15,7 @@ from support.doors import PACKAGE, Source, doors, nvml_calls, sources
 from support.engine import start
 from support.simulated import machine
 
-READING = ("nvmlDeviceGet", "nvmlGpuInstanceGet", "nvmlComputeInstanceGet", "nvmlSystemGet")
+READING = ("nvmlDeviceGet", "nvmlGpm", "nvmlGpuInstanceGet", "nvmlComputeInstanceGet", "nvmlSystemGet")
 OF_THE_SESSION = {
     "nvmlInitWithFlags",
     "nvmlShutdown",

@@ -22,7 +22,17 @@ from mig_agent.simulator import Code
 from support.doors import nvml_calls
 from support.engine import ADMIN, Node, engine, start
 from support.figures import Figure
-from support.nvmlfaults import HANGING, LISTED, NOTHING_WITHOUT, OF_NO_GPU, ON_ITS_FACE, SERVING, STARTING, codes_of
+from support.nvmlfaults import (
+    COUNTERS,
+    HANGING,
+    LISTED,
+    NOTHING_WITHOUT,
+    OF_NO_GPU,
+    ON_ITS_FACE,
+    SERVING,
+    STARTING,
+    codes_of,
+)
 
 GPUS = "a100-40gb:2,h100-80gb:1:off"
 SICK, WELL, HOPPER = "0", "1", "2"
@@ -143,7 +153,7 @@ def struck(node: Node) -> bool:
 
 def test_the_table_names_every_call_of_the_adapter() -> None:
     assert set(LISTED) == nvml_calls()
-    assert set(LISTED) == SERVING | STARTING | ON_ITS_FACE
+    assert set(LISTED) == SERVING | STARTING | ON_ITS_FACE | COUNTERS
 
 
 @pytest.mark.parametrize("times", [1, MANY], ids=["once", "for good"])

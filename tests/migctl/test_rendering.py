@@ -351,6 +351,7 @@ def test_top_in_json_has_null_for_the_unknown() -> None:
         "memory_total_mib": None,
         "utilization_percent": None,
         "processes": None,
+        "compute": None,
     }
     assert instances[0]["unused"] is True
 

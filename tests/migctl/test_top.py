@@ -14,11 +14,22 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mig_agent.client.types import Gpu, Instance, LeaseInfo, MigMode, Placement, ProcessUsage, Status, Usage
+from mig_agent.client.types import (
+    ComputeUsage,
+    Gpu,
+    Instance,
+    LeaseInfo,
+    MigMode,
+    Placement,
+    ProcessUsage,
+    Status,
+    Usage,
+)
 from mig_agent.migctl.commands.top import render
 from mig_agent.migctl.keys import decode
 from mig_agent.migctl.top_view import ORDERS, NodeReading, View, list_lines, page, page_size, plain
@@ -96,7 +107,13 @@ def node(gpus: int = 1, holders: Sequence[str] = HOLDERS) -> Status:
     )
 
 
-def usage(mib: int | None, *processes: ProcessUsage, details: bool = True, total: int | None = 9728) -> Usage:
+def usage(
+    mib: int | None,
+    *processes: ProcessUsage,
+    details: bool = True,
+    total: int | None = 9728,
+    compute: float | None = None,
+) -> Usage:
     return Usage(
         generation=0,
         memory_used_mib=mib,
@@ -104,6 +121,9 @@ def usage(mib: int | None, *processes: ProcessUsage, details: bool = True, total
         utilization_percent=None,
         processes=tuple(each.pid for each in processes),
         process_details=processes if details else (),
+        compute=None
+        if compute is None
+        else ComputeUsage(seconds=2.0, sm_percent=compute, tensor_percent=None, memory_bandwidth_percent=None),
     )
 
 
@@ -120,6 +140,32 @@ def test_the_unknown_is_shown_as_unknown_and_never_as_0() -> None:
     first, _, third, *_ = listed(reading({0: nothing, 2: usage(0)}), View())
     assert first.split() == ["0", "2g.20gb", "leased", "?", "19.5", "GiB", "?", "?", "alice"]
     assert third.split() == ["0", "1g.10gb", "leased", "0", "MiB", "9.5", "GiB", "..........", "?", "bob", "(unused)"]
+
+
+def test_compute_is_shown_where_it_is_known() -> None:
+    of = reading({0: usage(0, compute=31.4), 1: usage(0, compute=0.2), 2: usage(0, compute=0.0)})
+    header, lines = list_lines(of, View(), None)
+    assert plain([header]).split()[-2:] == ["COMPUTE", "HOLDER"]
+    shown = [re.findall(r"(\S+%|\?)(?:  ([#.]{10}))?", line)[-1] for line in plain(lines).splitlines()]
+    assert shown == [
+        ("31%", "####......"),
+        ("<1%", "#........."),
+        ("0%", ".........."),
+        ("?", ""),
+    ]
+    whole = replace(usage(0), utilization_percent=70)
+    assert "  70%  #######...  " in listed(reading({0: whole}), View())[0]
+
+
+@pytest.mark.parametrize(("width", "columns"), [(100, 2), (80, 1), (60, 0)])
+def test_a_narrow_terminal_keeps_figures_and_holders_and_goes_without_bars(width: int, columns: int) -> None:
+    of = reading({0: usage(1024, compute=31.4, total=19968), 2: usage(512, compute=99)})
+    lines = listed(of, View(), width)
+    assert len(re.findall(r"[#.]{10}", lines[0])) == columns
+    assert "31%" in lines[0]
+    assert lines[0].endswith("alice")
+    assert lines[2].endswith("bob (unused)")
+    assert max(map(len, lines)) <= width
 
 
 def test_each_process_has_its_user_its_memory_and_its_command() -> None:
@@ -148,14 +194,17 @@ def test_the_bar_is_full_only_where_the_memory_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "first"), [("gpu", "alice"), ("memory", "carol"), ("holder", "alice"), ("profile", "alice")]
+    ("order", "first"),
+    [("gpu", "alice"), ("memory", "carol"), ("compute", "bob"), ("holder", "alice"), ("profile", "alice")],
 )
 def test_orders(order: str, first: str) -> None:
-    lines = listed(reading({2: usage(100), 3: usage(5000)}), View(order=order))
+    lines = listed(reading({2: usage(100, compute=1.0), 3: usage(5000, compute=0.0)}), View(order=order))
     assert first in lines[0]
     assert len(lines) == len(HOLDERS)
     if order == "memory":
         assert "bob" in lines[1]
+    if order == "compute":
+        assert "carol" in lines[1], "the unknown come last"
     if order == "holder":
         assert "idle" in lines[-1]
 
@@ -196,6 +245,33 @@ def test_scrolling_reaches_every_line_and_stays_within_them() -> None:
     assert end.offset == length - size
     assert end.after("home", size, length) == View()
     assert View().after("up", size, length) == View()
+
+
+def test_a_shorter_list_is_never_scrolled_out_of_sight() -> None:
+    """Leases end, and windows grow, while one looks at the end of the list."""
+    size = page_size(12)
+    end = View().after("end", size, 4 * 8)
+    assert end is not None
+    for gpus, height in [(1, 12), (8, 60)]:
+        screen = plain(page(reading(gpus=gpus), end, 100, height))
+        assert all(each in screen for each in listed(reading(gpus=gpus), View(), 100))
+        assert "more below" not in screen
+
+
+@pytest.mark.parametrize("width", [30, 60, 80])
+def test_the_keys_fit_and_a_kept_filter_is_always_seen(width: int) -> None:
+    first, filtered = (
+        plain(page(reading(), view, width, 15)).splitlines()[1] for view in (View(), View(order="compute", words="bob"))
+    )
+    assert not first.endswith("..")
+    assert "q quit" in first
+    assert filtered.startswith("filter: bob (Esc removes it)")
+    assert not filtered.endswith("..")
+
+
+def test_an_old_reading_is_said_to_be_old() -> None:
+    screen = plain(page(reading(), View(), 80, 24, "the agent does not answer: these figures are 12s old"))
+    assert screen.splitlines()[0] == "the agent does not answer: these figures are 12s old"
 
 
 def test_keys() -> None:
@@ -312,6 +388,18 @@ def test_on_a_terminal_keys_are_not_echoed_and_q_leaves_it_as_it_was(agent: Agen
         terminal.read()
         assert termios.tcgetattr(terminal.slave) == terminal.before
         assert terminal.written.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in terminal.written[-40:]
+
+
+def test_an_agent_that_goes_away_and_comes_back(agent: Agent) -> None:
+    with on_a_terminal(agent) as terminal:
+        agent.kill()
+        terminal.until("does not answer")
+        terminal.type(b"s")
+        terminal.until("sort: memory")
+        agent.start()
+        terminal.until("1 lease", new=True)
+        terminal.type(b"q")
+        assert terminal.process.wait(GENEROUS_SECONDS) == 0
 
 
 def test_control_c_ends_it_quietly(agent: Agent) -> None:

@@ -57,6 +57,12 @@ LISTED: dict[str, tuple[Code, ...]] = {
     "nvmlDeviceGetHandleByUUID": (_I, _F),
     "nvmlDeviceGetGpuInstanceId": _DEVICE,
     "nvmlDeviceGetComputeInstanceId": _DEVICE,
+    # Performance counters, for which nvml.h lists none.
+    "nvmlGpmQueryDeviceSupport": (),
+    "nvmlGpmSampleAlloc": (),
+    "nvmlGpmMigSampleGet": (),
+    "nvmlGpmMetricsGet": (),
+    "nvmlGpmSampleFree": (),
 }
 
 OF_NO_GPU = frozenset(
@@ -80,6 +86,8 @@ OF_NO_GPU = frozenset(
 
 ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown", "nvmlSystemGetNVMLVersion"})
 """The adapter offers them, and the engine does not make them, or only at the very end."""
+COUNTERS = frozenset({"nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"})
+"""Those of performance counters: where they fail, a figure is unknown (`tests/adapters/test_compute_meter.py`)."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})
 _EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
@@ -93,11 +101,12 @@ _FOR_REQUESTS = frozenset(
         "nvmlDeviceSetMigMode",
         "nvmlGpuInstanceCreateComputeInstance",
         "nvmlGpuInstanceDestroy",
+        "nvmlGpmQueryDeviceSupport",
     }
 )
-SERVING = LISTED.keys() - ON_ITS_FACE - _ONCE - _PROFILES - _EVENTS
+SERVING = LISTED.keys() - ON_ITS_FACE - COUNTERS - _ONCE - _PROFILES - _EVENTS
 """Calls that an agent makes while it serves."""
-STARTING = LISTED.keys() - ON_ITS_FACE - _FOR_REQUESTS
+STARTING = LISTED.keys() - ON_ITS_FACE - COUNTERS - _FOR_REQUESTS
 """Calls that it makes when it starts, those of the thread that listens for events among them."""
 HANGING = SERVING
 """Those that can keep somebody waiting."""

@@ -105,7 +105,9 @@ class _MigBackend:
         return self._host.holders(gpu_minor, instance.gpu_instance_id)
 
     def usage(self, instance: Instance) -> InstanceUsage:
-        return self._driver.usage(instance.slot.gpu, instance.gpu_instance_id)
+        # An instance that is leased again keeps its generation, and its next user is not to see the load of the last.
+        tenure = f"{instance.generation}/{instance.lease or ''}"
+        return self._driver.usage(instance.slot.gpu, instance.gpu_instance_id, tenure=tenure)
 
     def environment(self, instance: Instance) -> Mapping[str, str]:
         return _visible(instance.uuid)

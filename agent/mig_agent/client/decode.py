@@ -319,6 +319,17 @@ def usage(message: pb.InstanceUsage) -> types.Usage:
             )
             for each in message.processes.details
         ),
+        compute=_compute_usage(message.compute) if message.HasField("compute") else None,
+    )
+
+
+def _compute_usage(message: pb.ComputeUsage) -> types.ComputeUsage:
+    bandwidth = message.memory_bandwidth_percent if message.HasField("memory_bandwidth_percent") else None
+    return types.ComputeUsage(
+        seconds=message.seconds,
+        sm_percent=message.sm_percent,
+        tensor_percent=message.tensor_percent if message.HasField("tensor_percent") else None,
+        memory_bandwidth_percent=bandwidth,
     )
 
 

@@ -53,7 +53,8 @@ _KEYS: Final[Mapping[type, str]] = {
     types.PlannedDevice: f"{_WINDOWED} reused uuid?",
     types.Step: "kind gpu gpu_index profile placement uuid? message",
     types.Event: "kind at revision message gpu? gpu_index lease? generation holder? data",
-    types.Usage: "memory_used_mib memory_total_mib utilization_percent processes",
+    types.Usage: "memory_used_mib memory_total_mib utilization_percent processes compute",
+    types.ComputeUsage: "seconds sm_percent tensor_percent memory_bandwidth_percent",
     types.AccountRow: (
         "key leases devices memory_mib_seconds slice_seconds waited_seconds measured_mib_seconds peak_mib_seconds"
     ),

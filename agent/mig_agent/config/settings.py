@@ -338,7 +338,7 @@ class Settings(KubernetesSettings):
     )
     sample_usage: float | None = setting(
         30.0,
-        "How often the memory in use on leased devices is read, for the peaks in accounting; `off`: never.",
+        "How often memory and compute in use on leased devices are read, for accounting and metrics; `off`: never.",
         kind=field_types.DURATION_OR_OFF,
         group=_TELLING,
         example="30s",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mig_agent.core.errors import DriverErrorKind
-from mig_agent.core.model import GpuUuid, Layout, MigMode, Placement
+from mig_agent.core.model import GpuUuid, Layout, LeaseId, MigMode, Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +41,39 @@ class ObservedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeUsage:
+    """How busy one instance was between two readings, in percent; None where the driver does not report it."""
+
+    seconds: float
+    """The time between the readings."""
+    sm_percent: float
+    """The mean share of its multiprocessors (SMs) that were busy."""
+    tensor_percent: float | None = None
+    """The share of the time in which its multiprocessors did tensor operations."""
+    memory_bandwidth_percent: float | None = None
+    """Memory bandwidth used, of the most that is possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeReading:
+    """The last reading of how busy an instance was, under the lease that it had then."""
+
+    lease: LeaseId | None
+    fresh_until: float
+    """Until when it says something of now, in seconds since the epoch."""
+    usage: ComputeUsage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceUsage:
     """Memory and processor use of one instance or whole GPU; None where the driver does not report it."""
 
     memory_used_mib: int | None
     memory_total_mib: int | None
     utilization_percent: int | None = None
+    """Of a whole GPU: the share of the time in which a kernel ran on it."""
+    compute: ComputeUsage | None = None
+    """Of an instance: how busy its multiprocessors were."""
     processes: tuple[ProcessUsage, ...] | None = None
 
 

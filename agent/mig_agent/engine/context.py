@@ -20,6 +20,7 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
+from mig_agent.core.observation import ComputeReading
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
@@ -200,6 +201,8 @@ class Context:
     """Instances whose creation has certainly failed: what exists in their placements was created by others."""
     missing: dict[int, str] = field(default_factory=dict)
     """The error of each GPU that has not answered since the start, by index."""
+    compute_readings: Mapping[Generation, ComputeReading] = field(default_factory=dict)
+    """How busy each instance was at the last reading; replaced as a whole."""
     closing: bool = False
 
     @property

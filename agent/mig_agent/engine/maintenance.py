@@ -215,6 +215,7 @@ class Maintenance:
             self._start_driver_events()
             raise
         self._is_open = self._is_resumed = False
+        context.compute_readings = {}
         left = context.host.own_device_nodes()
         words = f", but this process still has {', '.join(left)} open" if left else ""
         context.journal.record(context.journal.event(EventKind.DRIVER_RELEASED, f"the driver was released{words}"))

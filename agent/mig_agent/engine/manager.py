@@ -37,7 +37,6 @@ from mig_agent.engine.denial_audit import DENIED, DenialAudit
 from mig_agent.engine.event_bus import Subscription
 from mig_agent.engine.lifecycle import StreamEnd, leases_without_answering_devices
 from mig_agent.engine.publication import Publication
-from mig_agent.engine.reconciler import read_usage
 from mig_agent.engine.results import (
     Granted,
     ModeAnswer,
@@ -50,6 +49,7 @@ from mig_agent.engine.results import (
 )
 from mig_agent.engine.startup import Parts, policy_of, started_event
 from mig_agent.engine.thread_check import LoopBound
+from mig_agent.engine.usage import read_usage
 
 MOST_EXPLAINED_LINES = 4096
 """The most lines that explain all requests of one dry run, so that the answer stays within gRPC's limit."""

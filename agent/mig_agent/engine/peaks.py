@@ -8,7 +8,7 @@ import contextlib
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.model import InstanceState
 from mig_agent.engine.context import Context
-from mig_agent.engine.reconciler import read_usage
+from mig_agent.engine.usage import read_usage
 
 RECORD_SECONDS = 300.0
 """Interval at which changed peaks of active leases are recorded, in seconds: a crash loses the samples since then."""

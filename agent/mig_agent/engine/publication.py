@@ -105,6 +105,7 @@ class Publication:
             in_doubt=context.state.doubt is not None,
             sockets_missing=len(self._socket_problems),
             tenants=context.accounting.totals,
+            compute=context.compute_readings,
             problems=dict(self._problems),
         )
 

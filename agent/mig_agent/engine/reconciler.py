@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
-from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.records import Change, DropDoubt, ForgetLeases, PutBootId, PutDoubt
 from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
-    Generation,
     GpuUuid,
     Instance,
     InstanceState,
@@ -25,7 +23,7 @@ from mig_agent.core.model import (
     LeaseId,
     whole_gpu_layout,
 )
-from mig_agent.core.observation import InstanceUsage, ObservedGpu, ProcessUsage
+from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.recovery import (
     NEVER_MADE,
     EndLostLease,
@@ -43,48 +41,9 @@ from mig_agent.engine.lifecycle import EndReason, LeaseLifecycle, degraded_event
 from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.state import GpuRecord
 
-_UNKNOWN = InstanceUsage(memory_used_mib=None, memory_total_mib=None)
-_THERE = frozenset(InstanceState) - {InstanceState.CREATING, InstanceState.DESTROYING}
-
-
-async def read_usage(context: Context, states: frozenset[InstanceState] = _THERE) -> Mapping[Generation, InstanceUsage]:
-    """Return the usage of every instance in these states; what the driver does not report now is unknown."""
-    records = context.state.gpus.values()
-    instances = [each for record in records for each in record.instances.values() if each.state in states]
-    if context.driver_use.paused:
-        return dict.fromkeys((each.generation for each in instances), _UNKNOWN)
-    with context.driver_use.inside():
-        found = await asyncio.gather(*(_of(context, each) for each in instances))
-    return dict(zip((each.generation for each in instances), found, strict=True))
-
-
-async def _of(context: Context, instance: Instance) -> InstanceUsage:
-    backend, host = context.backends[instance.kind], context.host
-
-    def read() -> InstanceUsage:
-        usage = backend.usage(instance)
-        if usage.processes is None:
-            return usage
-        return replace(usage, processes=tuple(_described(each, host) for each in usage.processes))
-
-    try:
-        return await context.gpu_workers[instance.slot.gpu].read("read the usage", read)
-    except DriverError:
-        return _UNKNOWN
-
-
-def _described(process: ProcessUsage, host: Host) -> ProcessUsage:
-    found = host.process(process.pid)
-    if found is None:
-        return process
-    return replace(process, uid=found.uid, command=found.command[:_LONGEST_COMMAND])
-
-
 MOST_FAILED_READINGS = 3
 """After this many failed readings in a row nothing is placed on the GPU until it can be read again."""
 _HOUR = 3600.0
-_LONGEST_COMMAND = 200
-"""The most characters of a process's command line that are passed on."""
 _MOST_MISSED = 5
 """Number of readings of a GPU that may be missed before it counts as not watched."""
 _SHORTEST_GAP = 120.0

@@ -23,6 +23,7 @@ from mig_agent.core.model import (
     RequestKey,
     Want,
 )
+from mig_agent.core.observation import ComputeReading
 from mig_agent.core.planning.capacity import Available
 
 
@@ -176,6 +177,8 @@ class Published:
     """Whether the ledger may not account for everything that is leased: it was damaged, or restored from a backup."""
     tenants: Mapping[str, TenantTotal] = field(default_factory=dict)
     """What each tenant has leased so far."""
+    compute: Mapping[Generation, ComputeReading] = field(default_factory=dict)
+    """How busy each instance was at the last reading, where that is known."""
 
     @property
     def problem_lines(self) -> tuple[str, ...]:

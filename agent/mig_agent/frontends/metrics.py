@@ -199,6 +199,7 @@ class _NodeGauges(Collector):
         yield _instances(view)
         yield _slices(view)
         yield _lease_instances(view)
+        yield _compute(node, time.time())
         yield from _leased_by_tenant(view)
         yield from self._tenants.collect(node.tenants, time.time())
 
@@ -323,6 +324,25 @@ def _lease_instances(view: NodeView) -> Metric:
                     each.uuid,
                 )
                 family.add_metric(labels, 1)
+    return family
+
+
+def _compute(node: Published, now: float) -> Metric:
+    family = GaugeMetricFamily(
+        "mig_agent_instance_compute_utilization_ratio",
+        "Busy multiprocessors (SMs) of an instance, of all that it has, between the last two readings; no sample where"
+        " the driver does not report it, as on GPUs before Hopper.",
+        # With the lease, so that a mean over time is never of two leases of one instance.
+        labels=("lease", "gpu_uuid", "gpu_instance_id", "profile", "uuid"),
+    )
+    for each in (instance for gpu in node.view.gpus for instance in gpu.instances):
+        reading = node.compute.get(each.generation)
+        # A reading under another lease says nothing of this one.
+        if reading is None or node.paused or reading.lease != each.lease or reading.fresh_until < now:
+            continue
+        gi = "" if each.gpu_instance_id is None else str(each.gpu_instance_id)
+        labels = (each.lease or "", each.slot.gpu, gi, each.slot.profile.name, each.uuid)
+        family.add_metric(labels, reading.usage.sm_percent / 100)
     return family
 
 

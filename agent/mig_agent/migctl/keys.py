@@ -90,8 +90,16 @@ class Keyboard:
         for each in (self._wake_reader, self._wake_writer):
             os.close(each)
 
+    def wake(self) -> None:
+        """End the current or next `wait`; from any thread."""
+        with contextlib.suppress(OSError):  # full, or closed
+            os.write(self._wake_writer, b"\0")
+
     def wait(self, seconds: float) -> list[str] | None:
-        """Wait for keys, at most this long; return them, or None if the time is over or the screen has another size."""
+        """Wait for keys, at most this long, and return them.
+
+        None if the time is over, `wake` was called, or the screen has another size.
+        """
         sources = [self._wake_reader] + ([] if self._descriptor is None else [self._descriptor])
         ready, _, _ = select.select(sources, (), (), max(0.0, seconds))
         if self._wake_reader in ready:

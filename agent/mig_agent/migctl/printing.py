@@ -75,6 +75,11 @@ def memory(mib: int) -> str:
     return f"{mib * 100 // _MIB_IN_GIB / 100:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
+def percent(value: float) -> str:
+    """Return a percentage without decimals; `<1%` for a little, which is not nothing."""
+    return "<1%" if 0 < value < 0.5 else f"{value:.0f}%"  # noqa: PLR2004 -- what would be rounded to 0
+
+
 def slices(placement: Placement | None) -> str:
     """Return `slices 0-1` or `slice 4`; empty for a whole GPU."""
     if placement is None:

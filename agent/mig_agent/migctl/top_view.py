@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from mig_agent.core.quantities import counted
 from mig_agent.migctl.failures import one_line
-from mig_agent.migctl.printing import memory
+from mig_agent.migctl.printing import memory, percent
 
 if TYPE_CHECKING:
     from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
 
 UNKNOWN: Final = "?"
-"""For what the driver does not report, such as utilisation under MIG; never 0."""
-_HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "GPU%", "HOLDER")
+"""For what the driver does not report, such as how busy an instance is before Hopper; never 0."""
+_HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "COMPUTE", "", "HOLDER")
+_STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 2, 4, 5, 6, 7, 8
+_DROPPED_WHEN_NARROW = (_COMPUTE_BAR, _MEMORY_BAR, _OF)
+"""The columns that a narrow terminal does without, the first that goes first."""
+_HOLDER_CELLS = 16
+"""For so much of the holder other columns go."""
 _BAR_CELLS = 10
 _ALMOST_FULL = 0.9
 _LONGEST_FILTER = 40
@@ -46,6 +52,13 @@ class InstanceRow:
         return measured or self.instance.memory_mib
 
     @property
+    def compute_percent(self) -> float | None:
+        """How busy it is: of an instance its multiprocessors, of a whole GPU the time with a kernel; None: unknown."""
+        if self.usage is None:
+            return None
+        return self.usage.utilization_percent if self.usage.compute is None else self.usage.compute.sm_percent
+
+    @property
     def processes(self) -> Sequence[ProcessUsage]:
         """Known facts of its processes."""
         return () if self.usage is None else self.usage.process_details
@@ -73,7 +86,7 @@ def _start(instance: Instance) -> int:
     return 0 if instance.placement is None else instance.placement.start
 
 
-ORDERS: Final = ("gpu", "memory", "holder", "profile")
+ORDERS: Final = ("gpu", "memory", "compute", "holder", "profile")
 """The orders of the rows, in the order in which the key `s` takes them."""
 
 
@@ -82,6 +95,10 @@ def _sorted(rows: Iterable[InstanceRow], order: str) -> list[InstanceRow]:
     match order:
         case "memory":
             return sorted(rows, key=lambda row: -(row.used_mib or 0))
+        case "compute":
+            return sorted(
+                rows, key=lambda row: -1.0 if row.compute_percent is None else row.compute_percent, reverse=True
+            )
         case "holder":
             return sorted(rows, key=lambda row: (not row.instance.holder, row.instance.holder or ""))
         case "profile":
@@ -137,12 +154,15 @@ class View:
             return replace(self, words=self.words + key)
         return self
 
-    def keys(self) -> str:
-        """Return the line that says which keys there are."""
+    def keys(self, width: int) -> str:
+        """Return the line that says which keys there are, and which filter is kept; as many as fit."""
         if self.is_typing:
             return f"filter: {self.words}_   (Enter keeps it, Esc removes it)"
-        kept = f"   filter: {self.words} (Esc removes it)" if self.words else ""
-        return f"q quit   arrows scroll   s sort: {self.order}   / filter   p processes{kept}"
+        kept = [f"filter: {self.words} (Esc removes it)"] if self.words else []
+        shown = [*kept, "q quit", f"s sort: {self.order}", "/ filter", "p processes", "arrows scroll"]
+        while len(shown) > 1 and len("   ".join(shown)) > width:
+            shown.pop()
+        return "   ".join(shown)
 
 
 def head(reading: NodeReading) -> str:
@@ -164,13 +184,30 @@ def list_lines(reading: NodeReading, view: View, width: int | None) -> tuple[Lin
     rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
     cells = [_HEADER, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    columns = _columns(widths, width)
     lines: list[Line] = []
     for row, texts in zip(rows, cells[1:], strict=True):
-        lines.append(tuple(_cut(_styled(row, texts, widths), width)))
+        lines.append(tuple(_cut(_styled(row, texts, widths, columns), width)))
         if view.with_processes:
             lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
-    header = "  ".join(cell.ljust(size) for cell, size in zip(_HEADER, widths, strict=True)).rstrip()
+    header = "  ".join(_aligned(_HEADER[column], column, widths[column]) for column in columns).rstrip()
     return tuple(_cut(iter([(header, "bold")]), width)), lines
+
+
+def _columns(widths: Sequence[int], width: int | None) -> list[int]:
+    """Return the columns that are shown: all, or as many as leave enough of the holder to be told from others."""
+    columns = [column for column, size in enumerate(widths) if size]
+    for dropped in _DROPPED_WHEN_NARROW:
+        needed = sum(widths[each] + 2 for each in columns if each != _HOLDER)
+        if width is None or needed + min(widths[_HOLDER], _HOLDER_CELLS) <= width:
+            break
+        if dropped in columns:
+            columns.remove(dropped)
+    return columns
+
+
+def _aligned(text: str, column: int, size: int) -> str:
+    return text.rjust(size) if column == _COMPUTE else text.ljust(size)
 
 
 def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
@@ -186,7 +223,6 @@ def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
 
 def _cells(row: InstanceRow) -> tuple[str, ...]:
     each, usage = row.instance, row.usage
-    percent = None if usage is None else usage.utilization_percent
     holder = (each.holder or "-") + (" (unused)" if row.is_unused else "")
     if usage is not None and not usage.process_details and usage.processes:
         holder += f" (pid {', '.join(map(str, usage.processes))})"
@@ -196,25 +232,26 @@ def _cells(row: InstanceRow) -> tuple[str, ...]:
         each.state,
         UNKNOWN if row.used_mib is None else memory(row.used_mib),
         memory(row.total_mib),
-        _bar(row),
-        UNKNOWN if percent is None else str(percent),
+        _bar(row.used_mib, row.total_mib),
+        UNKNOWN if row.compute_percent is None else percent(row.compute_percent),
+        "" if row.compute_percent is None else _bar(row.compute_percent, 100),
         one_line(holder),
     )
 
 
-def _bar(row: InstanceRow) -> str:
-    if row.used_mib is None or not row.total_mib:
+def _bar(used: float | None, whole: float) -> str:
+    if used is None or not whole:
         return UNKNOWN.center(_BAR_CELLS)
-    full = min(_BAR_CELLS, -(-row.used_mib * _BAR_CELLS // row.total_mib))
+    full = min(_BAR_CELLS, math.ceil(used * _BAR_CELLS / whole))
     return "#" * full + "." * (_BAR_CELLS - full)
 
 
-def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int]) -> Iterator[Segment]:
+def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> Iterator[Segment]:
     nearly_full = row.used_mib is not None and row.used_mib >= _ALMOST_FULL * row.total_mib
-    styles = {2: row.instance.state, 5: "full" if nearly_full else "bar"}
-    for column, (text, size) in enumerate(zip(texts, widths, strict=True)):
-        last = column == len(texts) - 1
-        yield text if last else text.ljust(size), styles.get(column, "")
+    styles = {_STATE: row.instance.state, _MEMORY_BAR: "full" if nearly_full else "bar", _COMPUTE_BAR: "bar"}
+    for column in columns:
+        last = column == columns[-1]
+        yield texts[column] if last else _aligned(texts[column], column, widths[column]), styles.get(column, "")
         if not last:
             yield "  ", ""
 
@@ -241,15 +278,20 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
-def page(reading: NodeReading, view: View, width: int, height: int) -> list[Line]:
-    """Return the whole screen: the head, the keys, and as much of the list as there is place for."""
+def page(reading: NodeReading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
+    """Return the whole screen: the head, the keys, and as much of the list as there is place for.
+
+    `trouble` says why the reading is old, in place of the head.
+    """
     header, lines = list_lines(reading, view, width)
     size = page_size(height)
-    shown = lines[view.offset : view.offset + size]
-    more = len(lines) - view.offset - len(shown)
+    # The list may have become shorter, or the screen higher, since it was scrolled.
+    offset = min(view.offset, max(0, len(lines) - size))
+    shown = lines[offset : offset + size]
+    more = len(lines) - offset - len(shown)
     below = f"{more} more below" if more > 0 else ""
-    top = [head(reading), view.keys()]
-    screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in zip(top, ("bold", "keys"), strict=True)]
+    top = [(trouble, "trouble") if trouble else (head(reading), "bold"), (view.keys(width), "keys")]
+    screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in top]
     if not lines:
         return [*screen, (), (("no instances" if not view.words else "no instance has that in it", ""),)]
     return [*screen, header, *shown, *([((below, "keys"),)] if below else [])]

@@ -15,6 +15,7 @@ from mig_agent.simulator.codes import Code, SimulatorError
 from mig_agent.simulator.control import STATE_FILE, Simulator, create_machine, describe
 from mig_agent.simulator.faults import same_function
 from mig_agent.simulator.library import function_names
+from mig_agent.simulator.state import DEFAULT_SM_PERCENT
 
 _CODES = {code.name.lower().replace("_", "-"): int(code) for code in Code if code}
 
@@ -76,10 +77,18 @@ def reboot(state_file: Path, keep_mig_mode: bool) -> None:
 @click.option("--pid", type=click.IntRange(min=1), help="Of a real process, with which the workload ends.")
 @click.option("--memory-mib", type=click.IntRange(min=0), default=1024, show_default=True)
 @click.option("--name", default="python train.py", show_default=True, help="The command line that is shown.")
+@click.option(
+    "--sm-percent",
+    type=click.FloatRange(0, 100),
+    default=DEFAULT_SM_PERCENT,
+    show_default=True,
+    help="How much of its multiprocessors it keeps busy.",
+)
 @click.pass_obj
-def occupy(state_file: Path, where: str, pid: int | None, memory_mib: int, name: str) -> None:
+def occupy(state_file: Path, where: str, pid: int | None, memory_mib: int, name: str, sm_percent: float) -> None:
     """Run a workload on WHERE: GPU/GI, GPU/GI/CI, a MIG UUID, or a GPU without MIG mode. Prints its pid."""
-    click.echo(Simulator(state_file).occupy(where, pid=pid, used_mib=memory_mib, name=name))
+    simulator = Simulator(state_file)
+    click.echo(simulator.occupy(where, pid=pid, used_mib=memory_mib, name=name, sm_percent=sm_percent))
 
 
 @main.command()

@@ -13,6 +13,7 @@ from mig_agent.simulator.codes import Failure, SimulatorError, name_of
 from mig_agent.simulator.models import Window
 from mig_agent.simulator.programs import write_programs
 from mig_agent.simulator.state import (
+    DEFAULT_SM_PERCENT,
     DRIVER_VERSION,
     KERNEL_VERSION,
     ComputeInstance,
@@ -160,13 +161,16 @@ class Simulator:
         name: str = "python train.py",
         used_mib: int | None = 1024,
         container: str = "",
+        sm_percent: float = DEFAULT_SM_PERCENT,
     ) -> int:
         """Run a workload on `GPU/GI`, `GPU/GI/CI`, a MIG UUID, or a GPU without MIG mode; return its pid.
 
         Without a pid one is made up. The pid of a real process ties the workload to it: it ends with that process.
+        It keeps `sm_percent` of the multiprocessors of its instance busy.
         """
         with self._store.edit() as machine:
             process = _process(machine, pid, name, used_mib=used_mib, container=container)
+            process["sm_percent"] = sm_percent
             gpu, instance, compute = _find(machine, where)
             if instance is None:
                 if gpu["mig_current"]:

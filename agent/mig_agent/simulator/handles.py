@@ -20,6 +20,7 @@ class Kind(IntEnum):
     """A serial number: once destroyed, never valid again."""
     COMPUTE_INSTANCE = 4
     EVENT_SET = 5
+    GPM_SAMPLE = 6
 
 
 def encode(kind: Kind, gpu: int, value: int = 0) -> int:
@@ -29,7 +30,7 @@ def encode(kind: Kind, gpu: int, value: int = 0) -> int:
 
 def gpu_of(handle: int | None) -> int | None:
     """Return the GPU's index in a handle; None if it is no handle of a GPU or of something on one."""
-    if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF == Kind.EVENT_SET:
+    if not handle or handle >> 48 != _TAG >> 48 or handle >> 40 & 0xFF in {Kind.EVENT_SET, Kind.GPM_SAMPLE}:
         return None
     return handle >> 32 & 0xFF
 

@@ -60,6 +60,24 @@ class EventSet:
     seen: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass
+class GpmCounters:
+    """What has been counted on a GPU instance, or on a GPU without MIG mode, up to the last sample of it."""
+
+    at: float
+    """In seconds of the monotonic clock."""
+    busy: float = 0.0
+    """Percent of the multiprocessors that were busy, times seconds."""
+
+
+@dataclass(frozen=True)
+class GpmSample:
+    """The counters as they were at one moment."""
+
+    at: float
+    busy: float
+
+
 class Library:
     """The simulated library of one process. Its attributes are the C functions; `without` plays an old driver."""
 
@@ -71,6 +89,13 @@ class Library:
         """The machine's revision at the last initialisation: what was deleted before is not listed."""
         self.event_sets: dict[int, EventSet] = {}
         self._event_sets_made = 0
+        self.gpm_samples: dict[int, GpmSample | None] = {}
+        """The buffers that were allocated and not freed, by number; None while nothing was read into one."""
+        self.gpm_counters: dict[tuple[int, int], GpmCounters] = {}
+        """By GPU and serial number of the GPU instance; 0 for the GPU itself."""
+        self._gpm_samples_made = 0
+        self.monotonic: Callable[[], float] = time.monotonic
+        """The clock of the counters; tests replace it."""
         self.hanging = 0
         """How many calls hang now."""
         self._named: tuple[Machine | None, dict[str, int]] = None, {}
@@ -133,6 +158,13 @@ class Library:
         with self._mutex:
             self.event_sets.pop(number, None)
 
+    def add_gpm_sample(self) -> int:
+        """Allocate a buffer for a sample; return its number."""
+        with self._mutex:
+            self._gpm_samples_made += 1
+            self.gpm_samples[self._gpm_samples_made] = None
+            return self._gpm_samples_made
+
     def init(self) -> None:
         """Add a user."""
         with self._mutex:
@@ -181,6 +213,7 @@ def function_names() -> Collection[str]:
     from mig_agent.simulator import (  # noqa: PLC0415 -- they import this module
         device_calls,  # noqa: F401 -- the functions register themselves on import
         event_calls,  # noqa: F401 -- the same
+        gpm_calls,  # noqa: F401 -- the same
         memory_limit_calls,  # noqa: F401 -- the same
         mig_calls,  # noqa: F401 -- the same
     )

@@ -95,6 +95,11 @@ class GpuModel:
         """
         return self.compute_capability[0] == 8  # noqa: PLR2004 -- CUDA's number of the Ampere generation
 
+    @property
+    def has_gpm(self) -> bool:
+        """True for Hopper and later, which count what their multiprocessors do for NVML (GPM)."""
+        return self.compute_capability[0] >= 9  # noqa: PLR2004 -- CUDA's number of the Hopper generation
+
     @cached_property
     def by_id(self) -> MappingProxyType[int, GpuProfile]:
         """Profiles by the driver's id."""

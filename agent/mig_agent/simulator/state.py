@@ -18,6 +18,8 @@ FORMAT = 1
 DRIVER_VERSION = "580.95.05"
 KERNEL_VERSION = "6.14"
 """The first kernel that has the cgroup controller dmem."""
+DEFAULT_SM_PERCENT = 35.0
+"""How much of its multiprocessors a workload keeps busy unless said otherwise."""
 
 
 class Process(TypedDict):
@@ -30,6 +32,8 @@ class Process(TypedDict):
     """None if the driver does not report it."""
     container: str
     """Id of the container that it runs in, or empty."""
+    sm_percent: NotRequired[float]
+    """How much of the multiprocessors of its GPU instance it keeps busy; DEFAULT_SM_PERCENT where it is missing."""
     started: int | None
     """For a real process its start time (ticks since boot): when that process ends, this entry is removed."""
     cgroup: NotRequired[str]

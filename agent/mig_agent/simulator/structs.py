@@ -221,3 +221,34 @@ class EventData(Structure):
         ("gpuInstanceId", c_uint),
         ("computeInstanceId", c_uint),
     )
+
+
+class GpmSupport(Structure):
+    """nvmlGpmSupport_t."""
+
+    _fields_ = (("version", c_uint), ("isSupportedDevice", c_uint))
+
+
+GPM_SUPPORT_VERSION = 1
+
+
+class GpmMetric(Structure):
+    """nvmlGpmMetric_t; the last three fields are nvmlGpmMetric_t's metricInfo."""
+
+    _fields_ = (
+        ("metricId", c_uint),
+        ("nvmlReturn", c_int),
+        ("value", c_double),
+        ("shortName", c_void_p),
+        ("longName", c_void_p),
+        ("unit", c_void_p),
+    )
+
+
+class GpmMetricsHead(Structure):
+    """The beginning of nvmlGpmMetricsGet_t, behind which `numMetrics` GpmMetric are used; its full length varies."""
+
+    _fields_ = (("version", c_uint), ("numMetrics", c_uint), ("sample1", c_void_p), ("sample2", c_void_p))
+
+
+GPM_METRICS_VERSION = 1

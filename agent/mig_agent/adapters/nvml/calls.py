@@ -8,9 +8,9 @@ types, so a structure passed by value would be accepted in silence: always `byre
 from __future__ import annotations
 
 import _ctypes
-import threading
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,51 +19,10 @@ from typing import Any, NewType
 import pynvml
 
 from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.adapters.nvml.session import Session
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Placement
 from mig_agent.core.texts import visible
-
-_CLOSING_SECONDS = 3.0
-"""How long `close` waits for calls in flight, such as one that waits for an event for a second."""
-
-
-class Session:
-    """Tracks calls in flight, so that the NVML session is not closed under them. Thread-safe; closed at first."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-        self._in_flight = 0
-        self._changed = threading.Condition()
-
-    def enter(self, call: str, gpu: int | None) -> None:
-        """Register a call that begins. Raises DriverError of kind LIBRARY if the session is closed."""
-        with self._changed:
-            if not self.is_open:
-                detail = "no session with the driver is open"
-                raise DriverError(DriverErrorKind.LIBRARY, call, detail=detail, gpu_index=gpu)
-            self._in_flight += 1
-
-    def leave(self) -> None:
-        """Unregister a call that has returned."""
-        with self._changed:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._changed.notify_all()
-
-    def close(self) -> bool:
-        """Refuse new calls and wait for those in flight; return False if the session was closed already.
-
-        Raises DriverError TIMEOUT if they do not return within _CLOSING_SECONDS; the session then stays open.
-        """
-        with self._changed:
-            if not self.is_open:
-                return False
-            self.is_open = False
-            if not self._changed.wait_for(lambda: not self._in_flight, _CLOSING_SECONDS):
-                self.is_open = True
-                detail = f"calls under way have not come back: {self._in_flight}"
-                raise DriverError(DriverErrorKind.TIMEOUT, "nvmlShutdown", detail=detail)
-        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +73,14 @@ MigHandle = NewType("MigHandle", object)
 GpuInstanceHandle = NewType("GpuInstanceHandle", object)
 ComputeInstanceHandle = NewType("ComputeInstanceHandle", object)
 EventSetHandle = NewType("EventSetHandle", object)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CounterSample:
+    """The performance counters of a GPU instance at one moment, in a buffer of the driver's library."""
+
+    handle: object
+
 
 OnCall = Callable[[str, float, DriverErrorKind | None], None]
 """Called after every call with its NVML name, its duration in seconds, and the kind of its failure or None."""
@@ -169,6 +136,10 @@ CHANGING = frozenset(
 )
 """Calls that change the hardware: before and after each is a failpoint (`adapters.failpoints`)."""
 
+SM_UTIL = pynvml.NVML_GPM_METRIC_SM_UTIL
+TENSOR_UTIL = pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
+MEMORY_BANDWIDTH_UTIL = pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL
+
 _MIN_BUFFER = 16
 """Smallest length, in entries, of a buffer whose length NVML is not given; no GPU has more instances."""
 
@@ -184,6 +155,8 @@ class Nvml:
         self._on_call = on_call
         self._library = library
         self._session = Session()
+        self._samples: set[CounterSample] = set()
+        """The samples of this session that are not freed."""
 
     def open(self) -> None:
         """Begin a session; do nothing if one is open."""
@@ -206,6 +179,9 @@ class Nvml:
         """
         if not self._session.close():
             return
+        while self._samples:
+            with contextlib.suppress(DriverError):
+                self._free(self._samples.pop())
         try:
             self._invoke("nvmlShutdown", (), None)
         except DriverError:
@@ -229,11 +205,8 @@ class Nvml:
             _ctypes.dlclose(library._handle)  # noqa: SLF001 -- ctypes has no public way
 
     def _call(self, name: str, *arguments: object, gpu: int | None = None) -> Any:  # noqa: ANN401 -- pynvml is untyped
-        self._session.enter(name, gpu)
-        try:
+        with self._session.held(name, gpu):
             return self._invoke(name, arguments, gpu)
-        finally:
-            self._session.leave()
 
     def _invoke(self, name: str, arguments: tuple[object, ...], gpu: int | None) -> Any:  # noqa: ANN401 -- pynvml is untyped
         start = time.perf_counter()
@@ -463,6 +436,59 @@ class Nvml:
         """Return the GPU-instance id and the compute-instance id of a MIG device."""
         gpu_instance = int(self._call("nvmlDeviceGetGpuInstanceId", device, gpu=index))
         return gpu_instance, int(self._call("nvmlDeviceGetComputeInstanceId", device, gpu=index))
+
+    # Performance counters
+
+    def has_counters(self, gpu: GpuHandle, index: int) -> bool:
+        """Return whether the GPU has performance counters that NVML reads (GPM): Hopper and later."""
+        return bool(self._call("nvmlGpmQueryDeviceSupport", gpu, gpu=index).isSupportedDevice)
+
+    def sample_counters(self, gpu: GpuHandle, gpu_instance_id: int, index: int) -> CounterSample:
+        """Return a sample of the counters of a GPU instance. Free it; the end of the session frees what is left."""
+        # The session is held throughout, so that it does not end, and its library go, between these calls.
+        with self._session.held("nvmlGpmSampleAlloc", index):
+            sample = CounterSample(self._invoke("nvmlGpmSampleAlloc", (), index))
+            self._samples.add(sample)
+            try:
+                self._invoke("nvmlGpmMigSampleGet", (gpu, gpu_instance_id, sample.handle), index)
+            except DriverError:
+                self._samples.discard(sample)
+                with contextlib.suppress(DriverError):
+                    self._free(sample)
+                raise
+        return sample
+
+    def counter_metrics(
+        self, first: CounterSample, second: CounterSample, metrics: Sequence[int], index: int
+    ) -> tuple[float | None, ...]:
+        """Return metrics between two samples of one instance, in percent; None for what the driver does not report.
+
+        Raises DriverError of kind LIBRARY for a sample that is freed or of an earlier session.
+        """
+        query = pynvml.c_nvmlGpmMetricsGet_t()
+        query.version, query.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(metrics)
+        for number, metric in enumerate(metrics):
+            query.metrics[number].metricId = metric
+        with self._session.held("nvmlGpmMetricsGet", index):
+            if not {first, second} <= self._samples:
+                detail = "a sample is freed, or of an earlier session"
+                raise DriverError(DriverErrorKind.LIBRARY, "nvmlGpmMetricsGet", detail=detail, gpu_index=index)
+            query.sample1, query.sample2 = first.handle, second.handle
+            self._invoke("nvmlGpmMetricsGet", (query,), index)
+        return tuple(
+            float(each.value) if each.nvmlReturn == pynvml.NVML_SUCCESS else None
+            for each in query.metrics[: len(metrics)]
+        )
+
+    def free_sample(self, sample: CounterSample) -> None:
+        """Free a sample; harmless for one of an earlier session, which the end of that session has freed."""
+        with contextlib.suppress(DriverError), self._session.held("nvmlGpmSampleFree", None):
+            if sample in self._samples:
+                self._samples.discard(sample)
+                self._free(sample)
+
+    def _free(self, sample: CounterSample) -> None:
+        self._invoke("nvmlGpmSampleFree", (sample.handle,), None)
 
     # Events
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from mig_agent.adapters.nvml.calls import FULL_COMPUTE_PROFILE_ENUM, EventSetHandle, GpuInstanceHandle, Nvml, OnCall
+from mig_agent.adapters.nvml.compute_meter import ComputeMeter
 from mig_agent.adapters.nvml.instances import GONE, InstanceReader
 from mig_agent.adapters.nvml.inventory import Inventory, KnownGpu
 from mig_agent.core.errors import DriverError, DriverErrorKind
@@ -42,6 +43,7 @@ class Driver:
         self._nvml = nvml
         self._gpus = Inventory(nvml)
         self._instances = InstanceReader(nvml)
+        self._meter = ComputeMeter(nvml)
         self.version = ""
         """The driver's version: `580.95.05`; empty before the first session."""
 
@@ -70,6 +72,7 @@ class Driver:
         except DriverError:
             self._nvml.shutdown()
             raise
+        self._meter.begin(self.version)
 
     def close(self) -> None:
         """End the session, if one is open, so that the driver can be unloaded; refuse calls until `reopen`.
@@ -194,10 +197,11 @@ class Driver:
             for each in self._nvml.compute_processes(device, known.index)
         )
 
-    def usage(self, gpu: GpuUuid, gpu_instance_id: int | None = None) -> InstanceUsage:
-        """Return memory and processes of one instance or of a GPU without MIG mode.
+    def usage(self, gpu: GpuUuid, gpu_instance_id: int | None = None, *, tenure: str = "") -> InstanceUsage:
+        """Return memory, processes and compute use of one instance or of a GPU without MIG mode.
 
-        What the driver does not report is None.
+        What the driver does not report is None. Compute use is measured between two calls with the same `tenure`, which
+        names the instance and its lease.
         """
         known = self._gpus.find(gpu)
         utilization = None
@@ -207,14 +211,17 @@ class Driver:
         else:
             devices = self._instances.live_devices(known, gpu_instance_id)
             if not devices:
+                self._meter.forget(gpu, gpu_instance_id)
                 return InstanceUsage(memory_used_mib=None, memory_total_mib=None)
             # The compute instances of one GPU instance share its memory, so the first one's is the memory of all.
             memory = _if_reported(lambda: self._instances.memory(known, devices[0]))
         processes = _if_reported(lambda: self._instances.processes(known, gpu_instance_id))
+        compute = None if gpu_instance_id is None else self._meter.measure(known, gpu_instance_id, tenure)
         return InstanceUsage(
             memory_used_mib=None if memory is None else memory.used // _MIB,
             memory_total_mib=None if memory is None else memory.total // _MIB,
             utilization_percent=utilization,
+            compute=compute,
             processes=processes,
         )
 
@@ -284,6 +291,7 @@ class Driver:
         for compute in self._instances.compute_instances(known, handle).values():
             self._nvml.destroy_compute_instance(compute, known.index)
         self._nvml.destroy_gpu_instance(handle, known.index)
+        self._meter.forget(slot.gpu, gpu_instance_id)
         if self._instances.find(known, gpu_instance_id) is not None:
             raise _read_back(_DESTROY, known, f"{slot} is still listed")
         self._refuse_listed(known, slot, gpu_instance_id)
@@ -301,6 +309,7 @@ class Driver:
         known = self._gpus.find(gpu)
         problem = self._nvml.set_mig_mode(known.handle, known.index, on=on)
         self._gpus.forget(known)  # it may have reset the GPU
+        self._meter.forget(gpu)
         mode = self._gpus.mode(self._gpus.find(gpu))
         if problem is None and mode.current is not on:
             problem = DriverErrorKind.RESET_REQUIRED

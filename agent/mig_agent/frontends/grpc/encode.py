@@ -28,7 +28,7 @@ from mig_agent.core.model import (
     live_devices,
     slices_in,
 )
-from mig_agent.core.observation import InstanceUsage, ProcessUsage
+from mig_agent.core.observation import ComputeUsage, InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.plan import (
@@ -355,10 +355,20 @@ def usage(readings: Mapping[Generation, InstanceUsage], caller: Caller) -> list[
             memory_used_mib=each.memory_used_mib,
             memory_total_mib=each.memory_total_mib,
             utilization_percent=each.utilization_percent,
+            compute=None if each.compute is None else _compute_usage(each.compute),
             processes=None if each.processes is None else _process_list(each.processes, caller),
         )
         for generation, each in sorted(readings.items())
     ]
+
+
+def _compute_usage(usage: ComputeUsage) -> pb.ComputeUsage:
+    return pb.ComputeUsage(
+        seconds=usage.seconds,
+        sm_percent=usage.sm_percent,
+        tensor_percent=usage.tensor_percent,
+        memory_bandwidth_percent=usage.memory_bandwidth_percent,
+    )
 
 
 def _process_list(processes: Sequence[ProcessUsage], caller: Caller) -> pb.ProcessList:

@@ -10,7 +10,7 @@ import click
 from mig_agent.migctl import failures
 from mig_agent.migctl.lease_names import check_name, find_lease
 from mig_agent.migctl.options import Common, completer_of, verb
-from mig_agent.migctl.printing import ago, local_time, memory, place, print_json, print_whole, until
+from mig_agent.migctl.printing import ago, local_time, memory, percent, place, print_json, print_whole, until
 
 if TYPE_CHECKING:
     from mig_agent.client.types import Device, Instance, LeaseInfo, Status, Usage
@@ -96,6 +96,16 @@ def _device(lease: LeaseInfo, number: int, device: Device, node: Status, usage: 
     used = None if reading is None else reading.memory_used_mib
     yield f"    processes  {'unknown' if pids is None else ', '.join(map(str, pids)) or 'none'}"
     yield f"    in use     {'unknown' if used is None else f'{memory(used)} of {memory(device.memory_mib)}'}"
+    yield f"    compute    {_compute(reading)}"
+
+
+def _compute(reading: Usage | None) -> str:
+    if reading is not None and reading.compute is not None:
+        each = reading.compute
+        return f"{percent(each.sm_percent)} of its multiprocessors busy in the last {each.seconds:.0f}s"
+    if reading is not None and reading.utilization_percent is not None:
+        return f"a kernel runs on it {reading.utilization_percent}% of the time"
+    return "unknown"
 
 
 def _instance(node: Status, uuid: str) -> Instance | None:

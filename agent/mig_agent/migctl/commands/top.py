@@ -6,6 +6,7 @@ import functools
 import pwd
 import shutil
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,18 @@ from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json, print_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.text import Text
 
-    from mig_agent.client import Client
+    from mig_agent.client import Client, ClientError
 
+_REDRAW_SECONDS = 1.0
+"""Longest time between two drawings of the screen."""
+_OVERDUE_SECONDS = 3.0
+"""From when on a reading that takes so long is shown as missing."""
 _STYLES = {
+    "trouble": "bold red",
     "bold": "bold",
     "keys": "dim",
     "process": "dim",
@@ -44,7 +50,10 @@ _STYLES = {
 @click.option("--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="By what.")
 @click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
 def top(common: Common, *, once: bool, interval: str, sort: str, words: str) -> int:
-    """Show the memory used on each instance and its processes, live. What the driver does not tell is shown as `?`.
+    """Show memory, compute and processes of each instance, live. What the driver does not tell is shown as `?`.
+
+    COMPUTE is how many of its multiprocessors (SMs) were busy since the last reading, on Hopper and later; of a whole
+    GPU, how much of the time a kernel ran.
 
     Keys: q quits, arrows and Page Up and Down scroll, s sorts, / filters, p shows or hides processes.
     """
@@ -94,14 +103,17 @@ def _live(client: Client, view: top_view.View, seconds: float) -> None:
 
     from mig_agent.migctl.keys import Keyboard  # noqa: PLC0415 -- for a terminal alone
 
-    reading = _read(client)
-    due = time.monotonic() + seconds
+    readings = _Readings(client, seconds)
     with Live(screen=True, auto_refresh=False) as live, Keyboard(live.stop, live.start) as keyboard:
+        readings.begin(keyboard.wake)
         while True:
+            if readings.error is not None:
+                raise readings.error
+            reading, trouble = readings.latest, readings.trouble
             width, height = shutil.get_terminal_size((80, 24))
-            live.update(_colored(top_view.page(reading, view, width, height)), refresh=True)
+            live.update(_colored(top_view.page(reading, view, width, height, trouble)), refresh=True)
             try:
-                keys = keyboard.wait(due - time.monotonic())
+                keys = keyboard.wait(_REDRAW_SECONDS)
             except KeyboardInterrupt:
                 return
             for key in keys or ():
@@ -110,8 +122,47 @@ def _live(client: Client, view: top_view.View, seconds: float) -> None:
                 if after is None:
                     return
                 view = after
-            if time.monotonic() >= due:
-                reading, due = _read(client), time.monotonic() + seconds
+
+
+class _Readings:
+    """Reads the node again and again in a thread, so that keys work while the agent takes long or is away."""
+
+    def __init__(self, client: Client, seconds: float) -> None:
+        """Read it once. Raises ClientError."""
+        self._client = client
+        self._seconds = seconds
+        self.latest = _read(client)
+        self._at = time.monotonic()
+        self._is_failing = False
+        self.error: ClientError | None = None
+        """Why there will be no more; None while there may be."""
+
+    def begin(self, on_change: Callable[[], None]) -> None:
+        """Start reading; `on_change` is called in the thread after each attempt."""
+        threading.Thread(target=self._run, args=(on_change,), daemon=True).start()
+
+    @property
+    def trouble(self) -> str:
+        """Words that say how old the latest reading is, where the agent does not answer; else empty."""
+        age = time.monotonic() - self._at
+        if not self._is_failing and age < self._seconds + _OVERDUE_SECONDS:
+            return ""
+        return f"the agent does not answer: these figures are {age:.0f}s old"
+
+    def _run(self, on_change: Callable[[], None]) -> None:
+        from mig_agent.client import ClientError  # noqa: PLC0415 -- imported by then
+
+        while self.error is None:
+            time.sleep(self._seconds)
+            try:
+                self.latest = _read(self._client)
+                self._at, self._is_failing = time.monotonic(), False
+            except ClientError as error:
+                if error.retryable:
+                    self._is_failing = True
+                else:
+                    self.error = error
+            on_change()
 
 
 def _colored(lines: Sequence[top_view.Line]) -> Text:

@@ -2033,13 +2033,19 @@ class InstanceUsage(google.protobuf.message.Message):
     MEMORY_TOTAL_MIB_FIELD_NUMBER: builtins.int
     UTILIZATION_PERCENT_FIELD_NUMBER: builtins.int
     PROCESSES_FIELD_NUMBER: builtins.int
+    COMPUTE_FIELD_NUMBER: builtins.int
     generation: builtins.int
     memory_used_mib: builtins.int
     memory_total_mib: builtins.int
     utilization_percent: builtins.int
+    """Of a whole GPU: the share of the time in which a kernel ran on it."""
     @property
     def processes(self) -> global___ProcessList:
         """Absent: not known. Empty: none."""
+
+    @property
+    def compute(self) -> global___ComputeUsage:
+        """Of a MIG instance. Absent: not known, as on GPUs before Hopper, and at the first reading under a lease."""
 
     def __init__(
         self,
@@ -2049,9 +2055,10 @@ class InstanceUsage(google.protobuf.message.Message):
         memory_total_mib: builtins.int | None = ...,
         utilization_percent: builtins.int | None = ...,
         processes: global___ProcessList | None = ...,
+        compute: global___ComputeUsage | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_memory_total_mib", b"_memory_total_mib", "_memory_used_mib", b"_memory_used_mib", "_utilization_percent", b"_utilization_percent", "memory_total_mib", b"memory_total_mib", "memory_used_mib", b"memory_used_mib", "processes", b"processes", "utilization_percent", b"utilization_percent"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_memory_total_mib", b"_memory_total_mib", "_memory_used_mib", b"_memory_used_mib", "_utilization_percent", b"_utilization_percent", "generation", b"generation", "memory_total_mib", b"memory_total_mib", "memory_used_mib", b"memory_used_mib", "processes", b"processes", "utilization_percent", b"utilization_percent"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_total_mib", b"_memory_total_mib", "_memory_used_mib", b"_memory_used_mib", "_utilization_percent", b"_utilization_percent", "compute", b"compute", "memory_total_mib", b"memory_total_mib", "memory_used_mib", b"memory_used_mib", "processes", b"processes", "utilization_percent", b"utilization_percent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_total_mib", b"_memory_total_mib", "_memory_used_mib", b"_memory_used_mib", "_utilization_percent", b"_utilization_percent", "compute", b"compute", "generation", b"generation", "memory_total_mib", b"memory_total_mib", "memory_used_mib", b"memory_used_mib", "processes", b"processes", "utilization_percent", b"utilization_percent"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_memory_total_mib", b"_memory_total_mib"]) -> typing.Literal["memory_total_mib"] | None: ...
     @typing.overload
@@ -2060,6 +2067,41 @@ class InstanceUsage(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_utilization_percent", b"_utilization_percent"]) -> typing.Literal["utilization_percent"] | None: ...
 
 global___InstanceUsage = InstanceUsage
+
+@typing.final
+class ComputeUsage(google.protobuf.message.Message):
+    """How busy a MIG instance was between two readings, in percent, by the driver's performance counters (NVML GPM)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: builtins.int
+    SM_PERCENT_FIELD_NUMBER: builtins.int
+    TENSOR_PERCENT_FIELD_NUMBER: builtins.int
+    MEMORY_BANDWIDTH_PERCENT_FIELD_NUMBER: builtins.int
+    seconds: builtins.float
+    """The time between the two readings."""
+    sm_percent: builtins.float
+    """The mean share of its multiprocessors (SMs) that were busy."""
+    tensor_percent: builtins.float
+    """The share of the time in which its multiprocessors did tensor operations."""
+    memory_bandwidth_percent: builtins.float
+    """Memory bandwidth used, of the most that is possible."""
+    def __init__(
+        self,
+        *,
+        seconds: builtins.float = ...,
+        sm_percent: builtins.float = ...,
+        tensor_percent: builtins.float | None = ...,
+        memory_bandwidth_percent: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_memory_bandwidth_percent", b"_memory_bandwidth_percent", "_tensor_percent", b"_tensor_percent", "memory_bandwidth_percent", b"memory_bandwidth_percent", "tensor_percent", b"tensor_percent"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_memory_bandwidth_percent", b"_memory_bandwidth_percent", "_tensor_percent", b"_tensor_percent", "memory_bandwidth_percent", b"memory_bandwidth_percent", "seconds", b"seconds", "sm_percent", b"sm_percent", "tensor_percent", b"tensor_percent"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_bandwidth_percent", b"_memory_bandwidth_percent"]) -> typing.Literal["memory_bandwidth_percent"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tensor_percent", b"_tensor_percent"]) -> typing.Literal["tensor_percent"] | None: ...
+
+global___ComputeUsage = ComputeUsage
 
 @typing.final
 class UsageResponse(google.protobuf.message.Message):
