@@ -25,7 +25,7 @@ from mig_agent.core.planning.plan import CreateInstance, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.quantities import parse_memory
 from mig_agent.core.slicemap import SliceMapBlock, SliceMapGpu
-from slicemap_svg import render_svg
+from mig_agent.core.slicemap_svg import render_svg
 
 GPUS = (("NVIDIA A100-SXM4-40GB", 40960), ("NVIDIA H100 80GB HBM3", 81559), ("NVIDIA H100 80GB HBM3", 81559))
 """Product names, and MiB as the driver reports them."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mig_agent.core.model import InstanceState
 from mig_agent.core.slicemap import STYLES, SliceMapBlock, SliceMapGpu, filled, render_legend, render_lines, render_text
-from slicemap_svg import render_svg
+from mig_agent.core.slicemap_svg import describe, render_svg, render_tile
+from mig_agent.core.slicemap_svg import render_legend as render_svg_legend
 
 GPU = SliceMapGpu(
     title="GPU 1  NVIDIA H100 80GB HBM3",
@@ -220,3 +221,20 @@ def test_the_picture_grows_with_the_gpus(count: int) -> None:
 @given(st.lists(gpus, max_size=3), st.text(max_size=50))
 def test_any_text_makes_good_xml(several: list[SliceMapGpu], caption: str) -> None:
     ET.fromstring(render_svg(several, caption=caption))  # noqa: S314 -- our own text
+
+
+@given(gpu=gpus)
+def test_a_tile_has_its_gpu_in_words_and_loads_nothing(gpu: SliceMapGpu) -> None:
+    for svg in (render_tile(gpu), *render_svg_legend([gpu])):
+        root = ET.fromstring(svg)  # noqa: S314 -- our own text
+        assert root.attrib["role"] == "img"
+        assert not [each for each in root.iter() if {"href", "src", "style"} & set(each.attrib)]
+    words = ET.fromstring(render_tile(gpu)).findtext("{http://www.w3.org/2000/svg}desc")  # noqa: S314 -- our own text
+    assert words is not None
+    assert words.count("slice") >= len(filled(gpu))
+
+
+def test_the_words_of_a_picture_name_slices_state_and_holder() -> None:
+    assert describe(GPU).startswith(
+        "GPU 1  NVIDIA H100 80GB HBM3: slices 0-3: 3g.40gb, leased, pod team-a/train-7f2c; slice 4: 1g.10gb, idle; "
+    )

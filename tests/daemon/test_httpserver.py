@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any, Self
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from mig_agent.daemon import httpserver
-from mig_agent.daemon.httpserver import MOST_AT_ONCE, BoundedServer
+from mig_agent.daemon.httpserver import BEGIN_STREAM, MOST_AT_ONCE, BoundedServer
 from support.agent import GENEROUS_SECONDS, eventually
 
 
@@ -77,6 +79,62 @@ def test_who_drips_is_cut_off(server: BoundedServer, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(httpserver, "SECONDS_EACH", 0.2)
     with socket.create_connection((server.server_name, server.server_port)) as dripping:
         eventually(lambda: _is_cut(dripping), "the connection is cut")
+
+
+class _Endless:
+    """A stream that has a piece whenever one is wanted, until it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., object]) -> Self:
+        environ[BEGIN_STREAM]()
+        start("200 OK", [("Content-Type", "text/event-stream")])
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65536
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_a_stream_may_last_and_a_client_that_does_not_read_it_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(httpserver, "SECONDS_EACH", 0.2)
+    monkeypatch.setattr(httpserver._Handler, "timeout", 0.2)
+    stream = _Endless()
+    server = BoundedServer("127.0.0.1", 0, stream)
+    server.begin("endless")
+    try:
+        with socket.create_connection((server.server_name, server.server_port)) as reading:
+            reading.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            until = time.monotonic() + 0.6  # three times as long as another answer may take
+            while time.monotonic() < until:
+                assert reading.recv(1 << 20)
+            assert not stream.closed.is_set()
+            assert stream.closed.wait(GENEROUS_SECONDS), "nobody reads it any more"
+        eventually(lambda: not answering(), "its thread has ended")
+    finally:
+        server.end()
+    assert capfd.readouterr().err == ""
+
+
+def test_streams_take_no_place_of_requests() -> None:
+    stream = _Endless()
+    server = BoundedServer("127.0.0.1", 0, stream)
+    server.begin("endless")
+    try:
+        with ExitStack() as stack:
+            for _ in range(3 * MOST_AT_ONCE):
+                opened = stack.enter_context(socket.create_connection((server.server_name, server.server_port)))
+                opened.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                assert opened.recv(15).endswith(b"200 OK")
+    finally:
+        server.end()
+    eventually(lambda: not answering(), "the threads have ended")
 
 
 def _is_cut(connection: socket.socket) -> bool:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from mig_agent.core.events import EventKind
+from mig_agent.core.model import LeaseId
 from mig_agent.core.owner import KubeletDevice
+from mig_agent.engine.idle_leases import IdleLeases
 from support.engine import engine, killed, start
 
 HOUR = 3600.0
@@ -99,3 +103,15 @@ async def test_after_a_restart_the_time_begins_again(tmp_path: Path) -> None:
         clock.advance(2 * HOUR)
         await again.look()
         assert lease.lease.id not in again.leases
+
+
+async def test_a_commit_does_not_look_at_every_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("1g.5gb")
+        looks: list[LeaseId] = []
+        monkeypatch.setattr(IdleLeases, "_since", lambda _self, lease: looks.append(lease.id))
+        granted = await node.acquire("1g.5gb")
+        await node.release(granted)
+        assert looks == []
+        await node.look()
+        assert looks

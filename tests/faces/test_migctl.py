@@ -445,3 +445,13 @@ class TestRun:
         _, words = running.communicate(timeout=2 * GENEROUS_SECONDS)
         assert running.returncode == 0, words
         eventually(lambda: not agent.ask("status")["leases"], "its lease has ended")
+
+
+def test_status_as_a_picture(agent: Agent) -> None:
+    agent.migctl("request", "--gpu-memory", "4G", "--name", "drawn")
+    picture = agent.migctl("status", "-o", "svg", "--gpu", "0").stdout
+    assert picture.startswith("<svg ")
+    assert "drawn" in picture
+    assert "GPU 1" not in picture
+    refused = agent.migctl("status", "-o", "svg", "--watch", code=2).stderr
+    assert "cannot show a picture at each change" in refused

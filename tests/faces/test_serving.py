@@ -240,7 +240,7 @@ def test_a_busy_metrics_port_is_never_fatal_and_used_once_it_is_free(folder: Pat
             assert problem in agent.migctl("status").stdout
             assert taken in agent.serving()["metrics"]
             other.close()
-            eventually(lambda: "metrics are served" in agent.log())
+            eventually(lambda: "serving metrics" in agent.log())
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=GENEROUS_SECONDS) as answer:
                 assert b"mig_agent_" in answer.read()
             assert agent.ask("status")["problems"] == []

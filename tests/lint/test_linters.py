@@ -59,7 +59,7 @@ def test_generated_documents_are_fresh() -> None:
     run(sys.executable, "hack/generate.py", "--check")
 
 
-def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
+def test_a_whole_snapshot_is_worked_out_for_a_status_and_the_web_page_alone() -> None:
     """It walks through the queue and all leases: whoever wants the view or the reasons of a pause asks for those."""
     asking = re.compile(r"manager\.snapshot\b")
     found = [
@@ -70,7 +70,10 @@ def test_a_whole_snapshot_is_worked_out_for_a_status_alone() -> None:
         if asking.search(line)
     ]
     status = "return encode.status(self._manager.snapshot, __version__, self._caller(context))"
-    assert found == [f"agent/mig_agent/frontends/grpc/servicer.py: {status}"]
+    assert sorted(found) == [
+        "agent/mig_agent/daemon/web/feed.py: snapshot = self._manager.snapshot",
+        f"agent/mig_agent/frontends/grpc/servicer.py: {status}",
+    ]
 
 
 def test_pauses_that_grow_are_worked_out_in_one_place() -> None:

@@ -64,7 +64,7 @@ def test_profiles_and_gpus() -> None:
 
 def test_words_that_need_no_agent() -> None:
     assert words("mode", "") == ["enable", "disable"]
-    assert words("status", "-o", "") == ["text", "json"]
+    assert words("status", "-o", "") == ["text", "json", "svg"]
     assert words("request", "-o", "e") == ["env"]
     assert words("completion", "z") == ["zsh"]
     assert words("help", "conn") == ["connection"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
@@ -198,6 +199,20 @@ def test_a_pods_lease_in_json_says_what_its_devices_are_to_the_kubelet() -> None
     other = to_json.encode(LEASE)
     assert isinstance(other, dict)
     assert "kubelet_devices" not in other
+
+
+def test_a_notebook_draws_the_status_as_the_map() -> None:
+    picture, part = NODE._repr_svg_(), NODE._repr_html_()
+    words = "".join(ET.fromstring(picture).itertext())  # noqa: S314 -- our own text
+    for each in (NODE.node, "1g.10gb", "alice", "blocked", "slices 4-7: 3g.40gb"):
+        assert each in words
+    assert picture in part
+    assert "<script" not in part
+
+
+def test_names_in_a_notebook_are_texts() -> None:
+    hostile = replace(NODE, node="</svg><script>alert(1)</script>")
+    assert "<script" not in hostile._repr_html_()
 
 
 def test_status_without_unicode_is_ascii() -> None:

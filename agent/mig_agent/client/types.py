@@ -299,6 +299,16 @@ class Status:
     available: tuple[Available, ...] = ()
     """What fits now, one kind at a time, the smallest profile first; empty while paused, and from an older agent."""
 
+    def _repr_svg_(self) -> str:
+        """Return the map as SVG: notebooks draw a value by this method."""
+        from mig_agent.client.slice_maps import status_svg  # noqa: PLC0415 -- which needs these types
+
+        return status_svg(self)
+
+    def _repr_html_(self) -> str:
+        """Return the map as a part of a page, which notebooks prefer to a picture: texts can be selected."""
+        return f'<div style="overflow-x: auto">{self._repr_svg_()}</div>'
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

@@ -37,6 +37,8 @@ _LABEL = re.compile(
     r"=(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?",
     re.ASCII,
 )
+_LOOPBACK = re.compile(r"localhost|127(?:\.[0-9]{1,3}){3}|\[::1\]", re.ASCII)
+"""Hosts that are this machine, whoever resolves names."""
 _KUBERNETES_OWN = "kubernetes.io"
 """Extended resources cannot be under this domain."""
 
@@ -135,6 +137,16 @@ def _parse_duration_or_auto(text: str) -> float | None:
 
 def _parse_tcp_or_off(text: str) -> TcpAddress | None:
     return None if text.lower() == OFF else parse_tcp_address(text)
+
+
+def _parse_loopback_or_off(text: str) -> TcpAddress | None:
+    address = _parse_tcp_or_off(text)
+    if address is not None and not _LOOPBACK.fullmatch(address.host.lower()):
+        raise UsageError(
+            f"cannot serve the web page on {address}: it is for loopback alone, since its token is not encrypted",
+            f"write 127.0.0.1:{address.port}, and from elsewhere: ssh -L {address.port}:127.0.0.1:{address.port} HOST",
+        )
+    return address
 
 
 def _parse_selected_gpu(text: str) -> str:
@@ -239,6 +251,7 @@ DURATION_OR_AUTO = Kind(
 ADDRESSES = Kind(metavar="ADDRESS", words="a list of `unix:///PATH` and `HOST:PORT`", parse=parse_address, many=True)
 UNIX_ADDRESS = Kind(metavar="ADDRESS", words="`unix:///PATH`", parse=_parse_unix_address)
 TCP_OR_OFF = Kind(metavar="ADDRESS", words="`HOST:PORT`, or `off`", parse=_parse_tcp_or_off)
+LOOPBACK_OR_OFF = Kind(metavar="ADDRESS", words="`HOST:PORT` on loopback, or `off`", parse=_parse_loopback_or_off)
 NAMES = Kind(metavar="NAME,...", words="a list of names", parse=_parse_name, many=True)
 GPUS = Kind(metavar="GPU,...", words="a list of indices and UUIDs", parse=_parse_selected_gpu, many=True)
 RESOURCE = Kind(metavar="RESOURCE", words="an extended resource", parse=_parse_resource)

@@ -30,7 +30,7 @@ _GPUS = "GPUs"
 _CHOOSING = "Choosing and waiting"
 _SHARING = "Limits and fairness"
 _LIMITS = "Time limits"
-_TELLING = "Logs and metrics"
+_TELLING = "Logs, metrics and the web page"
 _SIMULATED = "Simulated GPUs"
 
 
@@ -319,6 +319,15 @@ class Settings(KubernetesSettings):
         kind=field_types.TCP_OR_OFF,
         group=_TELLING,
         example="0.0.0.0:7481",
+        live=True,
+    )
+    web: TcpAddress | None = setting(
+        None,
+        "Where the web page is served over HTTP: on loopback alone, for whoever can read a token beside a socket. See "
+        "web.md.",
+        kind=field_types.LOOPBACK_OR_OFF,
+        group=_TELLING,
+        example="127.0.0.1:7480",
         live=True,
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(

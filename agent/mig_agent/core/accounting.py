@@ -7,7 +7,7 @@ A device counts from the grant of its lease to the end of it, also while it is l
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -235,8 +235,9 @@ class TenantTotal:
     def with_grant(self, account: LeaseAccount, granted_at: float) -> TenantTotal:
         """Return the total once a lease is granted."""
         mib, slices, start = *_sizes(account), _ms(granted_at)
-        return replace(
-            self,
+        return TenantTotal(
+            ended_mib_ms=self.ended_mib_ms,
+            ended_slice_ms=self.ended_slice_ms,
             waited_ms=self.waited_ms + waited_ms(account, granted_at),
             leases=self.leases + 1,
             mib=self.mib + mib,
@@ -249,10 +250,11 @@ class TenantTotal:
         """Return the total once a granted lease has ended."""
         mib, slices, start = *_sizes(account), _ms(granted_at)
         mib_ms, slice_ms = leased_ms(account, granted_at, ended_at)
-        return replace(
-            self,
+        return TenantTotal(
             ended_mib_ms=self.ended_mib_ms + mib_ms,
             ended_slice_ms=self.ended_slice_ms + slice_ms,
+            waited_ms=self.waited_ms,
+            leases=self.leases,
             mib=self.mib - mib,
             slices=self.slices - slices,
             mib_offset=self.mib_offset - mib * start,

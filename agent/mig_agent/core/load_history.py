@@ -48,6 +48,11 @@ class PastLeases:
     """Of those with a deadline: as a share of the time until then, at most 1."""
 
 
+def _ns(seconds: float) -> int:
+    """Return whole nanoseconds: their sum stays exact, however many are added and subtracted."""
+    return round(seconds * 1e9)
+
+
 class LeaseTimes:
     """Keeps how long the last leases lasted, in seconds, and their mean.
 
@@ -59,7 +64,7 @@ class LeaseTimes:
         self._ordered: list[float] = []
         self._shares: deque[float] = deque(maxlen=MOST_LEASE_TIMES)
         self._first_guess: float | None = first_guess
-        self._sum = first_guess
+        self._sum_ns = _ns(first_guess)
 
     @classmethod
     def of(cls, leases: Iterable[EndedLease]) -> Self:
@@ -78,18 +83,19 @@ class LeaseTimes:
             self._shares.append(min(seconds / lease.allowed, 1.0))
         self._by_end.append(seconds)
         insort(self._ordered, seconds)
-        self._sum += seconds
+        self._sum_ns += _ns(seconds)
         if len(self._by_end) > MOST_LEASE_TIMES:
             oldest = self._by_end.popleft()
             del self._ordered[bisect_left(self._ordered, oldest)]
-            # Summed again, since rounding errors of many subtractions would add up.
-            self._sum = math.fsum(self._by_end)
-            self._first_guess = None
+            self._sum_ns -= _ns(oldest)
+            if self._first_guess is not None:
+                self._sum_ns -= _ns(self._first_guess)
+                self._first_guess = None
 
     @property
     def mean(self) -> float:
         """The mean in seconds."""
-        return self._sum / (len(self._by_end) + (self._first_guess is not None))
+        return self._sum_ns / 1e9 / (len(self._by_end) + (self._first_guess is not None))
 
     @property
     def past(self) -> PastLeases:

@@ -263,6 +263,7 @@ class PodOwner(OwnerKind):
 
 Owner = TokenOwner | ProcessOwner | StreamOwner | PodOwner
 TOKEN_OWNER = TokenOwner()
+_COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def with_start(owner: Owner, started: int) -> Owner:
@@ -290,7 +291,7 @@ def encode(owner: Owner) -> str:
         case PodOwner():
             devices = [(each.resource, each.id) for each in owner.devices]
             kind, fields = "pod", (owner.pod.namespace, owner.pod.name, owner.pod.uid, owner.is_bound, devices)
-    return json.dumps((kind, *fields), separators=(",", ":"))
+    return _COMPACT((kind, *fields))
 
 
 def decode(text: str) -> Owner:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
@@ -29,6 +30,7 @@ from mig_agent.daemon.metrics import MetricsServer
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
 from mig_agent.daemon.socket_watch import watch_sockets
+from mig_agent.daemon.web.service import WebService
 from mig_agent.engine import startup
 from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.manager import Manager, manager_over
@@ -64,6 +66,7 @@ class Agent:
     roles: Roles
     """Those of the start."""
     metrics: MetricsServer
+    web: WebService
     kubernetes: Kubernetes | None = None
     """None if the setting `kubernetes` is off."""
     driver_thread: CallThread = field(repr=False)
@@ -77,6 +80,7 @@ class Agent:
             "listen": self.servers.addresses,
             "admin": str(self.settings.admin_address),
             "metrics": self.metrics.shown,
+            "web": self.web.shown,
             "state_dir": str(self.settings.state_dir),
             "gpus": len(view.gpus),
             "paused": self.manager.paused,
@@ -167,10 +171,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
     watching = asyncio.create_task(watch_sockets(servers.sockets, manager.record_sockets), name="socket watch")
     stack.callback(watching.cancel)
     servers.on_renewal(lambda renewal: manager.record_certificates(renewal.words, taken=renewal.taken))
-    metrics_server = MetricsServer(metrics.registry)
-    stack.callback(metrics_server.close)
-    await metrics_server.serve_at(settings.metrics)
-    metrics_server.report_to(lambda words: manager.report_problem("metrics", words))
+    metrics_server, web = await _serve_http(settings, manager, metrics, stack)
     held: Held = {}
     servicers = tuple(
         PartitionManagerServicer(manager, admin=admin, roles=roles, held=held, connection_ends=servers.connection_ends)
@@ -193,9 +194,22 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
         hardware=hardware,
         roles=roles,
         metrics=metrics_server,
+        web=web,
         kubernetes=kubernetes,
         driver_thread=driver_thread,
     )
+
+
+async def _serve_http(
+    settings: Settings, manager: Manager, metrics: Metrics, stack: AsyncExitStack
+) -> tuple[MetricsServer, WebService]:
+    """Serve metrics and the web page, or report why that cannot be done now."""
+    metrics_server, web = MetricsServer(metrics.registry), WebService(manager, settings)
+    for service, address, part in ((metrics_server, settings.metrics, "metrics"), (web, settings.web, "web")):
+        stack.callback(service.close)
+        await service.serve_at(address)
+        service.report_to(partial(manager.report_problem, part))
+    return metrics_server, web
 
 
 def _make_state_dir(settings: Settings) -> None:

@@ -109,7 +109,6 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
     minimum = _MinimumLevel(settings.log_level)
     processors: list[Processor] = [
         minimum,
-        structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
         structlog.processors.format_exc_info,

@@ -1,137 +1,21 @@
-"""Metrics over HTTP, for Prometheus.
-
-That they cannot be served is never a reason to refuse GPUs: another exporter may use the address, or a second agent.
-It is reported, and tried again until the address is free.
-"""
+"""Metrics over HTTP, for Prometheus."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-from collections.abc import Callable
-
-import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from mig_agent.adapters.port_holder import port_holder
-from mig_agent.adapters.threads import CallThread
-from mig_agent.config import TcpAddress
 from mig_agent.core.backoff import Backoff
+from mig_agent.daemon.http_service import RETRY, HttpService
 from mig_agent.daemon.httpserver import BoundedServer
 
-RETRY = Backoff(first=1.0, longest=60.0)
-"""The pauses between two attempts to listen, in seconds."""
-_FIRST_ATTEMPT_SECONDS = 2.0
-"""Longest time that the start waits for the first attempt: looking up a host name may take longer."""
-_HINT = "set metrics to another address, or to off"
 
-_log = structlog.get_logger(__name__)
-
-
-class MetricsServer:
+class MetricsServer(HttpService):
     """Serves the metrics at an address, as soon as it is free. Not thread-safe; use from the event loop."""
 
     def __init__(self, registry: CollectorRegistry, retry: Backoff = RETRY) -> None:
-        self._application = make_wsgi_app(registry)
-        self._retry = retry
-        self._thread = CallThread("metrics-address")
-        self._server: BoundedServer | None = None
-        self._serving: asyncio.Task[None] | None = None
-        self._report: Callable[[str], None] = _ignore
-        self._problem = ""
-        self.url = ""
-        """Where they are read, such as `http://127.0.0.1:7481/metrics`; empty while they are not served."""
+        application = make_wsgi_app(registry)
 
-    @property
-    def shown(self) -> str:
-        """Where they are read, or `off` and why."""
-        return self.url or (f"off ({self._problem})" if self._problem else "off")
+        def open_server(host: str, port: int) -> BoundedServer:
+            return BoundedServer(host, port, application)
 
-    def report_to(self, report: Callable[[str], None]) -> None:
-        """Call the function with what is wrong, now and at each change; with no words when nothing is."""
-        self._report = report
-        report(f"off ({self._problem})" if self._problem else "")
-
-    async def serve_at(self, address: TcpAddress | None) -> None:
-        """Serve at this address instead of the former one, or nowhere. Return after the first attempt."""
-        tried = self.change_address(address)
-        await asyncio.wait({tried}, timeout=_FIRST_ATTEMPT_SECONDS)
-
-    def change_address(self, address: TcpAddress | None) -> asyncio.Future[None]:
-        """Do as `serve_at` without waiting; return the future of the first attempt."""
-        self.close()
-        self._set_problem("")
-        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if address is None:
-            tried.set_result(None)
-        else:
-            self._serving = asyncio.create_task(self._serve(address, tried), name="metrics")
-        return tried
-
-    def close(self) -> None:
-        """Stop serving, and trying to."""
-        if self._serving is not None:
-            self._serving.cancel()
-            self._serving = None
-        server, self._server, self.url = self._server, None, ""
-        if server is not None:
-            self._thread.run(server.end)  # it takes a moment, and the next attempt comes after it
-
-    async def _serve(self, address: TcpAddress, tried: asyncio.Future[None]) -> None:
-        failures = 0
-        while True:
-            opening = self._thread.run(lambda: _open(address, self._application))
-            try:
-                server, why = await asyncio.shield(opening)
-            except asyncio.CancelledError:
-                opening.add_done_callback(_close_opened)
-                raise
-            if server is not None:
-                break
-            failures += 1
-            self._failed(address, why)
-            if not tried.done():
-                tried.set_result(None)
-            await asyncio.sleep(self._retry.pause(failures))
-        self._server = server
-        self.url = f"http://{address.host}:{server.server_port}/metrics"
-        server.begin("metrics")
-        if failures:
-            _log.info("metrics are served", address=self.url)
-        self._set_problem("")
-        if not tried.done():
-            tried.set_result(None)
-
-    def _failed(self, address: TcpAddress, why: str) -> None:
-        problem = f"cannot listen on {address}: {why}"
-        if problem != self._problem:
-            _log.warning(f"cannot serve metrics on {address}: {why}; it is tried again until it works", hint=_HINT)
-        self._set_problem(problem)
-
-    def _set_problem(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
-            self._report(f"off ({problem})" if problem else "")
-
-
-def _open(address: TcpAddress, application: Callable[..., object]) -> tuple[BoundedServer | None, str]:
-    """Return a server that listens, or None and why it cannot. Blocks."""
-    try:
-        return BoundedServer(address.host.removeprefix("[").removesuffix("]"), address.port, application), ""
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            return None, error.strerror or str(error)
-        holder = port_holder(address.port)
-        return None, f"port {address.port} is taken by {holder or 'another program'}"
-
-
-def _close_opened(opening: asyncio.Future[tuple[BoundedServer | None, str]]) -> None:
-    """Close a server that was opened when nothing wanted it any more."""
-    if not opening.cancelled() and opening.exception() is None:
-        server, _ = opening.result()
-        if server is not None:
-            server.server_close()
-
-
-def _ignore(_words: str) -> None:
-    """Report nothing."""
+        super().__init__(setting="metrics", what="metrics", path="/metrics", open_server=open_server, retry=retry)

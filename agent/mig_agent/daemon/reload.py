@@ -81,6 +81,9 @@ class Reloader:
         self._log.set_level(settings.log_level)
         if "metrics" in names:
             agent.metrics.change_address(settings.metrics)
+        if names & {"web", *_SOCKETS}:  # the tokens are for those who may open the sockets
+            agent.web.settings = settings
+            agent.web.change_address(settings.web)
         return changes
 
     def _taken(self, changes: SettingChanges) -> None:

@@ -248,7 +248,9 @@ class Acquirer:
         order = job.order
         try:
             # The digest is that of the request as it was sent: its repetition need not know the limits.
-            order = job.order = replace(order, request=self._limits.prepared(order.request, order.caller))
+            prepared = self._limits.prepared(order.request, order.caller)
+            if prepared is not order.request:
+                order = job.order = replace(order, request=prepared)
             while True:
                 if len(order.request.wants) > 1:
                     await self._context.fairness.yield_turn()

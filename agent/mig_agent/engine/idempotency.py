@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import replace
 
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.store import MOST_ENDED_IN_MEMORY, Ledger
@@ -81,7 +80,7 @@ class RequestLog:
         found = None if request is None else self._standing.pop(request, None)
         if request is None or found is None:
             return
-        self._ended[request] = replace(found, ended_at=at, end_reason=reason)
+        self._ended[request] = RecordedLease(lease=found.lease, digest=found.digest, ended_at=at, end_reason=reason)
         if len(self._ended) > MOST_ENDED_IN_MEMORY:
             self._forget(next(iter(self._ended)))
             self._more_ended = True

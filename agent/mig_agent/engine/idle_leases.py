@@ -26,6 +26,8 @@ class IdleLeases:
         self._lifecycle = lifecycle
         self._reconciler = reconciler
         self._warned: set[LeaseId] = set()
+        self.at_last_look: frozenset[LeaseId] = frozenset()
+        """The leases that were idle at the last look; some may have ended since."""
 
     def since(self) -> Mapping[LeaseId, float]:
         """Return since when each idle lease has had no process, in seconds since the epoch."""
@@ -43,6 +45,7 @@ class IdleLeases:
         """Warn the holders of leases that have become idle, and end those that were idle for too long."""
         context, now = self._context, self._context.clock.now()
         idle = self.since()
+        self.at_last_look = frozenset(idle)
         self._warned &= idle.keys()
         for each, since in idle.items():
             lease = context.state.leases.get(each)

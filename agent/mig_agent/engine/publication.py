@@ -99,7 +99,8 @@ class Publication:
             oldest_waiting_since=parts.queue.oldest_since,
             reservation_after_seconds=context.reservation_after_seconds,
             ledger_error=context.journal.error,
-            idle=frozenset(parts.idle_leases.since()),
+            # As of the last look: every commit publishes, and must not look at every lease.
+            idle=frozenset() if context.driver_use.paused else parts.idle_leases.at_last_look,
             unused=parts.reconciler.unused_at_last_look,
             paused=context.driver_use.paused,
             in_doubt=context.state.doubt is not None,

@@ -164,7 +164,9 @@ class Published:
     ledger_error: str = ""
     """Why the ledger cannot be written now; empty when it can."""
     idle: frozenset[LeaseId] = frozenset()
-    """Leases none of whose devices had shown a process for `idle_after`; some may have ended since."""
+    """Leases none of whose devices had shown a process for `idle_after` at the last reconciliation.
+
+    Some may have ended since."""
     unused: frozenset[LeaseId] = frozenset()
     """Leases that had shown no process for an hour at the last reconciliation; some may have ended since."""
     paused: tuple[str, ...] = ()

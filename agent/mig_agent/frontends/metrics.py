@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -70,6 +71,9 @@ class Metrics:
             "mig_agent_nvml_call_errors", "Calls of the driver that failed.", ("call", "error"), registry=self.registry
         )
         self._events = Counter("mig_agent_events", "What happened, by kind.", ("kind",), registry=self.registry)
+        # Their few series are found in a dictionary; `labels` takes a lock and makes texts of its arguments.
+        self._requests_of, self._acquire_of = cache(self._requests.labels), cache(self._acquire.labels)
+        self._calls_of, self._events_of = cache(self._calls.labels), cache(self._events.labels)
         self._reused = Counter(
             "mig_agent_creations_avoided", "Devices served by an idle instance.", registry=self.registry
         )
@@ -88,7 +92,7 @@ class Metrics:
 
     def observe(self, event: Event) -> None:
         """Count an event."""
-        self._events.labels(event.kind.value).inc()
+        self._events_of(event.kind.value).inc()
         counter = self._counted.get(event.kind)
         if counter is not None:
             counter.inc()
@@ -103,14 +107,14 @@ class Metrics:
         `outcome` is `reused`, `created`, or the reason of the refusal.
         """
         if outcome in GRANTED:
-            self._requests.labels("granted", "").inc()
-            self._acquire.labels(outcome).observe(seconds)
+            self._requests_of("granted", "").inc()
+            self._acquire_of(outcome).observe(seconds)
         else:
-            self._requests.labels("refused", outcome).inc()
+            self._requests_of("refused", outcome).inc()
 
     def nvml_call(self, call: str, seconds: float, error: DriverErrorKind | None) -> None:
         """Record one call of the driver; called on the thread that made it."""
-        self._calls.labels(call).observe(seconds)
+        self._calls_of(call).observe(seconds)
         if error is not None:
             self._call_errors.labels(call, error.value).inc()
 

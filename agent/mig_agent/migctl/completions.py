@@ -48,7 +48,8 @@ def complete_shell(_context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_output(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the format of the output."""
-    formats = ("text", "json", "env") if context.info_name == "request" else ("text", "json")
+    more = {"request": ("env",), "status": ("svg",), "usage": ("csv",)}
+    formats = ("text", "json", *more.get(context.info_name or "", ()))
     return [CompletionItem(each) for each in formats if each.startswith(incomplete)]
 
 

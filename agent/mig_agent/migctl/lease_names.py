@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import UsageError
+from mig_agent.core.holder_names import LABELLED
 from mig_agent.core.quantities import counted, shown
 from mig_agent.migctl.printing import place
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 LONGEST_NAME = 128
 _WHOLE_ID = re.compile(r"[0-9a-f]{16}")
-_LABELLED = re.compile(r"(?P<user>.*) \((?P<label>.*)\)")
 _MOST_CANDIDATES = 8
 
 
@@ -30,15 +30,9 @@ def check_name(text: str) -> None:
         )
 
 
-def user_of(holder: str) -> str:
-    """Return who a holder is, without the name of what it does: `alice` of `alice (train)`."""
-    match = _LABELLED.fullmatch(holder)
-    return match["user"] if match else holder
-
-
 def names_of(lease: LeaseInfo) -> tuple[str, ...]:
     """Return the names, beside its id, by which a lease can be called: `alice (train)`, `train`; of a pod its own."""
-    match = _LABELLED.fullmatch(lease.holder)
+    match = LABELLED.fullmatch(lease.holder)
     names = [lease.holder, *([match["label"]] if match else [])]
     if lease.pod is not None and lease.pod.name:
         names += [lease.pod.name, f"{lease.pod.namespace}/{lease.pod.name}"]

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mig_agent.client.slice_maps import slice_maps
 from mig_agent.core.quantities import counted, format_duration
 from mig_agent.core.slicemap import (
     FREE,
     UNUSABLE,
-    SliceMapBlock,
-    SliceMapGpu,
     render_legend,
     render_lines,
     render_text,
 )
 from mig_agent.migctl.failures import one_line
-from mig_agent.migctl.lease_names import user_of
 from mig_agent.migctl.printing import ago, gpu_state, memory, place, table, until
 from mig_agent.migctl.wait_words import OWN_LIMIT, blocked_by, start_interval
 
@@ -74,27 +72,6 @@ def _joined(parts: Sequence[Sequence[str]], *, blank: bool) -> str:
     return ("\n\n" if blank else "\n").join("\n".join(part) for part in parts)
 
 
-def slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
-    """Return a GPU as the input of the map. `pods` are pod names by lease, without namespaces to fit the cells."""
-    blocks = tuple(
-        SliceMapBlock(
-            start=each.placement.start if each.placement else 0,
-            size=each.placement.size if each.placement else gpu.memory_slices,
-            label=each.profile,
-            state=each.state,
-            holder=pods.get(each.lease) or user_of(each.holder),
-        )
-        for each in gpu.instances
-    )
-    return SliceMapGpu(
-        title=f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}"),
-        name=f"GPU {gpu.index} {gpu.model.removeprefix('NVIDIA ') if gpu.state == 'ready' else gpu.state}",
-        memory_slices=gpu.memory_slices,
-        blocks=blocks,
-        unusable=frozenset(gpu.unusable_slices),
-    )
-
-
 def _height(parts: Sequence[Sequence[str]], *, blank: bool) -> int:
     return sum(map(len, parts)) + (len(parts) - 1 if blank else 0)
 
@@ -117,8 +94,7 @@ def _head(node: Status, *, hidden: bool = False) -> list[str]:
 
 def _map(node: Status, page: Page) -> list[list[str]]:
     """Return the GPUs, what is to be said of them, and what fits now."""
-    pods = {each.id: each.pod.name for each in node.leases if each.pod is not None and each.pod.name}
-    gpus = [slice_map(each, pods) for each in node.gpus]
+    gpus = slice_maps(node)
     states = {each.state for gpu in node.gpus for each in gpu.instances}
     states |= {UNUSABLE} if any(each.unusable for each in gpus) else set()
     legend = [render_legend([*states, FREE], color=page.color, unicode=page.unicode)] if states else []

@@ -37,6 +37,7 @@ SUFFIX = "-leases"
 _HEAD_BYTES = 103
 _HEAD = re.compile(rb"mig-agent-leases 1 ([0-9a-f]{32}) ([0-9]{20}) ([0-9]{20}) ([0-9a-f]{8})\n")
 _LINE = re.compile(rb"([0-9a-f]{8}) (([0-9]+) ([+?~-]) (.*))")
+_COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 LIVE, FORMER, VOID, ENDED = "+", "?", "~", "-"
 """What a line says of a lease: it is active; it was when a former ledger was lost; why no token can recover that one;
 it has ended."""
@@ -91,15 +92,14 @@ class EvidentLease:
     def encode(self) -> str:
         """Return the lease as one line of JSON."""
         lease, holder = self.lease, self.lease.holder
-        return json.dumps(
+        return _COMPACT(
             [
                 (lease.id, lease.request_id, lease.caller_id, self.digest, self.boot_id, self.void),
                 (lease.created_at, lease.expires_at, encode(lease.owner)),
                 (holder.tenant, holder.name, holder.uid, holder.pid),
                 (lease.instances, lease.reused),
                 [None if each is None else _device_row(each) for each in self.devices],
-            ],
-            separators=(",", ":"),
+            ]
         )
 
     @classmethod

@@ -9,7 +9,7 @@ connection that breaks a rule. Behind TLS the relay sees ciphertext, and only gR
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
@@ -205,44 +205,23 @@ class Http2Limits:
 
         Raises LimitError.
         """
-        position = self._client
-        size = len(data)
-        at = position.skip(size)
-        while at < size:
-            head = position.head(data, at, size)
-            if head is None:
-                return size
-            high, low, kind, flags, stream = head
-            length = high << 8 | low
+        for at, length, kind, flags, stream in self._client.heads(data):
             if kind in {_HEADERS, _CONTINUATION}:
-                if not self._count_headers(stream & _STREAM_BITS, length):
+                if not self._count_headers(stream, length):
                     return at
             elif kind == _DATA:
-                self._count_data(stream & _STREAM_BITS, length)
+                self._count_data(stream, length)
             elif kind == _RST_STREAM:
-                request_bytes = self._open.pop(stream & _STREAM_BITS, None)
-                if request_bytes is not None:
-                    self.usage.end(1, request_bytes)
+                self._count_end(stream)
             elif kind == _SETTINGS and flags & _ACK:
                 self._acknowledged = True
-            at = position.payload(length, at, size)
-        return size
+        return len(data)
 
     def from_server(self, data: memoryview) -> None:
         """Count bytes from gRPC: calls that have ended."""
-        position = self._server
-        size = len(data)
-        at = position.skip(size)
-        while at < size:
-            head = position.head(data, at, size)
-            if head is None:
-                return
-            high, low, kind, flags, stream = head
+        for _, _, kind, flags, stream in self._server.heads(data):
             if kind == _RST_STREAM or (kind <= _HEADERS and flags & _END_STREAM):
-                request_bytes = self._open.pop(stream & _STREAM_BITS, None)
-                if request_bytes is not None:
-                    self.usage.end(1, request_bytes)
-            at = position.payload(high << 8 | low, at, size)
+                self._count_end(stream)
 
     def close(self) -> None:
         """Subtract everything open, since the connection has ended."""
@@ -264,6 +243,11 @@ class Http2Limits:
                 raise LimitError("it sent too many headers before it acknowledged the settings of HTTP/2")
         return True
 
+    def _count_end(self, stream: int) -> None:
+        request_bytes = self._open.pop(stream, None)
+        if request_bytes is not None:
+            self.usage.end(1, request_bytes)
+
     def _count_data(self, stream: int, length: int) -> None:
         so_far = self._open.get(stream)
         if so_far is not None:
@@ -282,27 +266,25 @@ class _FramePosition:
         self._partial = b""
         """The part of a frame's header that has arrived."""
 
-    def skip(self, size: int) -> int:
-        """Return the offset in the next `size` bytes at which the first frame header begins or continues."""
-        skipped = min(self._payload_left, size)
-        self._payload_left -= skipped
-        return skipped
+    def heads(self, data: bytes | memoryview) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield each frame that the next bytes begin: offset of its header, payload length, type, flags and stream.
 
-    def head(self, data: bytes | memoryview, at: int, size: int) -> tuple[int, ...] | None:
-        """Return the frame header at this offset; None if it is incomplete. Call `payload` after it."""
-        partial = self._partial
-        if not partial and size - at >= _HEAD.size:
-            return _HEAD.unpack_from(data, at)
-        whole = partial + bytes(data[at : at + _HEAD.size - len(partial)])
-        if len(whole) == _HEAD.size:
-            return _HEAD.unpack(whole)
-        self._partial = whole
-        return None
-
-    def payload(self, length: int, at: int, size: int) -> int:
-        """Skip the frame header at this offset and its payload; return the offset of the next header."""
-        at += _HEAD.size - len(self._partial)
-        self._partial = b""
-        end = min(at + length, size)
-        self._payload_left = at + length - end
-        return end
+        A frame counts as passed once the next one is asked for: to stop at a frame is to offer its bytes again.
+        """
+        size = len(data)
+        at = min(self._payload_left, size)
+        self._payload_left -= at
+        while at < size:
+            missing = _HEAD.size - len(self._partial)
+            if missing > size - at:
+                self._partial += bytes(data[at:])
+                return
+            if self._partial:
+                high, low, kind, flags, stream = _HEAD.unpack(self._partial + bytes(data[at : at + missing]))
+            else:
+                high, low, kind, flags, stream = _HEAD.unpack_from(data, at)
+            length = high << 8 | low
+            yield at, length, kind, flags, stream & _STREAM_BITS
+            self._partial = b""
+            at += missing + length
+        self._payload_left += max(at - size, 0)

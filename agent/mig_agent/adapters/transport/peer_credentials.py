@@ -21,6 +21,8 @@ _UCRED = struct.Struct("iII")
 """unix(7): pid_t, uid_t, gid_t."""
 _NAME = re.compile(r"unix-abstract:mig-agent\.([0-9]+|none)\.([0-9]+|none)\.(kept|surplus)\.[0-9a-f]{16}", re.ASCII)
 _NONCE_BYTES = 8
+_MOST_REMEMBERED = 1024
+"""Limit of addresses whose peers are remembered: each call of a connection asks for the same one several times."""
 _OVERFLOW_UID = 65534
 """proc_sys_kernel(5): the uid that the kernel shows for users without a number here, unless configured otherwise."""
 
@@ -76,6 +78,7 @@ def is_ours(address: str) -> bool:
     return address.startswith("unix-abstract:mig-agent.")
 
 
+@functools.lru_cache(maxsize=_MOST_REMEMBERED)
 def peer_from(address: str) -> Peer | None:
     """Return the peer that a bound name carries, as gRPC writes it; None for any other address."""
     match = _NAME.fullmatch(address)

@@ -141,8 +141,8 @@ def round_amount(profile: Profile) -> str:
 
 def near_miss_notes(want: Want, given: Profile, gpu: Gpu) -> tuple[str, ...]:
     """Return `10Gi takes 2 memory slices of GPU 1 (1g.20gb), 9.75Gi would take 1 (1g.10gb)`, or nothing."""
-    if want.memory_bytes is None:
-        return ()
+    if want.memory_bytes is None or given.memory_slices == 1:
+        return ()  # no profile has fewer memory slices
     missed = near_miss(want, gpu.layout)
     if missed is None:
         return ()

@@ -129,15 +129,16 @@ def _guarded(
     """Apply the limits to a method and turn its errors into statuses; `opening` is given if the client streams, too."""
 
     async def guarded(message: object, context: Context) -> Message | None:
+        user = _user_of(context)
         try:
             if opening is not None:
-                async with opening.waiting(_user_of(context)):
+                async with opening.waiting(user):
                     message = await next_message(context, name)
             if not isinstance(message, Unreadable):
-                with limit.slot(_user_of(context)):
+                with limit.slot(user):
                     answer = await call(message, context)
                 if answer is not None:
-                    _count_until_read(answer, unread, context)
+                    _count_until_read(answer, unread, user, context)
                 return answer
             await abort(context, unreadable(name, _DEFINITION, message.error))
         except RefusedError as error:
@@ -160,17 +161,18 @@ def _guarded(
     return guarded
 
 
-def _count_until_read(answer: Message, unread: UnreadAnswers, context: Context) -> None:
+def _count_until_read(answer: Message, unread: UnreadAnswers, user: User, context: Context) -> None:
     """Count an answer until the call has ended. Raises RefusedError if the caller does not read its answers."""
-    release = unread.add(_user_of(context), answer.ByteSize())
+    release = unread.add(user, answer.ByteSize())
     if release is not None:
         context.add_done_callback(lambda _: release())  # type: ignore[arg-type]  # a Protocol, by its parameter
 
 
 def _user_of(context: Context) -> User:
     """Return the key under which calls and answers are limited: the uid on Unix sockets, the connection over TCP."""
-    peer = peer_from(context.peer())
-    return context.peer() if peer is None else peer.uid
+    address = context.peer()
+    peer = peer_from(address)
+    return address if peer is None else peer.uid
 
 
 def unreadable(method: str, definition: str, error: UsageError | None = None) -> Refusal:

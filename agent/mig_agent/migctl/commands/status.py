@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
+from mig_agent.core.holder_names import user_of
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, completer_of, split, verb
@@ -46,8 +47,11 @@ def status(
       migctl status --leases   every lease, with its GPU and slices
       migctl status --mine     what is yours
       migctl status --gpu 2    one GPU in full
+      migctl status -o svg     the map as a picture
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
-    output = common.wants()
+    output = common.wants("svg")
+    if watch and output == "svg":
+        raise UsageError("cannot show a picture at each change", "leave out --watch, or -o svg")
     chosen = tuple(parse_gpu(each) for each in split(gpus))
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
@@ -67,6 +71,11 @@ def status(
         node = look()
     if output == "json":
         print_json(to_json.encode(node))
+        return failures.DONE
+    if output == "svg":
+        from mig_agent.client.slice_maps import status_svg  # noqa: PLC0415 -- only where it is needed
+
+        print_whole(status_svg(node))
         return failures.DONE
     from mig_agent.migctl.status_page import render  # noqa: PLC0415 -- JSON needs none of it
 
@@ -91,7 +100,7 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
     """Return the node with the GPUs, leases and waiting requests that were asked for. Raises UsageError."""
-    from mig_agent.migctl.lease_names import own_leases, own_requests, user_of  # noqa: PLC0415 -- after the client is imported
+    from mig_agent.migctl.lease_names import own_leases, own_requests  # noqa: PLC0415 -- after the client is imported
 
     leases, queue = node.leases, node.queue
     if mine:
@@ -116,6 +125,6 @@ def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpu
 
 
 def _is_of(lease: LeaseInfo, name: str) -> bool:
-    from mig_agent.migctl.lease_names import names_of, user_of  # noqa: PLC0415 -- after the client is imported
+    from mig_agent.migctl.lease_names import names_of  # noqa: PLC0415 -- after the client is imported
 
     return name in {*names_of(lease), user_of(lease.holder), lease.tenant, str(lease.holder_uid)}
