@@ -299,7 +299,7 @@ def test_how_it_chooses_and_how_long_nobody_is_passed_by_can_be_set(folder: Path
 
 
 def test_it_serves_where_some_gpus_have_no_mig(folder: Path) -> None:
-    with Agent(folder, "t4:1,a100-40gb:1:off,h100-80gb:1") as agent:
+    with Agent(folder, "l40s:1,a100-40gb+nomig:1,h100-80gb:1") as agent:
         states = [(gpu["state"], bool(gpu["reason"])) for gpu in agent.ask("status")["gpus"]]
         assert states == [("whole", True), ("whole", True), ("ready", False)]
         assert agent.ask("request", "--gpu-memory", "4G")["devices"][0]["gpu_index"] == 2

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mig_agent.simulator import STATE_FILE, GpuSpec, Simulator, SimulatorError, parse_gpus
+from mig_agent.simulator import (
+    STATE_FILE,
+    GpuSpec,
+    MachineSpec,
+    Simulator,
+    SimulatorError,
+    open_or_create_machine,
+    parse_gpus,
+    parse_machine,
+)
 from mig_agent.simulator.__main__ import main
 
 Run = Callable[..., str]
@@ -95,10 +104,36 @@ def test_reading_what_to_simulate() -> None:
         GpuSpec(model="a30", mig_mode=False),
         GpuSpec(model="t4"),
     )
+    assert parse_machine("a100-40gb+nomig:1,l40s,driver=615.71.03,kernel=6.12") == MachineSpec(
+        gpus=(GpuSpec(model="a100-40gb", mig_mode=False), GpuSpec(model="l40s")),
+        driver_version="615.71.03",
+        kernel_version="6.12",
+    )
+
+
+def test_a_machine_has_the_versions_that_it_was_made_with(tmp_path: Path) -> None:
+    state_file = tmp_path / STATE_FILE
+    simulator = open_or_create_machine(state_file, "l4,driver=615.71.03")
+    assert simulator.machine()["driver_version"] == "615.71.03"
+    open_or_create_machine(state_file, "l4")
+    with pytest.raises(SimulatorError, match=r"l4, driver=580.1 in .*: it holds l4, driver=615.71.03;"):
+        open_or_create_machine(state_file, "l4,driver=580.1")
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a100-40gb:", "a100-40gb:x", "a100-40gb:0", "a100-40gb:1:maybe", "t4:1:1", "t4:65"]
+    "text",
+    [
+        "",
+        "a100-40gb:",
+        "a100-40gb:x",
+        "a100-40gb:0",
+        "a100-40gb:1:maybe",
+        "t4:1:1",
+        "t4:65",
+        "a30+mig",
+        "t4,driver=",
+        "t4,os=1.2",
+    ],
 )
 def test_what_cannot_be_simulated(text: str) -> None:
     with pytest.raises(SimulatorError, match=r"^cannot"):

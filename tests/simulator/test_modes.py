@@ -81,8 +81,9 @@ def test_ampere_takes_a_pending_mode_at_a_reboot(simulate: Simulate) -> None:
     assert mode() == [ON, ON]
 
 
-def test_a_gpu_that_has_no_mig(simulate: Simulate) -> None:
-    simulate("t4")
+@pytest.mark.parametrize("model", ["t4", "v100", "a10", "l4", "l40s"])
+def test_a_gpu_that_has_no_mig(simulate: Simulate, model: str) -> None:
+    simulate(model)
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     calls: list[Callable[[], object]] = [
         lambda: pynvml.nvmlDeviceGetMigMode(gpu),

@@ -375,7 +375,8 @@ class Settings(KubernetesSettings):
     )
     simulate: str = setting(
         "",
-        "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `:off` behind it leaves MIG mode off.",
+        "Simulate these GPUs instead of opening the driver, as MODEL:COUNT; `+nomig` behind the model leaves MIG mode "
+        "off, and `driver=615.71` is the driver's version.",
         kind=field_types.TEXT,
         group=_SIMULATED,
         example="a100-40gb:1,h100-80gb:2",

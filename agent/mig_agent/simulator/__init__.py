@@ -9,17 +9,19 @@ from mig_agent.simulator.codes import Code, SimulatorError
 from mig_agent.simulator.control import STATE_FILE, Simulator, create_machine, open_or_create_machine
 from mig_agent.simulator.library import open_library
 from mig_agent.simulator.models import MODELS
-from mig_agent.simulator.state import GpuSpec, parse_gpus
+from mig_agent.simulator.state import GpuSpec, MachineSpec, parse_gpus, parse_machine
 
 __all__ = [
     "MODELS",
     "STATE_FILE",
     "Code",
     "GpuSpec",
+    "MachineSpec",
     "Simulator",
     "SimulatorError",
     "create_machine",
     "open_library",
     "open_or_create_machine",
     "parse_gpus",
+    "parse_machine",
 ]

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mig_agent.simulator import faults, operations
+from mig_agent.simulator import faults, memory, operations
 from mig_agent.simulator.codes import Failure, SimulatorError, name_of
 from mig_agent.simulator.models import Window
+from mig_agent.simulator.programs import write_programs
 from mig_agent.simulator.state import (
     DEFAULT_SM_PERCENT,
     DRIVER_VERSION,
+    KERNEL_VERSION,
     ComputeInstance,
     Fault,
     FaultKind,
@@ -21,11 +23,12 @@ from mig_agent.simulator.state import (
     GpuInstance,
     GpuSpec,
     Machine,
+    MachineSpec,
     Process,
     mig_uuid,
     model_of,
     new_machine,
-    parse_gpus,
+    parse_machine,
     profile_of,
 )
 from mig_agent.simulator.store import Store
@@ -43,19 +46,27 @@ def create_machine(
     create_seconds: float = 0.16,
     destroy_seconds: float = 0.10,
     driver_version: str = DRIVER_VERSION,
+    kernel_version: str = KERNEL_VERSION,
 ) -> Simulator:
     """Create a machine with these GPUs (`a100-40gb:1,h100-80gb:2`) in a new file; `mig_mode=False`: off on all GPUs.
 
     The seconds are how long creating and destroying a GPU instance take. Raises SimulatorError if the text cannot be
     read or the file already holds a machine.
     """
-    specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
+    asked = _spec(gpus)
+    specs = asked.gpus
     if not mig_mode:
         specs = tuple(GpuSpec(model=s.model, mig_mode=False, halves_swapped=s.halves_swapped) for s in specs)
     machine = new_machine(
-        specs, create_seconds=create_seconds, destroy_seconds=destroy_seconds, driver_version=driver_version
+        specs,
+        create_seconds=create_seconds,
+        destroy_seconds=destroy_seconds,
+        driver_version=asked.driver_version or driver_version,
+        kernel_version=asked.kernel_version or kernel_version,
     )
-    Store(state_file).create(machine)
+    store = Store(state_file)
+    store.create(machine)
+    write_programs(store.host.root / "usr/bin", state_file)
     return Simulator(state_file)
 
 
@@ -66,12 +77,19 @@ def open_or_create_machine(
 
     Raises SimulatorError if the file holds other GPUs than asked for.
     """
-    specs = parse_gpus(gpus) if isinstance(gpus, str) else tuple(gpus)
+    asked = _spec(gpus)
     if not state_file.exists():
-        return create_machine(state_file, specs, create_seconds=create_seconds, destroy_seconds=destroy_seconds)
+        return create_machine(state_file, gpus, create_seconds=create_seconds, destroy_seconds=destroy_seconds)
     simulator = Simulator(state_file)
-    there = [gpu["model"] for gpu in simulator.machine()["gpus"]]
-    wanted = [spec.model for spec in specs]
+    machine = simulator.machine()
+    there = [gpu["model"] for gpu in machine["gpus"]]
+    wanted = [spec.model for spec in asked.gpus]
+    versions = (("driver", asked.driver_version), ("kernel", asked.kernel_version))
+    for name, version in versions:
+        found = machine.get(f"{name}_version", KERNEL_VERSION)
+        if version is not None and version != found:
+            wanted.append(f"{name}={version}")
+            there.append(f"{name}={found}")
     if there != wanted:
         raise SimulatorError(
             f"cannot simulate {', '.join(wanted)} in {state_file}: it holds {', '.join(there)}; "
@@ -96,6 +114,15 @@ class Simulator:
     def machine(self) -> Machine:
         """Return a copy of the whole state."""
         return copy.deepcopy(self._store.read())
+
+    def leaked_guarantees(self) -> dict[str, dict[str, int]]:
+        """Return by GPU, then by cgroup, the bytes of `dmem.min` that are left of cgroups which are gone."""
+        with self._store.edit() as machine:
+            faults.forget_ended_processes(machine)
+            for gpu in machine["gpus"]:
+                memory.forget_removed(gpu, self._store.cgroups.exists)
+            leaked = {gpu["uuid"]: memory.leaked_guarantees(gpu) for gpu in machine["gpus"]}
+        return {uuid: each for uuid, each in leaked.items() if each}
 
     def calls(self, function: str) -> int:
         """Return how often a function that changes something was called, failed calls included."""
@@ -271,6 +298,10 @@ class Simulator:
             raise SimulatorError(f"cannot do that: the driver answers {failure.code}") from failure
 
 
+def _spec(gpus: str | Sequence[GpuSpec]) -> MachineSpec:
+    return parse_machine(gpus) if isinstance(gpus, str) else MachineSpec(gpus=tuple(gpus))
+
+
 def _gpu(machine: Machine, index: int) -> Gpu:
     if not 0 <= index < len(machine["gpus"]):
         raise SimulatorError(f"cannot find GPU {index}: there are {len(machine['gpus'])}, from 0")
@@ -314,7 +345,13 @@ def describe(machine: Machine) -> str:
     for index, gpu in enumerate(machine["gpus"]):
         mode = "lost" if gpu["lost"] else f"MIG {'on' if gpu['mig_current'] else 'off'}"
         lines.append(f"GPU {index}: {model_of(gpu).name} {gpu['uuid']} ({mode})")
-        lines += [f"  process {p['pid']} {p['name']}" for p in gpu["processes"]]
+        if gpu.get("compute_mode"):
+            lines.append(f"  compute mode {operations.ComputeMode(gpu['compute_mode']).name}")
+        lines += [f"  process {p['pid']} {p['name']} {p['used_mib']} MiB" for p in gpu["processes"]]
+        lines += [
+            f"  cgroup {each['cgroup']} soft {each['soft']} hard {each['hard']}"
+            for each in gpu.get("memory_limits", ())
+        ]
         for instance in sorted(gpu["instances"], key=lambda each: each["start"]):
             row = profile_of(gpu, instance)
             lines.append(f"  {index}/{instance['id']} {row.name} at {instance['start']}:{instance['size']}")

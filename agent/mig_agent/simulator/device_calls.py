@@ -7,17 +7,16 @@ from collections.abc import Callable
 from ctypes import c_char_p, c_int, c_uint, c_void_p
 from types import MappingProxyType
 
-from mig_agent.simulator import faults, handles, structs
+from mig_agent.simulator import faults, handles, memory, operations, structs
 from mig_agent.simulator.codes import Code, Failure
 from mig_agent.simulator.handles import Kind
 from mig_agent.simulator.library import Library, symbol
 from mig_agent.simulator.pointers import Address, at, write_handle, write_text, write_uint
-from mig_agent.simulator.state import Gpu, Machine, Process, mig_uuid, model_of, profile_of
+from mig_agent.simulator.state import Gpu, Machine, Process, driver_branch, mig_uuid, model_of, profile_of
 
 _MIB = 1 << 20
 _IDLE_MIG_MIB = 12
 """Memory used on a MIG device on which nothing runs; nvidia-smi shows 12 or 13 MiB."""
-_RESERVED_MIB = 512
 _FIRST_WITH_MODE_INDEPENDENT_QUERIES = 550
 _FIELD_RESETLESS_MIG = 184
 _FIELD_MODE_INDEPENDENT_QUERIES = 199
@@ -30,7 +29,7 @@ _ERRORS = MappingProxyType(
 
 def queries_need_mig_mode(machine: Machine) -> bool:
     """Return True for drivers before 550 (such as 535), which list profiles only while MIG mode is on."""
-    return int(machine["driver_version"].split(".", 1)[0]) < _FIRST_WITH_MODE_INDEPENDENT_QUERIES
+    return driver_branch(machine) < _FIRST_WITH_MODE_INDEPENDENT_QUERIES
 
 
 @symbol("nvmlInitWithFlags", c_uint, before_init=True)
@@ -172,6 +171,17 @@ def persistence_mode(library: Library, device: Address, mode: Address) -> None:
     write_uint(mode, 0)
 
 
+@symbol("nvmlDeviceGetComputeMode", c_void_p, c_void_p)
+def compute_mode(library: Library, device: Address, mode: Address) -> None:
+    write_uint(mode, handles.gpu(library.read(), device).get("compute_mode", operations.ComputeMode.DEFAULT))
+
+
+@symbol("nvmlDeviceSetComputeMode", c_void_p, c_uint)
+def set_compute_mode(library: Library, device: Address, mode: int) -> None:
+    with library.change("nvmlDeviceSetComputeMode") as machine:
+        operations.set_compute_mode(handles.gpu(machine, device), mode)
+
+
 def _memory_mib(library: Library, device: Address) -> tuple[int, int]:
     machine = library.forget_ended_processes()
     if handles.is_kind(device, Kind.MIG):
@@ -201,7 +211,7 @@ def memory_info_v2(library: Library, device: Address, out: Address) -> None:
     if info.version != structs.MEMORY_V2:
         raise Failure(Code.ARGUMENT_VERSION_MISMATCH)
     total, used = _memory_mib(library, device)
-    reserved = 0 if handles.is_kind(device, Kind.MIG) else _RESERVED_MIB
+    reserved = 0 if handles.is_kind(device, Kind.MIG) else memory.RESERVED_MIB
     info.total, info.used, info.reserved = total * _MIB, used * _MIB, reserved * _MIB
     info.free = max(total - used - reserved, 0) * _MIB
 
@@ -256,6 +266,10 @@ def _compute_processes(library: Library, device: Address, number: Address, out: 
     _list_processes(_processes(library, device), number, out)
 
 
+def _mps_processes(library: Library, device: Address, number: Address, out: Address) -> None:
+    _list_processes([row for row in _processes(library, device) if row[0].get("mps") == "client"], number, out)
+
+
 def _no_processes(library: Library, device: Address, number: Address, out: Address) -> None:
     _processes(library, device)
     _list_processes([], number, out)
@@ -264,7 +278,7 @@ def _no_processes(library: Library, device: Address, number: Address, out: Addre
 _LISTS: dict[str, Callable[..., None]] = {
     "nvmlDeviceGetComputeRunningProcesses_v3": _compute_processes,
     "nvmlDeviceGetGraphicsRunningProcesses_v3": _no_processes,
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3": _no_processes,
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3": _mps_processes,
 }
 for _name, _function in _LISTS.items():
     symbol(_name, c_void_p, c_void_p, c_void_p)(_function)

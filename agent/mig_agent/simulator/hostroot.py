@@ -170,4 +170,5 @@ def _write_process(folder: Path, process: Process) -> None:
     (folder / "stat").write_text(f"{process['pid']} ({program}) S 1{' 0' * 17} {started} 0 0\n")
     container = process["container"]
     path = f"/kubepods.slice/kubepods-pod0.slice/cri-containerd-{container}.scope" if container else "/user.slice"
+    path = process.get("cgroup", path)
     (folder / "cgroup").write_text(f"0::{path}\n")

@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.simulator import faults, handles
+from mig_agent.simulator.cgroupfs import CgroupFs
 from mig_agent.simulator.codes import Code, Failure, SimulatorError
-from mig_agent.simulator.state import Machine
+from mig_agent.simulator.programs import write_programs
+from mig_agent.simulator.state import Machine, driver_branch
 from mig_agent.simulator.store import Store
 
 _HANG_POLL_SECONDS = 0.02
+FIRST_WITH_MEMORY_LIMITS = 615
+"""The first driver branch with nvmlDeviceSetMemoryLimits_v1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +109,11 @@ class Library:
     def read(self) -> Machine:
         """Return the machine's state; readers never change it."""
         return self._store.read()
+
+    @property
+    def cgroups(self) -> CgroupFs:
+        """The cgroups of the simulated machine."""
+        return self._store.cgroups
 
     def handles_by_uuid(self) -> dict[str, int]:
         """Return the handles of all GPUs and MIG devices by every name that the driver accepts.
@@ -205,6 +214,7 @@ def function_names() -> Collection[str]:
         device_calls,  # noqa: F401 -- the functions register themselves on import
         event_calls,  # noqa: F401 -- the same
         gpm_calls,  # noqa: F401 -- the same
+        memory_limit_calls,  # noqa: F401 -- the same
         mig_calls,  # noqa: F401 -- the same
     )
 
@@ -220,6 +230,9 @@ def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
     if unknown:
         raise SimulatorError(f"cannot leave out what is not simulated: {', '.join(sorted(unknown))}")
     store = Store(state_file)
-    store.read()
+    machine = store.read()
     store.mend()
+    write_programs(store.host.root / "usr/bin", state_file)
+    if driver_branch(machine) < FIRST_WITH_MEMORY_LIMITS:
+        without = {*without, "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}
     return Library(store, without)

@@ -267,8 +267,13 @@ MODELS = MappingProxyType(
                 slices=4,
                 memory_slices=12,
             ),
+            # Below are GPUs without MIG.
             _model("t4", "Tesla T4", pci=0x1EB810DE, memory=15360, capability=(7, 5)),
+            _model("v100", "Tesla V100-SXM2-16GB", pci=0x1DB110DE, memory=16384, capability=(7, 0)),
+            _model("a10", "NVIDIA A10", pci=0x223610DE, memory=23028, capability=(8, 6)),
+            _model("l4", "NVIDIA L4", pci=0x27B810DE, memory=23034, capability=(8, 9)),
+            _model("l40s", "NVIDIA L40S", pci=0x26B910DE, memory=46068, capability=(8, 9)),
         )
     }
 )
-"""Every model by its key; `t4` represents the GPUs without MIG."""
+"""Every model by its key."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from enum import IntEnum
 
 from mig_agent.simulator import faults, placing
 from mig_agent.simulator.codes import Code, Failure
@@ -22,6 +23,14 @@ from mig_agent.simulator.state import (
 )
 
 REV1_COMPUTE_PROFILE = 7
+
+
+class ComputeMode(IntEnum):
+    """How many processes may use a GPU, as nvml.h numbers it; 1 was EXCLUSIVE_THREAD."""
+
+    DEFAULT = 0
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
 
 
 def require_mig(gpu: Gpu) -> None:
@@ -169,7 +178,7 @@ def remaining_compute_capacity(gpu: Gpu, instance: GpuInstance, profile_id: int)
 def set_mig_mode(gpu: Gpu, *, on: bool) -> Code:
     """Request MIG mode on or off; return the activation status, which is not an error of the call."""
     model = model_of(gpu)
-    if not model.can_mig:
+    if not model.can_mig or (on and gpu.get("compute_mode")):
         raise Failure(Code.NOT_SUPPORTED)
     if gpu["mig_pending"] != on:
         gpu["mig_pending"] = on
@@ -183,6 +192,15 @@ def set_mig_mode(gpu: Gpu, *, on: bool) -> Code:
     gpu["mig_current"] = on
     gpu["changes"] += 1
     return Code.SUCCESS
+
+
+def set_compute_mode(gpu: Gpu, mode: int) -> None:
+    """Set the compute mode. Raises Failure: in MIG mode only DEFAULT is taken."""
+    if mode not in set(ComputeMode):
+        raise Failure(Code.INVALID_ARGUMENT)
+    if gpu["mig_current"] and mode != ComputeMode.DEFAULT:
+        raise Failure(Code.NOT_SUPPORTED)
+    gpu["compute_mode"] = mode
 
 
 def reset_gpu(gpu: Gpu) -> None:
@@ -204,6 +222,8 @@ def reboot(machine: Machine, boot_id: str, *, keep_mig_mode: bool = False) -> No
         if not (model_of(gpu).mode_needs_reset or keep_mig_mode):
             gpu["mig_pending"] = False
         reset_gpu(gpu)
+        gpu["compute_mode"] = ComputeMode.DEFAULT
+        gpu["memory_limits"], gpu["guaranteed"] = [], {}
 
 
 def _strikes(machine: Machine, gpu: Gpu, kind: FaultKind) -> bool:

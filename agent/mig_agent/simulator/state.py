@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, NotRequired, TypedDict
 
 from mig_agent.simulator.codes import SimulatorError
@@ -14,6 +16,8 @@ FORMAT = 1
 """The format of the state file; any other number is refused."""
 
 DRIVER_VERSION = "580.95.05"
+KERNEL_VERSION = "6.14"
+"""The first kernel that has the cgroup controller dmem."""
 DEFAULT_SM_PERCENT = 35.0
 """How much of its multiprocessors a workload keeps busy unless said otherwise."""
 
@@ -32,6 +36,18 @@ class Process(TypedDict):
     """How much of the multiprocessors of its GPU instance it keeps busy; DEFAULT_SM_PERCENT where it is missing."""
     started: int | None
     """For a real process its start time (ticks since boot): when that process ends, this entry is removed."""
+    cgroup: NotRequired[str]
+    """The cgroup that its GPU memory is charged to, such as `/mig-agent/7`; absent: none that limits it."""
+    mps: NotRequired[Literal["client", "server"]]
+    """Absent: it uses the GPU without MPS."""
+
+
+class MemoryLimit(TypedDict):
+    """What nvmlDeviceSetMemoryLimits has set for a cgroup on one GPU, in bytes."""
+
+    cgroup: str
+    soft: int
+    hard: int
 
 
 class ComputeInstance(TypedDict):
@@ -89,6 +105,11 @@ class Gpu(TypedDict):
     processes: list[Process]
     """Workloads while MIG mode is off."""
     ghosts: list[Ghost]
+    compute_mode: NotRequired[int]
+    """As NVML numbers it; absent: DEFAULT."""
+    memory_limits: NotRequired[list[MemoryLimit]]
+    guaranteed: NotRequired[dict[str, int]]
+    """dmem.min, in bytes, by cgroup: of each cgroup with a soft limit, and of its ancestors."""
 
 
 FaultKind = Literal["fail", "hang", "remnant", "stale"]
@@ -116,6 +137,8 @@ class Machine(TypedDict):
     revision: int
     boot_id: str
     driver_version: str
+    kernel_version: NotRequired[str]
+    """Absent: `KERNEL_VERSION`."""
     create_seconds: float
     destroy_seconds: float
     next_serial: int
@@ -134,32 +157,72 @@ class GpuSpec:
     halves_swapped: bool = False
 
 
-def parse_gpus(text: str) -> tuple[GpuSpec, ...]:
-    """Return the GPUs that `a100-40gb:1,h100-80gb:2,a30:1:off,t4` describes, one entry each.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSpec:
+    """A machine to be made."""
 
-    `off` after the count leaves MIG mode off. Raises SimulatorError.
+    gpus: tuple[GpuSpec, ...]
+    driver_version: str | None = None
+    """None: not said."""
+    kernel_version: str | None = None
+
+
+def parse_gpus(text: str) -> tuple[GpuSpec, ...]:
+    """Return the GPUs that `parse_machine` reads. Raises SimulatorError."""
+    return parse_machine(text).gpus
+
+
+def parse_machine(text: str) -> MachineSpec:
+    """Return the machine that `a100-40gb:1,h100-80gb:2,a30+nomig:1,t4,driver=615.71` describes, a GPU for each.
+
+    `+nomig` behind the model, or `:off` behind the count, leaves MIG mode off; `kernel=6.12` is one without the cgroup
+    controller dmem. Raises SimulatorError.
     """
     specs: list[GpuSpec] = []
-    for part in text.split(","):
-        model, *options = part.strip().lower().split(":")
-        if model not in MODELS:
-            raise SimulatorError(f"cannot simulate a GPU {model!r}: the models are {', '.join(MODELS)}")
-        mig_mode = True
-        if options and options[-1] in {"on", "off"}:
-            mig_mode = options.pop() == "on"
-        if len(options) > 1 or not all(option.isascii() and option.isdigit() for option in options):
-            raise SimulatorError(
-                f"cannot read {part.strip()!r}: write MODEL:COUNT, or MODEL:COUNT:off without MIG mode"
-            )
-        count = int(options[0]) if options else 1
-        if not 1 <= count <= 64:  # noqa: PLR2004 -- more than any machine has
-            raise SimulatorError(f"cannot simulate {count} GPUs of one model: between 1 and 64 can be")
-        specs += [GpuSpec(model=model, mig_mode=mig_mode)] * count
-    return tuple(specs)
+    versions: dict[str, str] = {}
+    for part in (each.strip().lower() for each in text.split(",")):
+        name, is_version, version = part.partition("=")
+        if not is_version:
+            specs += _parse_gpu(part)
+        elif name not in _VERSIONS or name in versions:
+            raise SimulatorError(f"cannot read {part!r}: give driver=VERSION and kernel=VERSION, each once")
+        elif not _VERSION.fullmatch(version):
+            raise SimulatorError(f"cannot read {part!r}: write a version such as {_VERSIONS[name]}")
+        else:
+            versions[name] = version
+    if not specs:
+        raise SimulatorError(f"cannot simulate {text!r}: name a GPU, such as h100-80gb:2")
+    return MachineSpec(gpus=tuple(specs), driver_version=versions.get("driver"), kernel_version=versions.get("kernel"))
+
+
+_VERSIONS = MappingProxyType({"driver": "driver=615.71.03", "kernel": "kernel=6.12"})
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}")
+
+
+def _parse_gpu(part: str) -> list[GpuSpec]:
+    model, *options = part.split(":")
+    model, has_option, option = model.partition("+")
+    if model not in MODELS:
+        raise SimulatorError(f"cannot simulate a GPU {model!r}: the models are {', '.join(MODELS)}")
+    mig_mode = not has_option
+    if options and options[-1] in {"on", "off"}:
+        mig_mode = options.pop() == "on" and mig_mode
+    is_number = all(each.isascii() and each.isdigit() for each in options)
+    if len(options) > 1 or not is_number or (has_option and option != "nomig"):
+        raise SimulatorError(f"cannot read {part!r}: write MODEL:COUNT, or MODEL+nomig:COUNT without MIG mode")
+    count = int(options[0]) if options else 1
+    if not 1 <= count <= 64:  # noqa: PLR2004 -- more than any machine has
+        raise SimulatorError(f"cannot simulate {count} GPUs of one model: between 1 and 64 can be")
+    return [GpuSpec(model=model, mig_mode=mig_mode)] * count
 
 
 def new_machine(
-    gpus: Sequence[GpuSpec], *, create_seconds: float, destroy_seconds: float, driver_version: str
+    gpus: Sequence[GpuSpec],
+    *,
+    create_seconds: float,
+    destroy_seconds: float,
+    driver_version: str,
+    kernel_version: str = KERNEL_VERSION,
 ) -> Machine:
     """Return a machine that has just booted, with these GPUs and no instances."""
     return Machine(
@@ -167,6 +230,7 @@ def new_machine(
         revision=0,
         boot_id=str(uuid.uuid4()),
         driver_version=driver_version,
+        kernel_version=kernel_version,
         create_seconds=create_seconds,
         destroy_seconds=destroy_seconds,
         next_serial=1,
@@ -192,6 +256,20 @@ def _new_gpu(spec: GpuSpec, minor: int) -> Gpu:
         processes=[],
         ghosts=[],
     )
+
+
+def driver_branch(machine: Machine) -> int:
+    """Return the first number of the driver's version, such as 580."""
+    return int(machine["driver_version"].split(".", 1)[0])
+
+
+def has_dmem(machine: Machine) -> bool:
+    """Return True if the kernel has the cgroup controller dmem."""
+    return _numbers(machine.get("kernel_version", KERNEL_VERSION)) >= _numbers(KERNEL_VERSION)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")[:2]))
 
 
 def model_of(gpu: Gpu) -> GpuModel:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from mig_agent.simulator.cgroupfs import CgroupFs
 from mig_agent.simulator.codes import Failure, SimulatorError
 from mig_agent.simulator.hostroot import HostRoot, Summary, summarise
 from mig_agent.simulator.state import FORMAT, Machine
@@ -37,6 +38,7 @@ class Store:
         self.path = path
         self._path_text = str(path)
         self.host = HostRoot(path.parent / "host")
+        self.cgroups = CgroupFs(self.host.root / "sys/fs/cgroup")
         self._lock_path = path.with_name(path.name + ".lock")
         self._mutex = threading.Lock()
         self._last: _Reading | None = None

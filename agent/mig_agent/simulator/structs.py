@@ -6,6 +6,7 @@ from ctypes import (
     Structure,
     Union,
     c_char,
+    c_char_p,
     c_double,
     c_int,
     c_int64,
@@ -138,6 +139,21 @@ class MemoryV2(Structure):
 
 
 MEMORY_V2 = 0x02000028
+
+
+class SetMemoryLimits(Structure):
+    """nvmlSetMemoryLimits_v1_t; limits in bytes."""
+
+    _fields_ = (("nameSpace", c_char_p), ("softLimit", c_ulonglong), ("hardLimit", c_ulonglong))
+
+
+class GetMemoryLimits(Structure):
+    """nvmlGetMemoryLimits_v1_t; limits in bytes."""
+
+    _fields_ = (*SetMemoryLimits._fields_, ("currentUsed", c_ulonglong))
+
+
+MEMORY_LIMIT_MAX = 0xFFFFFFFFFFFFFFFF
 
 
 class PciInfo(Structure):
