@@ -1,0 +1,296 @@
+"""MPS control daemons: one for each share of a GPU whose memory limit MPS enforces.
+
+`nvidia-cuda-mps-control` starts a daemon, and sends it the commands of its standard input. It exits with 0 whatever a
+daemon refuses, so everything that matters is read back. A daemon outlives the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mig_agent.adapters.failpoints import FAILPOINTS
+from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind
+from mig_agent.core.model import Generation, GpuUuid
+
+PROGRAM = "nvidia-cuda-mps-control"
+LONGEST_PIPE_PATH = 87
+"""Bytes of the pipe folder's path; with more the daemon cannot name its sockets."""
+_LONGEST_GENERATION = 19
+"""Digits of a 64-bit number."""
+_MIB_OF_G = 1024
+_PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
+_OWN_SEARCH, _OWN_ALL, _SEARCH = 0o711, 0o700, 1
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MpsTerms:
+    """What one daemon enforces on its clients."""
+
+    gpu: GpuUuid
+    limit_mib: int
+    """The most memory of each client process."""
+    uid: int | None
+    """The user whose processes may connect; None: everybody's."""
+    thread_percentage: int | None = None
+    """The most of the GPU's multiprocessors that a client uses, in per cent; None: all."""
+
+
+class MpsDaemons:
+    """Starts, asks and ends daemons, each in a folder of its own, named by the generation of its share.
+
+    Blocking and thread-safe for different generations. Methods raise DriverError where the daemon or its program fails
+    or does not answer in time; a daemon that is stopped holds nothing up for longer than `deadline_seconds`.
+    """
+
+    def __init__(self, folder: Path, *, search_path: str, deadline_seconds: float = 10.0) -> None:
+        """Use `folder`; the programs are looked for on `search_path`, as in PATH.
+
+        Raises ConfigError if the folder's path is too long for the sockets of a daemon.
+        """
+        self._folder = folder
+        self._search_path = search_path
+        self._deadline = deadline_seconds
+        longest = len(os.fsencode(folder / ("9" * _LONGEST_GENERATION) / "pipe"))
+        if longest > LONGEST_PIPE_PATH:
+            raise ConfigError(
+                f"cannot keep MPS daemons in {folder}: its path is {longest - LONGEST_PIPE_PATH} bytes too long",
+                "name a run folder with a shorter path",
+            )
+
+    @property
+    def is_installed(self) -> bool:
+        """True if the program is on the search path."""
+        return shutil.which(PROGRAM, path=self._search_path) is not None
+
+    def existing(self) -> tuple[Generation, ...]:
+        """Return the generations that have a folder, whether or not a daemon runs there."""
+        try:
+            names = os.listdir(self._folder)  # noqa: PTH208 -- names are all that is needed
+        except FileNotFoundError:
+            return ()
+        return tuple(Generation(int(name)) for name in sorted(names) if name.isdigit())
+
+    def pipe_folder(self, generation: Generation) -> Path:
+        """Return the folder through which the clients of a daemon connect."""
+        return self._folder / str(generation) / "pipe"
+
+    def environment(self, generation: Generation, terms: MpsTerms) -> Mapping[str, str]:
+        """Return the variables with which a process becomes a client.
+
+        Exactly one device and one limit, of ordinal 0: an entry for a device that a process cannot see makes the driver
+        drop all limits.
+        """
+        found = {
+            _PIPE_VARIABLE: str(self.pipe_folder(generation)),
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={terms.limit_mib}M",
+        }
+        if terms.thread_percentage is not None:
+            found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(terms.thread_percentage)
+        return found
+
+    def start(self, generation: Generation, terms: MpsTerms) -> None:
+        """Start a daemon and set its limits before anybody can connect.
+
+        The error's `left_behind` is True where `stop` has to be called. Never starts a second daemon in a folder that
+        was used: its clients would run with the limits of the second, which has none until they are set.
+        """
+        what = f"start of the MPS daemon of share {generation}"
+        home = self._folder / str(generation)
+        try:
+            self._make_folders(home)
+        except FileExistsError as error:
+            raise DriverError(DriverErrorKind.IN_USE, what, detail=f"{home} exists") from error
+        except OSError as error:
+            raise DriverError(
+                DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}", left_behind=True
+            ) from error
+        try:
+            with FAILPOINTS.around("mps-daemon"):
+                self._run(generation, "-d", visible=terms.gpu, what=what)
+            self._set_limits(generation, terms, what)
+            with FAILPOINTS.around("mps-access"):
+                _let_in(home / "pipe", terms.uid)
+        except DriverError as error:
+            error.left_behind = True
+            raise
+        except OSError as error:
+            raise DriverError(
+                DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}", left_behind=True
+            ) from error
+
+    def check(self, generation: Generation, terms: MpsTerms) -> None:
+        """Check that the daemon answers and has its limits; it loses them when it starts again."""
+        self._check_limits(generation, terms, f"check of the MPS daemon of share {generation}")
+
+    def clients(self, generation: Generation) -> tuple[int, ...]:
+        """Return the process ids of the clients."""
+        what = f"list of the MPS clients of share {generation}"
+        found: list[int] = []
+        for server in _numbers(self._ask(generation, "get_server_list", what)):
+            found += _numbers(self._ask(generation, f"get_client_list {server}", what))
+        return tuple(found)
+
+    def terminate(self, generation: Generation, client: int) -> None:
+        """End a client's use of the GPU without disturbing the others, as a signal alone may."""
+        what = f"end of the MPS client {client} of share {generation}"
+        for server in _numbers(self._ask(generation, "get_server_list", what)):
+            if client in _numbers(self._ask(generation, f"get_client_list {server}", what)):
+                self._ask(generation, f"terminate_client {server} {client}", what)
+
+    def stop(self, generation: Generation) -> None:
+        """End a daemon with its servers, killed if they do not end by themselves, and remove its folder.
+
+        Nothing happens if there is none.
+        """
+        what = f"end of the MPS daemon of share {generation}"
+        home = self._folder / str(generation)
+        if not home.exists():
+            return
+        with contextlib.suppress(DriverError):
+            self._ask(generation, f"quit -t {max(1, int(self._deadline / 2))}", what)
+        until = time.monotonic() + self._deadline
+        while pids := self.pids(generation):
+            if time.monotonic() > until:
+                raise DriverError(DriverErrorKind.TIMEOUT, what, detail=f"processes {pids} do not end")
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+        try:
+            with FAILPOINTS.around("mps-folder"):
+                shutil.rmtree(home)
+        except OSError as error:
+            raise DriverError(DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}") from error
+
+    def pids(self, generation: Generation) -> tuple[int, ...]:
+        """Return the processes of the daemon and its servers, found by their environment; its clients are left out."""
+        wanted = os.fsencode(f"{_PIPE_VARIABLE}={self.pipe_folder(generation)}")
+        return tuple(pid for pid, variables, words in _processes() if wanted in variables and _is_of_mps(words))
+
+    def _make_folders(self, home: Path) -> None:
+        # Others may pass through to the pipe folder, which lets in its client alone, and see nothing else.
+        self._folder.mkdir(mode=_OWN_SEARCH, exist_ok=True)
+        self._folder.chmod(_OWN_SEARCH)
+        with FAILPOINTS.around("mps-folder"):
+            home.mkdir()
+        home.chmod(_OWN_SEARCH)
+        (home / "pipe").mkdir(mode=_OWN_ALL)
+        (home / "log").mkdir(mode=_OWN_ALL)
+
+    def _set_limits(self, generation: Generation, terms: MpsTerms, what: str) -> None:
+        self._ask(generation, f"set_default_device_pinned_mem_limit 0 {terms.limit_mib}M", what)
+        if terms.thread_percentage is not None:
+            self._ask(generation, f"set_default_active_thread_percentage {terms.thread_percentage}", what)
+        self._check_limits(generation, terms, what)
+
+    def _check_limits(self, generation: Generation, terms: MpsTerms, what: str) -> None:
+        limit = self._ask(generation, "get_default_device_pinned_mem_limit 0", what)
+        if limit != (shown_limit(terms.limit_mib),):
+            raise DriverError(DriverErrorKind.READ_BACK, what, detail=f"its limit is {' '.join(limit) or 'none'}")
+        if terms.thread_percentage is not None:
+            percentage = self._ask(generation, "get_default_active_thread_percentage", what)
+            if percentage != (f"{terms.thread_percentage:.1f}",):
+                raise DriverError(
+                    DriverErrorKind.READ_BACK, what, detail=f"its thread percentage is {' '.join(percentage)}"
+                )
+
+    def _ask(self, generation: Generation, command: str, what: str) -> tuple[str, ...]:
+        """Return the lines that a daemon answers."""
+        return self._run(generation, command=command, what=what)
+
+    def _run(
+        self, generation: Generation, *arguments: str, command: str = "", visible: str = "", what: str
+    ) -> tuple[str, ...]:
+        home = self._folder / str(generation)
+        variables = {
+            "PATH": self._search_path,  # the daemon looks for its server there
+            _PIPE_VARIABLE: str(home / "pipe"),
+            _LOG_VARIABLE: str(home / "log"),
+            **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}),
+        }
+        program = shutil.which(PROGRAM, path=self._search_path)
+        if program is None:
+            raise DriverError(DriverErrorKind.NOT_SUPPORTED, what, detail=f"{PROGRAM} is not installed")
+        try:
+            done = subprocess.run(  # noqa: S603 -- a program of the driver, found on the configured path
+                [program, *arguments],
+                input=f"{command}\n" if command else "",
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=self._deadline,
+                check=False,
+                env=variables,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DriverError(DriverErrorKind.TIMEOUT, what, detail=f"{PROGRAM} does not answer") from error
+        except OSError as error:
+            raise DriverError(DriverErrorKind.UNKNOWN, what, detail=f"{program}: {error.strerror}") from error
+        if done.returncode:
+            kind = DriverErrorKind.NOT_FOUND if command else DriverErrorKind.UNKNOWN
+            said = " ".join((done.stderr or done.stdout).split()) or f"{PROGRAM} exited with {done.returncode}"
+            raise DriverError(kind, what, detail=said)
+        return tuple(done.stdout.splitlines())
+
+
+def shown_limit(limit_mib: int) -> str:
+    """Return a limit as a daemon shows it: `3G` for all from 3072 to 4095 MiB, `512M` below one G."""
+    return f"{limit_mib // _MIB_OF_G}G" if limit_mib >= _MIB_OF_G else f"{limit_mib}M"
+
+
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+def _numbers(lines: tuple[str, ...]) -> list[int]:
+    return [int(line) for line in lines if _NUMBER.fullmatch(line)]
+
+
+def _processes() -> Iterator[tuple[int, frozenset[bytes], bytes]]:
+    """Yield each process that may be seen: its id, its variables and its command line."""
+    for name in os.listdir("/proc"):  # noqa: PTH208 -- names are all that is needed
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                variables = Path("/proc", name, "environ").read_bytes().split(b"\0")
+                yield int(name), frozenset(variables), Path("/proc", name, "cmdline").read_bytes()
+
+
+def _is_of_mps(words: bytes) -> bool:
+    return b"mps" in words and (b"control" in words or b"server" in words)
+
+
+def _let_in(folder: Path, uid: int | None) -> None:
+    """Let a user, or everybody, pass through a folder; only its owner can change what is in it."""
+    if uid is None:
+        folder.chmod(_OWN_SEARCH)
+    elif uid != 0:
+        os.setxattr(folder, "system.posix_acl_access", _acl(uid))
+
+
+def _acl(uid: int) -> bytes:
+    """Return an access control list: all for the owner, passing through for one user, nothing for the others.
+
+    The layout is Linux's (include/uapi/linux/posix_acl_xattr.h): a version, then entries of tag, rights and id.
+    """
+    owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20
+    unused = 0xFFFFFFFF
+    entries = (
+        (owner, 7, unused),
+        (user, _SEARCH, uid),
+        (group, 0, unused),
+        (mask, _SEARCH, unused),
+        (other, 0, unused),
+    )
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries)
