@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mig_agent.kubectl import cluster_page
 from mig_agent.kubectl.answers import NodeAnswer
 from mig_agent.migctl.status_page import Page
@@ -39,9 +41,21 @@ def test_leases_of_all_nodes_are_one_table(answers: tuple[NodeAnswer, ...]) -> N
 
 def test_the_queue_of_all_nodes(answers: tuple[NodeAnswer, ...]) -> None:
     _, waits = cluster_page.queue_page(answers, PAGE).splitlines()
-    assert waits.split()[:4] == ["n1", "1", "bob", "7g.80gb"]
+    assert waits.split()[:5] == ["n1", "1", "r", "bob", "7g.80gb"]
     assert cluster_page.queue_page(answers[1:2], PAGE) == "no request waits"
     assert cluster_page.queue_page(answers[1:], PAGE) == "no request waits on nodes that answer"
+
+
+def test_columns_that_different_nodes_need_are_all_there(answers: tuple[NodeAnswer, ...]) -> None:
+    first, second, _ = answers
+    assert first.status is not None
+    assert second.status is not None
+    (waiting,) = first.status.queue
+    other = replace(second.status, queue=(replace(waiting, request_id="", priority=7),))
+    header, one, two = cluster_page.queue_page((first, replace(second, status=other)), PAGE).splitlines()
+    assert header.split()[:6] == ["NODE", "PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY"]
+    assert one.split()[:5] == ["n1", "1", "r", "bob", "7g.80gb"]
+    assert two.split()[:5] == ["n2", "1", "bob", "7g.80gb", "7"]
 
 
 def test_json_has_each_nodes_status_or_why_there_is_none(answers: tuple[NodeAnswer, ...]) -> None:

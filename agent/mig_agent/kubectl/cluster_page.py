@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from mig_agent.client import to_json
@@ -15,6 +15,9 @@ from mig_agent.kubectl.answers import NodeAnswer
 from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.printing import table
 from mig_agent.migctl.status_page import (
+    CUT_IN_QUEUE,
+    LEASE_COLUMNS,
+    QUEUE_COLUMNS,
     Page,
     fits_lines,
     head,
@@ -39,13 +42,13 @@ def status_page(answers: Sequence[NodeAnswer], page: Page) -> str:
 
 def leases_page(answers: Sequence[NodeAnswer], page: Page) -> str:
     """Return a table of the leases of all nodes."""
-    found = _table(answers, lambda node: lease_rows(node.leases), page, bends=(2,))
+    found = _table(answers, lambda node: lease_rows(node.leases), page, LEASE_COLUMNS, {"HOLDER"})
     return found or f"no leases{_where(answers)}"
 
 
 def queue_page(answers: Sequence[NodeAnswer], page: Page) -> str:
     """Return a table of the requests that wait on any node."""
-    found = _table(answers, lambda node: queue_rows(node.queue), page, bends=(2, 3, -1))
+    found = _table(answers, lambda node: queue_rows(node.queue), page, QUEUE_COLUMNS, CUT_IN_QUEUE)
     return found or f"no request waits{_where(answers)}"
 
 
@@ -125,25 +128,27 @@ def _table(
     answers: Sequence[NodeAnswer],
     rows_of: Callable[[Status], list[tuple[str, ...]]],
     page: Page,
-    bends: tuple[int, ...],
+    columns: Sequence[str],
+    cut: Collection[str],
 ) -> str:
     """Return the rows of all nodes in one table, the node first; empty if there are none.
 
-    Nodes may differ in their columns: a column that only some of them need is there for all.
+    Nodes may differ in their columns: one that only some of them need is there for all. Those in `cut` are shortened
+    where the page is too narrow.
     """
     tables = [(_name(each), *_split(rows_of(each.status))) for each in answers if each.status is not None]
     tables = [each for each in tables if each[2]]
     if not tables:
         return ""
-    header = max((each[1] for each in tables), key=len)
+    needed = {column for _, own, _ in tables for column in own}
+    header = ("NODE", *(column for column in columns if column in needed))
     rows = [
-        (name, *(dict(zip(own, row, strict=True)).get(column, "") for column in header))
+        (name, *(dict(zip(own, row, strict=True)).get(column, "") for column in header[1:]))
         for name, own, found in tables
         for row in found
     ]
-    columns = len(header) + 1
-    width = page.width if page.cut else None
-    return table(("NODE", *header), rows, width=width, bends=tuple(each % columns for each in bends))
+    bends = tuple(number for number, column in enumerate(header) if column in cut)
+    return table(header, rows, width=page.width if page.cut else None, bends=bends)
 
 
 def _split(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

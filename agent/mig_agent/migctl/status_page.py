@@ -30,8 +30,8 @@ MOST_LINES = 16
 _LEAST_QUEUE = 3
 """Lines of the queue that are shown however long the page is: its header, the first, and how many more."""
 _MOST_FITS_LINES = 2
-_LEASES = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN")
-_QUEUE = ("PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
+LEASE_COLUMNS = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN", "NOTE")
+QUEUE_COLUMNS = ("PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
 CUT_IN_QUEUE = frozenset({"HOLDER", "WANTS", "BLOCKED BY"})
 
 
@@ -176,7 +176,7 @@ def _lease_table(node: Status, page: Page) -> list[str]:
 
 def lease_rows(leases: Sequence[LeaseInfo]) -> list[tuple[str, ...]]:
     """Return the header and a row for each device of each lease."""
-    rows = [(*_LEASES, "NOTE"), *(row for each in leases for row in _lease(each))]
+    rows = [LEASE_COLUMNS, *(row for each in leases for row in _lease(each))]
     return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
 
 
@@ -248,10 +248,10 @@ def queue_rows(waiting: Sequence[Waiting]) -> list[tuple[str, ...]]:
     Request ids and priorities only where there are any, which leaves space for what blocks.
     """
     ids = short_ids([each.request_id for each in waiting])
-    rows = [_QUEUE, *(_waiting(each, ids.get(each.request_id, "-")) for each in waiting)]
+    rows = [QUEUE_COLUMNS, *(_waiting(each, ids.get(each.request_id, "-")) for each in waiting)]
     needless = {"REQUEST"} if not ids else set()
     needless |= {"PRIORITY"} if not any(each.priority for each in waiting) else set()
-    kept = [number for number, name in enumerate(_QUEUE) if name not in needless]
+    kept = [number for number, name in enumerate(QUEUE_COLUMNS) if name not in needless]
     return [tuple(row[number] for number in kept) for row in rows]
 
 
