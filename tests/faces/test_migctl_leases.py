@@ -35,6 +35,13 @@ def agent(shared: Agent) -> Iterator[Agent]:
     shared.migctl("release", "--mine")
 
 
+@pytest.fixture
+def mixed() -> Iterator[Agent]:
+    """Two models of GPU."""
+    with short_folder() as folder, Agent(folder, "a100-40gb:1,h100-80gb:1") as running:
+        yield running
+
+
 def test_show_has_everything_about_a_lease_but_its_token(agent: Agent) -> None:
     granted = agent.ask("request", "--device", "1g.10gb", "--device", "2g.20gb", "--name", "train", "--ttl", "2h")
     pid = agent.simulator.occupy(granted["devices"][0]["uuid"], used_mib=1234)
@@ -134,6 +141,18 @@ def test_status_of_one_gpu(agent: Agent) -> None:
     assert [each["index"] for each in answer["gpus"]] == [1]
     assert [each["holder"] for each in answer["leases"]] == ["one"]
     assert "cannot find GPU 7 on tested. Hint: it has GPU 0, 1" in agent.migctl("status", "--gpu", "7", code=3).stderr
+
+
+def test_a_request_for_a_model_of_gpu(mixed: Agent) -> None:
+    for verb in ("plan", "request", "run --dry-run"):
+        answer = mixed.ask(*verb.split(), "--gpu-memory", "4G", "--gpu-model", "h100")
+        assert {each["gpu_index"] for each in answer["devices"]} == {1}, "the smaller instance is on the A100"
+    assert mixed.ask("plan", "--gpu-memory", "4G")["devices"][0]["gpu_index"] == 0
+    for wrong in (("--gpu-model", "b200"), ("--gpu-model", "h100", "--gpu", "0")):
+        error = mixed.ask("request", "--gpu-memory", "4G", *wrong, code=3)["error"]
+        assert error["reason"] == "unknown-gpu"
+        assert error["message"].startswith(f"cannot find a GPU of model {wrong[1]} on tested")
+        assert "NVIDIA A100" in error["hint"]
 
 
 def test_an_unknown_gpu_is_refused_alike_by_all_commands(agent: Agent) -> None:

@@ -34,7 +34,7 @@ MISTAKES = [
     ("topp", "did you mean top?"),
     ("request --mem 4G", "did you mean --gpu-memory?"),
     ("request --user x", "Hint: see `migctl request --help`"),
-    ("request --model h100", "Hint: see `migctl request --help`"),
+    ("request --model h100", "did you mean --gpu-model?"),
     ("status --gpus 1", "did you mean --gpu?"),
     ("reqest --gpu-memory 4G", "did you mean request?"),
     ("cordn 0", "did you mean cordon?"),

@@ -106,6 +106,13 @@ def complete_gpu(context: click.Context, _parameter: click.Parameter, incomplete
     return [CompletionItem(str(each.index), help=each.model) for each in gpus if str(each.index).startswith(incomplete)]
 
 
+def complete_gpu_model(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete a part of the name of a GPU model that has no blank: `h100`, `a100-sxm4-40gb`."""
+    gpus = _ask(context, lambda client: client.status().gpus) or ()
+    names = {each.model.removeprefix("NVIDIA ").partition(" ")[0].lower(): each.model for each in gpus}
+    return [CompletionItem(name, help=model) for name, model in names.items() if name.startswith(incomplete.lower())]
+
+
 def complete_profile(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a profile that the GPUs offer."""
     models = _ask(context, lambda client: client.profiles()) or ()

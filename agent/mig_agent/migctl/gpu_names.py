@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from mig_agent.core.quantities import shown
 
 if TYPE_CHECKING:
+    from mig_agent.client import Client
+    from mig_agent.client.request_args import RequestArgs
     from mig_agent.client.types import Gpu, Status
 
 
@@ -29,3 +31,25 @@ def find_gpus(node: Status, names: Iterable[str]) -> tuple[Gpu, ...]:
             )
         found[gpu.uuid] = gpu
     return tuple(sorted(found.values(), key=lambda each: each.index))
+
+
+def of_model(client: Client, asking: RequestArgs, model: str | None) -> RequestArgs:
+    """Return a request for the GPUs that it names and whose model has `model` in its name, in any case of letters.
+
+    Raises Refused if there are none.
+    """
+    if model is None:
+        return asking
+    from mig_agent.client import Refused  # noqa: PLC0415 -- the client is imported by now
+
+    node = client.status()
+    named = find_gpus(node, map(str, asking.get("gpus", ()))) or node.gpus
+    chosen = [str(each.index) for each in named if model.casefold() in each.model.casefold()]
+    if not chosen:
+        models = ", ".join(dict.fromkeys(each.model for each in named))
+        raise Refused(
+            reason="unknown-gpu",
+            message=f"cannot find a GPU of model {shown(model)} on {node.node}",
+            hint=f"there is {models}" if models else "it has no GPU",
+        )
+    return {**asking, "gpus": chosen}

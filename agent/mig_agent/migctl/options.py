@@ -256,6 +256,12 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         shell_complete=completer_of("gpu"),
         help="Only this GPU, by index or UUID. Repeatable.",
     ),
+    click.option(
+        "--gpu-model",
+        metavar="MODEL",
+        shell_complete=completer_of("gpu_model"),
+        help="Only GPUs whose model has this in its name, as `profiles` lists them: h100.",
+    ),
     click.option("--wait", metavar="TIME", help="Wait for a place for at most this time: 10m, 2h, forever."),
     click.option(
         "--priority", metavar="N", type=Number("a priority"), default=0, help="Higher goes first in the queue."

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from mig_agent.core.errors import UsageError
 from mig_agent.migctl import failures
+from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.printing import memory, place, print_json
 from mig_agent.migctl.wait_words import basis, likely_start
@@ -30,6 +31,7 @@ def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> 
     output = common.wants()
     asking = asking_of(parameters)
     with common.client() as client:
+        asking = of_model(client, asking, parameters["gpu_model"])
         return print_plan(client, asking, output, explain=explain)
 
 

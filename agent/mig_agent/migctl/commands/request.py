@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from mig_agent.migctl.commands.plan import check_explain, print_plan
+from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
 from mig_agent.migctl.printing import check_stdout, memory, place, print_json, print_whole, until
 from mig_agent.migctl.progress import Progress
@@ -30,6 +31,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
     check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
     with common.client() as client:
+        asking = of_model(client, asking, parameters["gpu_model"])
         if dry_run:
             return print_plan(client, asking, output, explain=explain)
         check_stdout()

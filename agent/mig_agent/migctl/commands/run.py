@@ -16,6 +16,7 @@ from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
+from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
 from mig_agent.migctl.progress import Progress
 
@@ -73,6 +74,7 @@ def run(
         return failures.report_message(f"cannot run {command[0]}: {why}", code=failures.COULD_NOT_RUN)
     try:
         with common.client() as client:
+            asking = of_model(client, asking, parameters["gpu_model"])
             if dry_run:
                 return print_plan(client, asking, output, explain=explain)
             _check_machine(client)
