@@ -55,6 +55,10 @@ REACHED: dict[str, frozenset[str]] = {
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
     "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
+    "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
+    "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
+    "web page's tokens": frozenset({"web-token", "web-token-rename"}),
+    "web page off": frozenset({"web-token-removal"}),
     "node shown": frozenset({"node-status", "node-labels"}),
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
@@ -74,6 +78,12 @@ KUBELET = ("kubelet's plugin", "kubelet's plugin of a dead agent")
 
 API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
+
+MPS = ("MPS daemon", "MPS daemon ended")
+"""Killed in `tests/faults/test_mps_daemons.py`: the agent does not start them yet."""
+
+WEB = ("web page's tokens", "web page off")
+"""Killed in `tests/faults/test_web_tokens.py`: only with the web page does the agent write them."""
 
 KILLS = 2 * sum(map(len, REACHED.values()))
 """Places and kinds that reach them: one before each door, one after it."""

@@ -109,7 +109,8 @@ class MpsDaemons:
         what = f"start of the MPS daemon of share {generation}"
         home = self._folder / str(generation)
         try:
-            self._make_folders(home)
+            with FAILPOINTS.around("mps-folder"):
+                self._make_folders(home)
         except FileExistsError as error:
             raise DriverError(DriverErrorKind.IN_USE, what, detail=f"{home} exists") from error
         except OSError as error:
@@ -117,8 +118,7 @@ class MpsDaemons:
                 DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}", left_behind=True
             ) from error
         try:
-            with FAILPOINTS.around("mps-daemon"):
-                self._run(generation, "-d", visible=terms.gpu, what=what)
+            self._run(generation, "-d", visible=terms.gpu, what=what)
             self._set_limits(generation, terms, what)
             with FAILPOINTS.around("mps-access"):
                 _let_in(home / "pipe", terms.uid)
@@ -169,7 +169,7 @@ class MpsDaemons:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         try:
-            with FAILPOINTS.around("mps-folder"):
+            with FAILPOINTS.around("mps-removal"):
                 shutil.rmtree(home)
         except OSError as error:
             raise DriverError(DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}") from error
@@ -183,8 +183,7 @@ class MpsDaemons:
         # Others may pass through to the pipe folder, which lets in its client alone, and see nothing else.
         self._folder.mkdir(mode=_OWN_SEARCH, exist_ok=True)
         self._folder.chmod(_OWN_SEARCH)
-        with FAILPOINTS.around("mps-folder"):
-            home.mkdir()
+        home.mkdir()
         home.chmod(_OWN_SEARCH)
         (home / "pipe").mkdir(mode=_OWN_ALL)
         (home / "log").mkdir(mode=_OWN_ALL)
@@ -224,17 +223,18 @@ class MpsDaemons:
         if program is None:
             raise DriverError(DriverErrorKind.NOT_SUPPORTED, what, detail=f"{PROGRAM} is not installed")
         try:
-            done = subprocess.run(  # noqa: S603 -- a program of the driver, found on the configured path
-                [program, *arguments],
-                input=f"{command}\n" if command else "",
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=self._deadline,
-                check=False,
-                env=variables,
-                start_new_session=True,
-            )
+            with FAILPOINTS.around("mps-program"):
+                done = subprocess.run(  # noqa: S603 -- a program of the driver, found on the configured path
+                    [program, *arguments],
+                    input=f"{command}\n" if command else "",
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=self._deadline,
+                    check=False,
+                    env=variables,
+                    start_new_session=True,
+                )
         except subprocess.TimeoutExpired as error:
             raise DriverError(DriverErrorKind.TIMEOUT, what, detail=f"{PROGRAM} does not answer") from error
         except OSError as error:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.private_dir import refuse_if_replaceable
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.config import Settings, UnixAddress
@@ -69,20 +70,27 @@ class Access:
         try:
             refuse_if_replaceable(file.path, "the token", "listen in another folder")
             socket = file.socket.lstat()
-            temporary.unlink(missing_ok=True)  # of an agent that was killed in here
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                with os.fdopen(descriptor, "w") as out:
-                    os.fchown(out.fileno(), -1, socket.st_gid)
-                    os.fchmod(out.fileno(), _OWNER_READS | (socket.st_mode & _WRITE_BITS) << 1)
-                    out.write(f"{self._tokens[file.role]}\n")
+            with FAILPOINTS.around("web-token"):
+                temporary.unlink(missing_ok=True)  # of an agent that was killed in here
+                _write(temporary, f"{self._tokens[file.role]}\n", socket)
+            with FAILPOINTS.around("web-token-rename"):
                 temporary.replace(file.path)
-            except BaseException:
-                with suppress(OSError):
-                    temporary.unlink()
-                raise
         except OSError as error:
             raise ConfigError(f"cannot write the token {file.path}: {error.strerror}") from error
+
+
+def _write(path: Path, text: str, socket: os.stat_result) -> None:
+    """Write a new file that those can read who can write to the socket; nothing is left of it if that fails."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            os.fchown(out.fileno(), -1, socket.st_gid)
+            os.fchmod(out.fileno(), _OWNER_READS | (socket.st_mode & _WRITE_BITS) << 1)
+            out.write(text)
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
 
 
 def token_files(settings: Settings) -> tuple[TokenFile, ...]:
@@ -94,5 +102,5 @@ def token_files(settings: Settings) -> tuple[TokenFile, ...]:
 def remove_tokens(settings: Settings) -> None:
     """Remove the token files, as far as they are there."""
     for each in token_files(settings):
-        with suppress(OSError):
+        with suppress(OSError), FAILPOINTS.around("web-token-removal"):
             each.path.unlink()
