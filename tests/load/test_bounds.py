@@ -87,9 +87,9 @@ async def test_many_who_ask_for_the_usage_at_once_share_one_reading(
         read = driver.usage
         readings = []
 
-        def counted(gpu: GpuUuid, gpu_instance_id: int | None) -> InstanceUsage:
+        def counted(gpu: GpuUuid, gpu_instance_id: int | None, *, tenure: str) -> InstanceUsage:
             readings.append(gpu)
-            return read(gpu, gpu_instance_id)
+            return read(gpu, gpu_instance_id, tenure=tenure)
 
         monkeypatch.setattr(driver, "usage", counted)
         answers = await asyncio.gather(
