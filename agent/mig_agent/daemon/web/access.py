@@ -102,5 +102,6 @@ def token_files(settings: Settings) -> tuple[TokenFile, ...]:
 def remove_tokens(settings: Settings) -> None:
     """Remove the token files, as far as they are there."""
     for each in token_files(settings):
-        with suppress(OSError), FAILPOINTS.around("web-token-removal"):
-            each.path.unlink()
+        if os.path.lexists(each.path):
+            with suppress(OSError), FAILPOINTS.around("web-token-removal"):
+                each.path.unlink()
