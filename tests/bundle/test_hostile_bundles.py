@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -14,8 +15,13 @@ import pytest
 
 from mig_agent.bundle import archive
 from mig_agent.bundle.contents import RECORDING
+from mig_agent.bundle.replaying import replay_and_report
 from mig_agent.core.errors import UsageError
+from mig_agent.core.planning.plan import DEFAULT_POLICY
+from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.recording import RecordedPlan, record, to_json
 from support import forks
+from support.nodes import H100, Machine, memory, node, request
 
 MIB = 1 << 20
 SCRIPT = """
@@ -141,3 +147,16 @@ def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is no plain file"):
         archive.write(tmp_path / "p", b"x", force=True)
     assert (tmp_path / "p").is_fifo()
+
+
+def test_a_recording_that_contradicts_itself_is_refused_in_words(tmp_path: Path) -> None:
+    """Its planner finds windows on a GPU that cannot be partitioned."""
+    view = node(Machine(H100), Machine(H100))
+    asking = request(memory("4G"), memory("30G"), memory("30G"))
+    plans = (RecordedPlan(request=asking, outcome=plan(view, asking), waits=False),)
+    text = to_json(record(view, DEFAULT_POLICY, 0.0, plans, "1"))
+    inverted = re.sub(r"\b(true|false)\b", lambda word: "false" if word[0] == "true" else "true", text)
+    path = tmp_path / RECORDING
+    path.write_text(inverted)
+    with pytest.raises(UsageError, match="is not as an agent writes it"):
+        replay_and_report(path, lambda _line: None, verbose=False)

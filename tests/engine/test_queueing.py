@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from mig_agent.core import backfill
-from mig_agent.core.errors import Reason, RefusedError
+from mig_agent.core.errors import Reason, Refusal, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Want
 from mig_agent.core.planning.feasibility import FeasibilityCache, fewest_gpus
+from mig_agent.core.planning.plan import Plan
 from mig_agent.engine import queueing
 from mig_agent.engine.results import Granted, QueuePlace
 from support.engine import ANYBODY, CREATE, Node, engine
@@ -343,3 +344,53 @@ async def test_reservations_are_computed_once_per_scan(tmp_path: Path, monkeypat
         node.manager._context.state.capacity_freed.emit()
         await node.until(lambda: not node.manager._parts.queue._scan_is_scheduled)
         assert sorted(worked_out) == list(range(1, 9))  # GPUs are found for the last alone
+
+
+async def test_a_grant_that_fails_keeps_its_place_and_its_time(tmp_path: Path) -> None:
+    """What was idle turns out to be in use when it is to be destroyed: nobody behind goes ahead for that."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        held = await node.acquire("1g.5gb")
+        first = await waits(node, "7g.40gb", name="first", wait_seconds=100.0)
+        node.clock.advance(30)
+        second = await waits(node, "7g.40gb", name="second")
+        since = node.manager.snapshot.queue[0].since
+        node.simulator.occupy(node.where(held))
+        await node.release(held)
+        await node.until(lambda: len(node.told(EventKind.REQUEST_QUEUED)) == 3)
+        queue = node.manager.snapshot.queue
+        assert [(each.who.name, each.since) for each in queue] == [("first", since), ("second", since + 30)]
+        node.clock.advance(71)
+        with pytest.raises(RefusedError) as caught:
+            await first
+        assert caught.value.refusal.reason is Reason.WAITED_TOO_LONG, "the time before counts"
+        assert not second.done()
+        second.cancel()
+
+
+async def test_a_dry_run_keeps_off_what_is_reserved_for_others(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        await node.acquire("3g.20gb")
+        waiting = await waits(node, "7g.40gb", name="first")
+        (fits,) = node.manager.plan([node.request("1g.5gb")])
+        assert isinstance(fits, Plan)
+        node.clock.advance(node.manager.snapshot.reservation_after_seconds + 1)
+        (refusal,) = node.manager.plan([node.request("1g.5gb")])
+        assert isinstance(refusal, Refusal)
+        with pytest.raises(RefusedError) as caught:
+            await node.acquire("1g.5gb")
+        assert refusal.message == caught.value.refusal.message
+        (ahead,) = node.manager.plan([node.request("1g.5gb", priority=5)])
+        assert isinstance(ahead, Plan), "what goes before it is not kept off"
+        waiting.cancel()
+
+
+async def test_a_dry_run_says_with_strict_fifo_that_others_came_first(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb", strict_fifo=True) as node:
+        await node.acquire("3g.20gb")
+        waiting = await waits(node, "7g.40gb")
+        (refusal,) = node.manager.plan([node.request("1g.5gb")])
+        assert isinstance(refusal, Refusal)
+        with pytest.raises(RefusedError) as caught:
+            await node.acquire("1g.5gb")
+        assert refusal.message == caught.value.refusal.message
+        waiting.cancel()

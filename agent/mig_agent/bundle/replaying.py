@@ -37,7 +37,7 @@ def replay_and_report(path: Path, echo: Callable[[str], None], *, verbose: bool)
     recording = read_recording(path)
     try:
         return _report(recording, lambda line: echo(visible(line)), verbose=verbose)  # others wrote the names in it
-    except (AttributeError, TypeError, LookupError, ArithmeticError, ValueError) as error:
+    except (AssertionError, AttributeError, TypeError, LookupError, ArithmeticError, ValueError) as error:
         raise UsageError(
             f"cannot replay {path}: its recording is not as an agent writes it ({error})", "make the bundle again"
         ) from error

@@ -35,12 +35,15 @@ class Queue:
         self._waiting: dict[RequestKey, WaitingRequest] = {}
         self._next = 0
 
-    def add(self, request: Request, now: float) -> WaitingRequest:
-        """Add a request. Raises ValueError if it waits already."""
+    def add(self, request: Request, now: float, former: WaitingRequest | None = None) -> WaitingRequest:
+        """Add a request; one that was started in vain keeps its `former` place and time.
+
+        Raises ValueError if it waits already.
+        """
         if request.key in self._waiting:
             raise ValueError(f"cannot queue request {request.request_id} twice")
-        waiting = WaitingRequest(request=request, seq=self._next, since=now)
-        self._next += 1
+        waiting = former or WaitingRequest(request=request, seq=self._next, since=now)
+        self._next += 1  # also for a former one: `version` must change
         self._waiting[request.key] = waiting
         return waiting
 
@@ -60,8 +63,7 @@ class Queue:
     @property
     def oldest_since(self) -> float | None:
         """Time at which the request that waits longest arrived; None if no request waits."""
-        # Requests are in order of their arrival here, since each is added once.
-        return next((each.since for each in self._waiting.values()), None)
+        return min((each.since for each in self._waiting.values()), default=None)
 
     def position(self, request: RequestKey) -> int | None:
         """Return the position of a request in the queue, from 1; None if it does not wait."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from mig_agent.adapters.device_backends import joined
 from mig_agent.adapters.ledger.reader import RecordedLease
+from mig_agent.core.backfill import WaitingRequest
 from mig_agent.core.errors import LedgerError, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Lease, Request, RequestId, RequestKey, Slot
@@ -244,6 +245,7 @@ class Acquirer:
     async def _serve(self, job: _Job) -> Lease | Refusal:
         failed: Refusal | None = None
         exclude: frozenset[Slot] = frozenset()
+        waited: WaitingRequest | None = None
         tries = blocked = 0
         order = job.order
         try:
@@ -255,7 +257,7 @@ class Acquirer:
                 if len(order.request.wants) > 1:
                     await self._context.fairness.yield_turn()
                 order.check_still_wanted()  # a request whose client is gone by now would never leave the queue
-                execution = await self._queue.admit(order, job.told, failed, exclude)
+                execution, waited = await self._queue.admit(order, job.told, failed, exclude, waited)
                 job.place = None
                 job.notes = execution.plan.notes
                 job.served = True

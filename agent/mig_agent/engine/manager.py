@@ -28,7 +28,7 @@ from mig_agent.core.observation import InstanceUsage
 from mig_agent.core.owner import Owner, PodOwner, StreamOwner
 from mig_agent.core.planning.capacity import RemainingCapacity
 from mig_agent.core.planning.explain import MOST_LINES, explanation
-from mig_agent.core.planning.plan import Outcome, StepTimes
+from mig_agent.core.planning.plan import Outcome, Plan, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.recording import RecordedPlan, Recording, record
 from mig_agent.engine.callers import Caller
@@ -268,11 +268,13 @@ class Manager:
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
         """Plan each request by itself as it would be served now; changes and reserves nothing."""
         view, now = self._context.state.working_view, self._context.clock.now()
-        context = self._context
-        return tuple(
-            self._pause_refusal() or context.with_changes(plan(view, request, context.policy, now), request)
-            for request in requests
-        )
+        return tuple(self._pause_refusal() or self._planned(view, request, now) for request in requests)
+
+    def _planned(self, view: NodeView, request: Request, now: float) -> Outcome:
+        context, queue = self._context, self._parts.queue
+        outcome = plan(view, request, context.policy, now, reserved=queue.reserved_against(request))
+        in_turn = queue.refusal_in_turn(request) if isinstance(outcome, Plan) else None
+        return in_turn or context.with_changes(outcome, request)
 
     async def plan_in_turns(
         self, requests: Sequence[Request], *, explain: bool = False, caller: Caller | None = None
@@ -289,8 +291,14 @@ class Manager:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
             refusal = self._pause_refusal() or self._limit_refusal(request, caller)
-            outcome = refusal or context.with_changes(plan(view, request, policy, now), request)
-            yield outcome, explanation(view, request, policy, most=most) if explain and not refusal else ()
+            if refusal is not None or not explain:
+                yield refusal or self._planned(view, request, now), ()
+                continue
+            reserved = self._parts.queue.reserved_against(request)
+            yield (
+                self._planned(view, request, now),
+                explanation(view, request, policy, reserved=reserved, most=most),
+            )
 
     def _limit_refusal(self, request: Request, caller: Caller | None) -> Refusal | None:
         limits = self._parts.limits

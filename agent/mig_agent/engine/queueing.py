@@ -123,11 +123,13 @@ class RequestQueue:
         on_place: Callable[[QueuePlace], None],
         failed: Refusal | None,
         exclude: frozenset[Slot],
-    ) -> Execution:
+        waited: backfill.WaitingRequest | None,
+    ) -> tuple[Execution, backfill.WaitingRequest | None]:
         """Return an execution with its slots reserved: at once if the request fits, else when it is admitted.
 
-        `failed` is why an earlier execution of this request failed, and `exclude` are the slots that it failed on.
-        Raises RefusedError.
+        `failed` is why an earlier execution of this request failed, `exclude` are the slots that it failed on, and
+        `waited` is its place in the queue before that, which it keeps. The place is returned with the execution; None
+        if it did not wait. Raises RefusedError.
         """
         request = order.request
         driver_use = self._context.driver_use
@@ -138,11 +140,11 @@ class RequestQueue:
             raise RefusedError(driver_use.refusal(f"serve {describe(request)}"))
         outcome = self._plan(request, exclude=exclude)
         if driver_use.paused and (isinstance(outcome, Plan) or outcome.reason in _WORTH_WAITING):
-            return await self._enqueue(order, on_place)
+            return await self._enqueue(order, on_place, waited)
         if over is not None and not request.wait_seconds and not _is_final(outcome):
             raise RefusedError(over)
         if isinstance(outcome, Plan) and over is None and (exclude or not len(self._queue)):
-            return self._executor.begin(order, outcome)
+            return self._executor.begin(order, outcome), waited
         if isinstance(outcome, Refusal):
             if failed is not None and isinstance(self._plan(request), Plan):
                 raise RefusedError(failed)  # only what has just failed would serve it
@@ -150,7 +152,7 @@ class RequestQueue:
                 raise RefusedError(self._explained(request, outcome, exclude=exclude))
             if outcome.reason not in _WORTH_WAITING:
                 raise RefusedError(outcome)
-        return await self._enqueue(order, on_place)
+        return await self._enqueue(order, on_place, waited)
 
     def _rescan(self) -> None:
         """Scan the queue, since something may fit now."""
@@ -200,6 +202,20 @@ class RequestQueue:
             )
         if self._report_timer is not None:
             self._report_timer.cancel()
+
+    def reserved_against(self, request: Request) -> frozenset[GpuUuid]:
+        """Return the GPUs that a request may not use if it came now: reserved for one of those that go before it."""
+        reservation = self._reservation()
+        if reservation is None:
+            return NOTHING_RESERVED
+        newcomer = backfill.WaitingRequest(request=request, seq=self._queue.next_seq, since=self._context.clock.now())
+        ranked = self._fair_share.ordered(self._queue, newcomer)
+        return reservation.against(next((each for each in ranked if each.seq == newcomer.seq), newcomer))
+
+    def refusal_in_turn(self, request: Request) -> Refusal | None:
+        """Return why a request that fits would not be served if it came now: with `strict_fifo` others came first."""
+        waiting = len(self._queue)
+        return _others_first(request, waiting) if waiting and self._context.settings.strict_fifo else None
 
     @property
     def reserved(self) -> frozenset[GpuUuid]:
@@ -288,7 +304,9 @@ class RequestQueue:
         context.telemetry.planned(time.perf_counter() - began)
         return context.with_changes(outcome, request)
 
-    async def _enqueue(self, order: LeaseRequest, on_place: Callable[[QueuePlace], None]) -> Execution:
+    async def _enqueue(
+        self, order: LeaseRequest, on_place: Callable[[QueuePlace], None], waited: backfill.WaitingRequest | None
+    ) -> tuple[Execution, backfill.WaitingRequest]:
         request = order.request
         context = self._context
         may_wait = bool(request.wait_seconds)
@@ -302,26 +320,27 @@ class RequestQueue:
         if may_wait and many is not None:
             raise RefusedError(many)
         queued = QueuedRequest(order, on_place, group=self._limits.group_of(request, order.caller))
-        waiting = self._queue.add(request, context.clock.now())
+        waiting = self._queue.add(request, context.clock.now(), waited)
         context.state.status_changed.emit()
         self._requests[request.key] = queued
         # Capacity that was freed a moment ago may serve a request before it: then the whole queue is scanned.
         self._scan(None if self._scan_is_scheduled else waiting)
         if queued.started.done():
-            return queued.started.result()
+            return queued.started.result(), waiting
         if not may_wait:
             refusal = self._refusal_without_wait(waiting)
             self.dequeue(request.key, refusal)
             queued.started.exception()  # seen
             raise RefusedError(refusal)
         if request.wait_seconds is not None and request.wait_seconds < math.inf:
-            queued.deadline = context.clock.call_later(request.wait_seconds, lambda: self._wait_timed_out(queued))
+            left = waiting.since + request.wait_seconds - context.clock.now()
+            queued.deadline = context.clock.call_later(max(left, 0.0), lambda: self._wait_timed_out(queued))
         places = ((each, n) for n, each in enumerate(self._ordered(), 1) if each.seq == waiting.seq)
         queued.place = self._places()(*next(places, (waiting, 1)))
         self._emit(EventKind.REQUEST_QUEUED, request, f"waits, at place {queued.place.position}")
         on_place(queued.place)
         self._schedule_report()
-        return await queued.started
+        return await queued.started, waiting
 
     def _scan(self, newcomer: backfill.WaitingRequest | None = None) -> None:
         """Start the requests that fit, in queue order; with a newcomer, consider only that: nothing was freed.
@@ -380,11 +399,7 @@ class RequestQueue:
         outcome = self._plan(waiting.request, reserved=reserved)
         if isinstance(outcome, Refusal):
             return self._explained(waiting.request, outcome, reserved=reserved)
-        return Refusal(
-            reason=Reason.NO_CAPACITY,
-            message=f"cannot serve {describe(waiting.request)} now: {counted(len(before), 'request')} came first",
-            hint="wait for your turn with --wait 10m",
-        )
+        return _others_first(waiting.request, len(before))
 
     def _explained(
         self,
@@ -503,6 +518,14 @@ class RequestQueue:
             kind, f"request of {holder} for {describe(request)} {words}", holder=str(holder), tenant=holder.tenant
         )
         journal.emit(event)
+
+
+def _others_first(request: Request, count: int) -> Refusal:
+    return Refusal(
+        reason=Reason.NO_CAPACITY,
+        message=f"cannot serve {describe(request)} now: {counted(count, 'request')} came first",
+        hint="wait for your turn with --wait 10m",
+    )
 
 
 def _is_final(outcome: Outcome) -> bool:
