@@ -3,7 +3,7 @@
 # Usage: examples/batch.sh [MEMORY]
 set -euo pipefail
 
-# Nothing is printed, and so nothing is set, when the request fails; the words are on standard error.
+# When the request fails, why is on standard error, and the script ends here: `set -e` sees its exit code.
 lease=$(migctl request --gpu-memory "${1:-4G}" --wait 30s -o env)
 eval "$lease"
 trap 'migctl release "$MIG_AGENT_LEASE"' EXIT

@@ -220,10 +220,11 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     """
     from mig_agent.adapters.filelock import LockedError, lock_state_directory  # noqa: PLC0415 -- as above
     from mig_agent.adapters.ledger.backup import restore as put_back  # noqa: PLC0415 -- as above
-    from mig_agent.daemon.ledger_choice import choose_ledger  # noqa: PLC0415 -- as above
+    from mig_agent.daemon.ledger_choice import check_state_directory, choose_ledger  # noqa: PLC0415 -- as above
 
     try:
         ledger = choose_ledger(_usual(config), state_dir, "restore")
+        check_state_directory(ledger, "restore")  # before the lock, which makes it
         with lock_state_directory(ledger.parent):
             leases, aside = put_back(ledger, file)
     except (LockedError, ConfigError) as error:
@@ -232,7 +233,8 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     except LedgerError as error:
         _print_error(str(error), "")
         sys.exit(1)
-    click.echo(f"restored {ledger}, {counted(leases, 'lease')}, from {file}; the former ledger is kept as {aside}")
+    former = f"the former ledger is kept as {aside}" if aside.exists() else "there was no ledger before"
+    click.echo(f"restored {ledger}, {counted(leases, 'lease')}, from {file}; {former}")
     click.echo("start the agent; `migctl status` says what is left to do")
 
 

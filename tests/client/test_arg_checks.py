@@ -55,9 +55,9 @@ def test_whatever_is_handed_over_is_taken_or_refused_in_words(name: str) -> None
         ({"priority": True}, "cannot take True, a bool, as priority", "give a whole number"),
         ({"priority": None}, "cannot take None as priority", "give a whole number"),
         ({"wait": dt.timedelta(0)}, "cannot take datetime.timedelta(0), a timedelta, as wait", "a text such as '10m'"),
-        ({"gpus": 0}, "cannot take 0, a int, as gpus", "a list of indexes or UUIDs"),
+        ({"gpus": 0}, "cannot take 0, an int, as gpus", "a list of indexes or UUIDs"),
         ({"gpus": "0"}, "cannot take one text as gpus", "give a list: gpus=['0']"),
-        ({"attributes": [1]}, "cannot take 1, a int, as one of attributes", "such as ['+me']"),
+        ({"attributes": [1]}, "cannot take 1, an int, as one of attributes", "such as ['+me']"),
         ({"if_revision": -1}, "cannot take -1 as if_revision", "a revision"),
     ],
 )
@@ -104,5 +104,5 @@ def test_every_call_of_the_client_judges_what_it_is_given(call: Any, tmp_path: P
 
 def test_an_address_is_a_text() -> None:
     number: Any = 5
-    with pytest.raises(UsageError, match="cannot take 5, a int, as address"):
+    with pytest.raises(UsageError, match="cannot take 5, an int, as address"):
         Client(number)

@@ -87,7 +87,7 @@ def test_what_is_no_lease_is_refused_in_words(method: str, tmp_path: Path) -> No
     with Client(f"unix://{tmp_path}/nowhere.sock") as nobodys:
         call: Any = getattr(nobodys, method)
         more = {"ttl": "1h"} if method == "renew" else {}
-        with pytest.raises(UsageError, match="cannot take 4711, a int, as lease"):
+        with pytest.raises(UsageError, match="cannot take 4711, an int, as lease"):
             call(4711, "token", **more)
 
 

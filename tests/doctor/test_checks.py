@@ -184,6 +184,28 @@ def test_what_the_agent_says_of_its_gpus(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("fan is loud", "GPU 0 is cordoned: fan is loud"),
+        ("cordoned by root: fan is loud", "GPU 0 is cordoned by root: fan is loud"),
+        ("drained by root", "GPU 0 is being drained by root"),
+    ],
+)
+def test_why_a_gpu_is_cordoned_is_said_once(tmp_path: Path, reason: str, words: str) -> None:
+    node = status(gpus=(known(state="cordoned", reason=reason),))
+    assert only(gpus.agents_view, subject(tmp_path, node=node)).message == words
+
+
+def test_where_only_rights_are_missing_it_says_so(tmp_path: Path) -> None:
+    """As a user on whose machine the GPUs are simulated by another one."""
+    denied = subject(tmp_path, driver=PermissionError(13, "Permission denied", "/sim/gpus.lock"))
+    for check in (gpus.present, device_nodes.driver_nodes):
+        found = only(check, denied)
+        assert found.message.endswith("/sim/gpus.lock: permission denied")
+        assert "NVML" not in found.message
+
+
 # Other managers
 
 

@@ -97,6 +97,8 @@ def test_a_bundle_is_planned_again_to_identical_plans(seen: Agent, folder: Path)
         waiting.kill()
         waiting.communicate()
     assert told["missing"] == []
+    with tarfile.open(path) as packed:
+        assert told["files"] == sorted(name.removeprefix(f"{archive.FOLDER}/") for name in packed.getnames())
     assert path.stat().st_mode & 0o777 == 0o600
 
     # It is made again on a machine with no agent, from the file alone.

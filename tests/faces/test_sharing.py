@@ -124,7 +124,7 @@ def test_drain_and_undrain(agent: Agent) -> None:
     """Over a kill of the agent, too."""
     lease = agent.ask("request", "--gpu-memory", "4G", "--gpu", "1")["lease"]
     printed = agent.migctl("drain", "--gpu", "1", "--deadline", "2h", "--reason", "a new fan").stdout
-    assert printed.startswith("GPU 1 is cordoned: drained by root: a new fan; what is leased there ends in 2h\n")
+    assert printed.startswith("GPU 1 is being drained by root: a new fan; what is leased there ends in 2h\n")
     assert f"lease {lease} of root is still there" in printed
     agent.kill()
     agent.start()

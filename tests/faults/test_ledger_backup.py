@@ -218,3 +218,20 @@ def test_a_backup_that_is_not_there_cannot_be_restored(folder: Path) -> None:
     done = mig_agent("restore", folder / "missing", "--state-dir", state)
     assert done.returncode == 1
     assert f"cannot restore {folder}/missing: there is no such file" in done.stderr
+
+
+def test_a_backup_is_not_restored_into_a_folder_that_is_not_there(folder: Path) -> None:
+    state, typo, backup = folder / "state", folder / "sate", folder / "backup"
+    for each in (state, folder / "new"):
+        each.mkdir(mode=0o700)
+    Ledger.open(state / LEDGER_FILE).close()
+    back_up(state / LEDGER_FILE, backup)
+    refused = mig_agent("restore", backup, "--state-dir", typo)
+    assert refused.returncode == 1
+    assert f"cannot restore {typo}/{LEDGER_FILE}: there is no folder {typo}" in refused.stderr
+    assert not typo.exists()
+    done = mig_agent("restore", backup, "--state-dir", folder / "new")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "there was no ledger before" in done.stdout
+    assert "kept as" not in done.stdout
+    assert "the former ledger is kept as" in mig_agent("restore", backup, "--state-dir", state).stdout

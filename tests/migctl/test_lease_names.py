@@ -58,6 +58,7 @@ def test_of_several_ones_own_is_meant_and_of_several_of_those_none() -> None:
         "cannot tell which waiting request train is: 2 waiting requests match: "
         "3f2a91c0d4e54b0f of alice (train): 4G, place 1; 3f2a91c0d4e54b0e of alice (train): 4G, place 4"
     )
+    assert mistake.value.hint == "write the beginning of its id instead, up to where it differs from the others"
 
 
 def test_what_is_not_found_says_what_it_is_instead() -> None:

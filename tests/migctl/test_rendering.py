@@ -13,6 +13,7 @@ from mig_agent.client import to_json
 from mig_agent.client.types import (
     Account,
     AccountRow,
+    Advice,
     Available,
     Device,
     Gpu,
@@ -27,7 +28,8 @@ from mig_agent.client.types import (
     Waiting,
 )
 from mig_agent.core.errors import Blocker, UsageError
-from mig_agent.migctl.commands import usage
+from mig_agent.engine.history import MOST_CASES
+from mig_agent.migctl.commands import advise, usage
 from mig_agent.migctl.options import moment
 from mig_agent.migctl.printing import memory, place, slices, table, until
 from mig_agent.migctl.status_page import MOST_LINES, Page
@@ -278,7 +280,7 @@ def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
     assert sum(line.startswith("GPU ") for line in lines) == 8
     assert "fits now (up to 39.5 GiB): 4 x 1g.10gb or 1 x 3g.40gb" in lines
     waiting = f", {queued} waiting" if queued else ""
-    assert lines[0] == f"node-1: 8 GPUs, 52 leases (--leases, --mine){waiting} (revision 7)"
+    assert lines[0] == f"node-1: 8 GPUs, 52 leases (`--leases` lists them){waiting} (revision 7)"
     assert "unusable (no profile fits)" in page
     if queued:
         assert "after 2m32s in the queue, GPUs are held free for whoever is first" in lines
@@ -300,6 +302,40 @@ def test_the_queue_says_when_each_is_likely_to_start_and_what_blocks_it() -> Non
     assert "place 3 waits for a limit of its own: cannot serve 7g.80gb: carol holds 2 of at most 2 leases" in page
     first = replace(waits[0], priority=5)
     assert "PRIORITY" in render(replace(NODE, queue=(first, *waits)), width=100, color=False, unicode=True)
+
+
+def test_in_80_columns_a_queue_keeps_who_waits_and_who_blocks() -> None:
+    """Of less use, and left out first: until when it is blocked, for how long it has waited, its priority."""
+    blocker = replace(busy(1).queue[0].blockers[0], holder="hog (train)")
+    waits = replace(
+        busy(1).queue[0], holder="cloudsdk (wait)", blockers=(blocker,), request_id="b3d1f0a2", wants="4G", priority=5
+    )
+    page = render(replace(NODE, queue=(waits,)), width=80, color=False, unicode=True, cut=True)
+    assert max(map(len, page.splitlines())) <= 80
+    assert re.search(r"^1 +b3d1f0a2 +cloudsdk \(wait\) .* 1-3 h +GPU 0: hog \(train\)$", page, re.MULTILINE), page
+    assert "until" in render(replace(NODE, queue=(waits,)), width=80, color=False, unicode=True), "nothing is cut here"
+
+
+def test_a_long_note_of_a_lease_is_below_its_row() -> None:
+    why = "GPU 0 is being drained by root, and the lease ends in 9m at the latest: save your work before then"
+    warned = replace(LEASE, holder="cloudsdk (training)", warning=why)
+    page = render(replace(NODE, leases=(warned, LEASE)), width=80, color=False, unicode=True, cut=True).splitlines()
+    assert max(map(len, page)) <= 80
+    row = next(number for number, line in enumerate(page) if re.match(r"l1 +cloudsdk \(training\) +0 +0 ", line))
+    assert page[row + 1].startswith("    GPU 0 is being drained by root, ")
+    assert " ".join(each.strip() for each in page[row + 1 : row + 3]) == why
+
+
+def test_the_map_names_state_and_model() -> None:
+    gpus = (
+        replace(GPU, state="cordoned", reason="cordoned by root"),
+        WITHOUT_MIG,
+        replace(GPU, index=2, state="lost", model="", memory_slices=0, instances=()),
+    )
+    page = render(replace(NODE, gpus=gpus), width=80, color=False, unicode=True, cut=True)
+    for words in ("^GPU 0 cordoned, H100 80GB HBM3 ", "^GPU 1 whole, H100 80GB HBM3 ", "^GPU 2 lost$"):
+        assert re.search(words, page, re.MULTILINE), page
+    assert max(map(len, page.splitlines())) <= 80
 
 
 def test_the_queue_shows_what_to_type_for_a_request() -> None:
@@ -507,3 +543,30 @@ def test_how_far_a_drain_is(instances: tuple[Instance, ...], deadline: float | N
     )
     shown = render_page(replace(NODE, gpus=(gpu,)), Page(width=120, color=False, unicode=False, cut=False))
     assert words in shown.splitlines(), shown
+
+
+def test_a_drain_is_said_once() -> None:
+    gpu = replace(GPU, state="cordoned", reason="drained by root: new driver", draining=True, instances=(LEASED,))
+    page = render(replace(NODE, gpus=(gpu,)), width=80, color=False, unicode=True)
+    assert "GPU 0 is being drained by root: new driver; it is empty when its leases end" in page.splitlines()
+    assert "is cordoned" not in page
+
+
+def test_advice_says_that_names_are_left_out() -> None:
+    each = Advice(
+        name="train",
+        user="alice",
+        verdict="too-few-runs",
+        message="train: too few",
+        runs=2,
+        measured_runs=1,
+        asked="20G",
+        peak_mib=None,
+        suggestion="",
+        replayed=0,
+        waited_seconds=None,
+        waited_less_seconds=None,
+    )
+    assert advise.MOST_NAMES == MOST_CASES
+    assert advise.render([each] * 9, "").count("\n") == 8
+    assert "The 10 names that leased the most; `migctl advise --name NAME`" in advise.render([each] * 10, "")

@@ -78,8 +78,24 @@ def test_the_line_has_as_much_as_fits() -> None:
     )
     for columns in range(40, 200):
         line = wait_line("migctl: waiting, ", position, " (Ctrl-C leaves it)", columns)
-        assert len(line) < columns or line == "migctl: waiting, place 2 in the queue (Ctrl-C leaves it)"
-    assert "likely to start in 4-12 min (Ctrl-C" in wait_line("migctl: waiting, ", position, " (Ctrl-C leaves it)", 90)
+        assert len(line) < columns or line == "migctl: waiting, place 2 in the queue"
+
+
+def test_80_columns_have_the_place_the_start_and_who_blocks() -> None:
+    prefix, hint, interval = "migctl: waiting, ", " (Ctrl-C leaves it)", estimate(4 * MINUTE, 12 * MINUTE)
+    until = held_by("bob (train)", expires_at=time.time() + 3600)
+    several = tuple(held_by(each) for each in ("hog (eval)", "bob", "ann"))
+    assert wait_line(prefix, QueuePosition(1, interval, (until,)), hint, 80) == (
+        "migctl: waiting, next in the queue; likely in 4-12 min; GPU 0: bob (train)"
+    )
+    assert wait_line(prefix, QueuePosition(1, interval, several), hint, 86) == (
+        "migctl: waiting, next in the queue; likely in 4-12 min; GPU 0: hog (eval) and 2 more"
+    )
+    assert wait_line(prefix, QueuePosition(1, None, (until,)), hint, 80).startswith(
+        "migctl: waiting, next in the queue; GPU 0 is held by bob (train), until "
+    )
+    limited = QueuePosition(1, None, (), "bob holds 1 of at most 1 lease (set by limits.roles.user.leases)")
+    assert wait_line(prefix, limited, hint, 80) == "migctl: waiting, next in the queue; waits for a limit of its own"
 
 
 def test_the_line_of_one_that_waits_for_its_own_limit_says_which() -> None:

@@ -48,7 +48,9 @@ class ArgType:
             raise self._refusal(name, value)
 
     def _refusal(self, name: str, value: object) -> UsageError:
-        what = "None" if value is None else f"{shown(repr(value))}, a {type(value).__name__},"
+        kind = type(value).__name__
+        article = "an" if kind[0].lower() in "aeiou" else "a"
+        what = "None" if value is None else f"{shown(repr(value))}, {article} {kind},"
         return UsageError(f"cannot take {what} as {name}", f"give {self.words}")
 
 

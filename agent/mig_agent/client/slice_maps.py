@@ -29,6 +29,7 @@ def status_svg(node: Status) -> str:
 
 def _slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
     """Return one GPU. `pods` are pod names by lease, without namespaces to fit the cells."""
+    state = "" if gpu.state == "ready" else gpu.state
     blocks = tuple(
         SliceMapBlock(
             start=each.placement.start if each.placement else 0,
@@ -40,8 +41,8 @@ def _slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
         for each in gpu.instances
     )
     return SliceMapGpu(
-        title=f"GPU {gpu.index}: {gpu.model}" + ("" if gpu.state == "ready" else f", {gpu.state}"),
-        name=f"GPU {gpu.index} {gpu.model.removeprefix('NVIDIA ') if gpu.state == 'ready' else gpu.state}",
+        title=f"GPU {gpu.index}: {', '.join(filter(None, (gpu.model, state)))}",
+        name=f"GPU {gpu.index} {', '.join(filter(None, (state, gpu.model.removeprefix('NVIDIA '))))}",
         memory_slices=gpu.memory_slices,
         blocks=blocks,
         unusable=frozenset(gpu.unusable_slices),

@@ -72,3 +72,12 @@ def _unfit(text: str) -> list[tuple[int, str]]:
 def _escape(character: str) -> str:
     number = ord(character)
     return f"\\u{number:04x}" if number <= _LAST_OF_FOUR_DIGITS else f"\\U{number:08x}"
+
+
+def state_and_reason(state: str, reason: str) -> str:
+    """Return the state of a GPU and why, to follow "is": `cordoned by root: the fan is loud`, `lost: Xid 79`."""
+    if reason.startswith("drained "):
+        return f"being {reason}"
+    if reason.startswith(f"{state} "):
+        return reason
+    return f"{state}: {reason}" if reason else state

@@ -36,6 +36,15 @@ def choose_ledger(config: Path | None, state_dir: str | None, action: str) -> Pa
     return ledger
 
 
+def check_state_directory(ledger: Path, action: str) -> None:
+    """Raise ConfigError if the folder of the ledger is not there, as where its name was mistyped."""
+    if not ledger.parent.is_dir():
+        raise ConfigError(
+            f"cannot {action} {ledger}: there is no folder {ledger.parent}",
+            f"name the agent's state directory with --state-dir; for a new agent: mkdir -m 700 {ledger.parent}",
+        )
+
+
 def _sockets(settings: Settings) -> Iterator[Path]:
     """Yield the sockets at which the agent of these settings, and that of the clients, would listen."""
     from mig_agent.client.addresses import ADDRESS_VARIABLE, resolve  # noqa: PLC0415 -- as above

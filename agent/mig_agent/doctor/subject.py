@@ -55,6 +55,16 @@ class Subject:
         return self.status.value
 
     @property
+    def is_denied(self) -> bool:
+        """True if this user may not read what would tell of the GPUs."""
+        return isinstance(self.survey.error, PermissionError)
+
+    @property
+    def no_survey(self) -> str:
+        """Why the GPUs were not read."""
+        return words_of(self.survey.error) if self.is_denied else "NVML does not answer"
+
+    @property
     def state_dir(self) -> Path | None:
         """The agent's folder; None if its settings are not known, or may say something else."""
         found = self.found
@@ -150,5 +160,7 @@ def words_of(error: Exception | None) -> str:
             return error.detail or str(error)
         case ClientError() | UsageError():
             return error.message
+        case OSError(filename=str() as path, strerror=str() as why):
+            return f"{path}: {why.lower()}"
         case _:
             return str(error) or type(error).__name__

@@ -162,5 +162,5 @@ def _ambiguous(text: str, noun: str, found: Sequence[str]) -> UsageError:
     more = f"; and {len(found) - _MOST_CANDIDATES} more" if len(found) > _MOST_CANDIDATES else ""
     return UsageError(
         f"cannot tell which {noun} {shown(text)} is: {counted(len(found), noun)} match: {listed}{more}",
-        "write more of its id",
+        "write the beginning of its id instead, up to where it differs from the others",
     )

@@ -157,10 +157,16 @@ class Verb(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse this command's arguments. Raises click.UsageError, always with its context."""
         try:
-            return super().parse_args(ctx, args)
+            rest = super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+        for each in self.get_params(ctx):
+            given = ctx.params.get(each.name or "")
+            if isinstance(each, click.Option) and "--" in (given if isinstance(given, tuple) else (given,)):
+                name = max(each.opts, key=len)
+                raise UsageError(f"cannot take '--' as the value of {name}", f"write {name} {each.metavar}, then --")
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the listed options."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import format_duration
+from mig_agent.core.texts import state_and_reason
 from mig_agent.migctl.failures import one_line
 
 if TYPE_CHECKING:
@@ -47,12 +48,29 @@ def check_stdout() -> None:
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int | None = None, bends: Sequence[int] = ()
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    bends: Sequence[int] = (),
+    drops: Sequence[str] = (),
 ) -> str:
     """Return the rows in columns as wide as they need to be; the last one has no padding.
 
-    If that is more than `width` characters, the columns in `bends` are cut, the widest first; otherwise none is.
+    If that is more than `width` characters, the columns in `drops`, by name, are left out one after the other until it
+    fits; then the columns in `bends` are cut, the widest first. Otherwise none is.
     """
+    dropped = next((name for name in drops if name in header), None)
+    if width is not None and dropped is not None and max(map(len, table(header, rows).splitlines())) > width:
+        gone = list(header).index(dropped)
+        kept = [column for column in range(len(header)) if column != gone]
+        return table(
+            [header[column] for column in kept],
+            [[row[column] for column in kept] for row in rows],
+            width=width,
+            bends=[column - (column > gone) for column in bends if column != gone],
+            drops=drops,
+        )
     lines = [list(header), *(list(map(one_line, row)) for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     excess = sum(widths) + 2 * (len(widths) - 1) - width if width is not None and bends else 0
@@ -98,9 +116,7 @@ def gpu_state(gpu: Gpu) -> str:
     """Return the state of a GPU and why: `GPU 3 is cordoned by root: the fan is loud`."""
     if gpu.state == "whole":
         return f"GPU {gpu.index} can be leased whole" + (f": {gpu.reason}" if gpu.reason else "")
-    if gpu.reason.startswith(f"{gpu.state} "):
-        return f"GPU {gpu.index} is {gpu.reason}"
-    return f"GPU {gpu.index} is {gpu.state}" + (f": {gpu.reason}" if gpu.reason else "")
+    return f"GPU {gpu.index} is {state_and_reason(gpu.state, gpu.reason)}"
 
 
 def ago(moment: float, now: float | None = None) -> str:

@@ -33,6 +33,10 @@ _MOST_FITS_LINES = 2
 LEASE_COLUMNS = ("LEASE", "HOLDER", "GPU", "SLICES", "PROFILE", "AGE", "ENDS IN", "NOTE")
 QUEUE_COLUMNS = ("PLACE", "REQUEST", "HOLDER", "WANTS", "PRIORITY", "WAITS", "LIKELY TO START", "BLOCKED BY")
 CUT_IN_QUEUE = frozenset({"HOLDER", "WANTS", "BLOCKED BY"})
+_WIDEST_NOTE = 20
+"""Longer notes of leases go below their rows where the table is too wide."""
+_LEFT_OUT_OF_QUEUE = ("WAITS", "PRIORITY")
+"""Columns that are left out before others are cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def _height(parts: Sequence[Sequence[str]], *, blank: bool) -> int:
 def head(node: Status, *, hidden: bool = False) -> list[str]:
     """Return the summary and what is wrong. `hidden`: say how to see the leases."""
     waiting = f", {len(node.queue)} waiting" if node.queue else ""
-    leases = counted(len(node.leases), "lease") + (" (--leases, --mine)" if hidden else "")
+    leases = counted(len(node.leases), "lease") + (" (`--leases` lists them)" if hidden else "")
     lines = [f"{node.node}: {counted(len(node.gpus), 'GPU')}, {leases}{waiting} (revision {node.revision})"]
     if node.paused:
         lines.append(f"paused: {'; '.join(node.paused)}")
@@ -144,7 +148,7 @@ def fits_lines(available: Sequence[Available], page: Page) -> list[str]:
 
 def _notes(gpu: Gpu) -> Iterator[str]:
     """Yield what does not fit into the map."""
-    if gpu.reason:
+    if gpu.reason and not gpu.draining:  # a drain says who began it
         yield gpu_state(gpu)
     if gpu.draining:
         yield _drain(gpu)
@@ -157,21 +161,37 @@ def _notes(gpu: Gpu) -> Iterator[str]:
 
 def _drain(gpu: Gpu) -> str:
     leases = len({each.lease for each in gpu.instances if each.lease})
+    by = gpu.reason if gpu.reason.startswith("drained ") else "drained"
+    between = "; " if ": " in by else ": "
     if not leases:
-        return f"GPU {gpu.index} is drained: nothing is leased there"
+        return f"GPU {gpu.index} is {by}{between}nothing is leased there"
     if gpu.drain_deadline is None:
         how = "it is empty when its leases end"
     elif gpu.drain_deadline > time.time():
         how = f"it is empty in {until(gpu.drain_deadline)} at the latest"
     else:
         how = f"its deadline is over, and {counted(leases, 'lease')} {'is' if leases == 1 else 'are'} still there"
-    return f"GPU {gpu.index} is being drained: {how}"
+    return f"GPU {gpu.index} is being {by}{between}{how}"
 
 
 def _lease_table(node: Status, page: Page) -> list[str]:
     """Return the table of the leases; nothing if there are none."""
     header, *rows = lease_rows(node.leases)
-    return table(header, rows, width=page.width if page.cut else None, bends=(1,)).splitlines() if rows else []
+    if not rows:
+        return []
+    whole = table(header, rows).splitlines()
+    if not page.cut or max(map(len, whole)) <= page.width:
+        return whole
+    if header[-1] != LEASE_COLUMNS[-1] or max(len(row[-1]) for row in rows) <= _WIDEST_NOTE:
+        return table(header, rows, width=page.width, bends=(1,)).splitlines()
+    # Notes that make the rows too long go below them.
+    first, *lines = table(header[:-1], [row[:-1] for row in rows], width=page.width, bends=(1,)).splitlines()
+    below = [textwrap.wrap(one_line(row[-1]), page.width - 4) for row in rows]
+    return [first, *(each for line, note in zip(lines, below, strict=True) for each in (line, *_indented(note)))]
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def lease_rows(leases: Sequence[LeaseInfo]) -> list[tuple[str, ...]]:
@@ -238,25 +258,29 @@ def _limit(each: Waiting, page: Page) -> list[str]:
 
 def _queue_table(shown: Sequence[Waiting], page: Page) -> list[str]:
     header, *rows = queue_rows(shown)
+    if not page.cut:
+        return table(header, rows).splitlines()
+    if max(map(len, table(header, rows).splitlines())) > page.width:
+        header, *rows = queue_rows(shown, ends=False)
     cut = [column for column, name in enumerate(header) if name in CUT_IN_QUEUE]
-    return table(header, rows, width=page.width if page.cut else None, bends=cut).splitlines()
+    return table(header, rows, width=page.width, bends=cut, drops=_LEFT_OUT_OF_QUEUE).splitlines()
 
 
-def queue_rows(waiting: Sequence[Waiting]) -> list[tuple[str, ...]]:
-    """Return the header and a row for each waiting request.
+def queue_rows(waiting: Sequence[Waiting], *, ends: bool = True) -> list[tuple[str, ...]]:
+    """Return the header and a row for each waiting request; with `ends` also when the leases that block it end.
 
     Request ids and priorities only where there are any, which leaves space for what blocks.
     """
     ids = short_ids([each.request_id for each in waiting])
-    rows = [QUEUE_COLUMNS, *(_waiting(each, ids.get(each.request_id, "-")) for each in waiting)]
+    rows = [QUEUE_COLUMNS, *(_waiting(each, ids.get(each.request_id, "-"), ends=ends) for each in waiting)]
     needless = {"REQUEST"} if not ids else set()
     needless |= {"PRIORITY"} if not any(each.priority for each in waiting) else set()
     kept = [number for number, name in enumerate(QUEUE_COLUMNS) if name not in needless]
     return [tuple(row[number] for number in kept) for row in rows]
 
 
-def _waiting(each: Waiting, request: str) -> tuple[str, ...]:
-    blocked = "its own limit" if each.limit else blocked_by(each.blockers, brief=True)
+def _waiting(each: Waiting, request: str, *, ends: bool) -> tuple[str, ...]:
+    blocked = "its own limit" if each.limit else blocked_by(each.blockers, brief=True, ends=ends)
     start = start_interval(each.estimate).removeprefix("in ")
     wait = (ago(each.since), start or "-", blocked or "-")
     return (str(each.position), request, each.holder or "-", each.wants, str(each.priority), *wait)

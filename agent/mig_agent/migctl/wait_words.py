@@ -18,6 +18,8 @@ _SOON_SECONDS = 5.0
 """What may start this soon is said to start within the rest of the interval."""
 OWN_LIMIT = "waits for a limit of its own"
 _MOST_HOLDERS = 2
+_BRIEFER = ((_MOST_HOLDERS, True), (_MOST_HOLDERS, False), (1, False))
+"""How many holders are named, and whether with the ends of their leases, in ever shorter words for what blocks."""
 _UNITS = ((48 * 3600.0, 24 * 3600.0, "days"), (90 * 60.0, 3600.0, "h"), (90.0, 60.0, "min"), (0.0, 1.0, "s"))
 """From how many seconds on a unit is used, its seconds, and its name."""
 
@@ -28,17 +30,30 @@ def queue_place(position: int) -> str:
 
 
 def wait_line(prefix: str, position: QueuePosition, suffix: str, columns: float = math.inf) -> str:
-    """Return what is known of a wait on one line, with as much of it as fits into so many columns."""
-    estimate, limit = position.estimate, one_line(position.limit)
-    start = "" if estimate is None else likely_start(estimate)
-    because = "" if estimate is None else basis(estimate)
-    held = blocked_by(position.blockers)
-    full = [f"{start} ({because})" if start else "", held]
-    choices = [full, [start, held], [start], [held], []]
+    """Return what is known of a wait on one line of fewer characters than `columns`, where that is possible.
+
+    What does not fit goes in this order: by what the start is judged, `suffix`, long words for short ones, when the
+    holders' leases end, the names of all holders but one, and last who blocks.
+    """
+    estimate, limit, blockers = position.estimate, one_line(position.limit), position.blockers
     if limit:
-        choices = [[f"{OWN_LIMIT}: {limit}"], [OWN_LIMIT], []]
-    lines = ["; ".join((f"{prefix}{queue_place(position)}", *filter(None, parts))) + suffix for parts in choices]
+        own = f"{OWN_LIMIT}: {limit}"
+        choices = [(own, suffix), (own, ""), (OWN_LIMIT, suffix), (OWN_LIMIT, ""), ("", suffix), ("", "")]
+    else:
+        start = "" if estimate is None else likely_start(estimate)
+        because = f"{start} ({basis(estimate)})" if estimate is not None and start else ""
+        short, held = start.replace("likely to start", "likely"), blocked_by(blockers)
+        brief = [blocked_by(blockers, brief=True, most=most, ends=ends) for most, ends in _BRIEFER]
+        whole = _joined(start, held)
+        choices = [(_joined(because, held), suffix), (whole, suffix), (whole, ""), (_joined(short, held), "")]
+        choices += [(_joined(short, each), "") for each in brief]
+        choices += [(start, suffix), (start, ""), (short, ""), *((each, "") for each in brief), ("", suffix), ("", "")]
+    lines = [_joined(f"{prefix}{queue_place(position)}", words) + end for words, end in choices]
     return next((line for line in lines if len(line) < columns), lines[-1])
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(filter(None, parts))
 
 
 def likely_start(estimate: StartEstimate) -> str:
@@ -71,24 +86,27 @@ def basis(estimate: StartEstimate) -> str:
     return words if estimate.median is None else f"{words}: half wait under {_rough(estimate.median, math.ceil)}"
 
 
-def blocked_by(blockers: Sequence[Blocker], *, brief: bool = False) -> str:
+def blocked_by(
+    blockers: Sequence[Blocker], *, brief: bool = False, most: int = _MOST_HOLDERS, ends: bool = True
+) -> str:
     """Return what blocks a request: `GPU 0 is held by bob (train), until 14:05`; empty if nothing is known.
 
-    With `brief`: `GPU 0: bob (train), until 14:05`.
+    With `brief`: `GPU 0: bob (train), until 14:05`. At most `most` holders are named, and with `ends` when their leases
+    end.
     """
     if not blockers:
         return ""
     gpu = blockers[0].gpu_index
     here = [each for each in blockers if each.gpu_index == gpu]
-    holders = list(dict.fromkeys(_holder(each) for each in here if each.holder))
+    holders = list(dict.fromkeys(_holder(each, ends=ends) for each in here if each.holder))
     if not holders:
         return one_line(f"GPU {gpu}: {here[0].what} is {here[0].state}")
-    more = f" and {len(holders) - _MOST_HOLDERS} more" if len(holders) > _MOST_HOLDERS else ""
-    return one_line(f"GPU {gpu}{':' if brief else ' is held by'} {' and '.join(holders[:_MOST_HOLDERS])}{more}")
+    more = f" and {len(holders) - most} more" if len(holders) > most else ""
+    return one_line(f"GPU {gpu}{':' if brief else ' is held by'} {' and '.join(holders[:most])}{more}")
 
 
-def _holder(blocker: Blocker) -> str:
-    if blocker.expires_at is None:
+def _holder(blocker: Blocker, *, ends: bool) -> str:
+    if blocker.expires_at is None or not ends:
         return blocker.holder
     return f"{blocker.holder}, until {_clock_time(blocker.expires_at)}"
 

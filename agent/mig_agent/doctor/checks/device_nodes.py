@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from mig_agent.core.errors import DriverError
 from mig_agent.core.quantities import counted
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
+from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import Subject
 
 _MODPROBE = "nvidia-modprobe"
@@ -21,7 +22,8 @@ def driver_nodes(subject: Subject) -> Iterator[Finding]:
     """Check the driver's own device nodes."""
     survey = subject.survey.value
     if survey is None:
-        yield unknown("devices.nodes", "the device nodes were not checked: NVML does not answer")
+        hint = SUDO_HINT if subject.is_denied else ""
+        yield unknown("devices.nodes", f"the device nodes were not checked: {subject.no_survey}", hint)
         return
     gpus = [f"/dev/nvidia{each.minor}" for each in survey.gpus if each.minor is not None]
     wanted = {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from mig_agent.core.model import MigMode
 from mig_agent.core.quantities import counted
+from mig_agent.core.texts import state_and_reason
 from mig_agent.doctor.findings import Finding, failed, ok, unknown, warning
 from mig_agent.doctor.probe import SUDO_HINT
 from mig_agent.doctor.subject import Subject, words_of
@@ -22,8 +23,8 @@ def present(subject: Subject) -> Iterator[Finding]:
     name = "gpu.present"
     survey = subject.survey.value
     if survey is None:
-        hint = SUDO_HINT if subject.agents_gpus and not subject.probe.person.is_root else ""
-        yield unknown(name, "the GPUs were not read: NVML does not answer", hint)
+        hint = SUDO_HINT if (subject.agents_gpus or subject.is_denied) and not subject.probe.person.is_root else ""
+        yield unknown(name, f"the GPUs were not read: {subject.no_survey}", hint)
         return
     on_bus = None if subject.simulated else subject.host.count_nvidia_gpus()
     number = counted(len(survey.gpus), "GPU")
@@ -84,9 +85,8 @@ def agents_view(subject: Subject) -> Iterator[Finding]:
         if gpu.state == "lost":
             yield failed("gpu.state", f"GPU {gpu.index} is lost: {gpu.reason}", "sudo dmesg | grep -i -e nvrm -e xid")
         elif gpu.state == "cordoned":
-            yield warning(
-                "gpu.state", f"GPU {gpu.index} is cordoned: {gpu.reason}", f"sudo migctl uncordon --gpu {gpu.index}"
-            )
+            words = f"GPU {gpu.index} is {state_and_reason(gpu.state, gpu.reason)}"
+            yield warning("gpu.state", words, f"sudo migctl uncordon --gpu {gpu.index}")
         blocked = [each for each in gpu.instances if each.state == "blocked"]
         for each in blocked:
             yield warning(

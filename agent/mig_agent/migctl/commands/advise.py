@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from mig_agent.client.types import Advice
 
+MOST_NAMES = 10
+"""The most names that an agent gives advice on in one call."""
+
 
 @verb()
 @click.option("--name", metavar="NAME", default="", help="Only leases of this name, as --name gave it. Default: all.")
@@ -46,6 +49,9 @@ def render(found: Sequence[Advice], name: str) -> str:
         return f"no leases of yours named {failures.one_line(name)}" if name else "no leases of yours"
     replayed = max(each.replayed for each in found)
     lines = [failures.one_line(each.message) for each in found]
+    if len(found) >= MOST_NAMES:
+        words = f"The {MOST_NAMES} names that leased the most; `migctl advise --name NAME` is about another one."
+        lines.append(words)
     if replayed:
         lines.append(f"From a replay of {counted(replayed, 'lease')} on this node, each as long as it was.")
     return "\n".join(lines)

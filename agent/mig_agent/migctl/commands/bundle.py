@@ -60,13 +60,12 @@ def bundle(common: Common, *, file: Path | None, force: bool, lines: int, log: P
     contents, manifest = gather_contents(subject, common.client, lines=lines, log=log)
     content = archive.pack(contents.files, manifest)
     archive.write(path, content, force=force)
+    names: list[Json] = [*sorted([*contents.files, archive.MANIFEST])]
     if output == "json":
-        names: list[Json] = [*sorted(contents.files)]
         print_json({"file": str(path), "bytes": len(content), "files": names, "missing": contents.missing})
         return failures.DONE
-    found = [
-        f"wrote {failures.one_line(str(path))}: {counted(len(contents.files), 'file')}, {len(content) // 1024 + 1} KiB"
-    ]
+    size = f"{counted(len(names), 'file')}, {len(content) // 1024 + 1} KiB"
+    found = [f"wrote {failures.one_line(str(path))}: {size}"]
     for each in contents.missing:
         if isinstance(each, dict):
             hint = f" ({each['hint']})" if each["hint"] else ""

@@ -11,7 +11,7 @@ from mig_agent.core.quantities import counted, format_duration, parse_duration
 from mig_agent.core.requests import parse_gpu, parse_reason
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, split, verb
-from mig_agent.migctl.printing import print_json
+from mig_agent.migctl.printing import gpu_state, print_json
 
 if TYPE_CHECKING:
     from mig_agent.client.types import Drained, Gpu
@@ -84,4 +84,4 @@ def _line(gpu: Gpu) -> str:
     if gpu.drain_deadline is not None and any(each.lease for each in gpu.instances):
         left = max(gpu.drain_deadline - time.time(), 1.0)
         ends = f"; what is leased there ends in {format_duration(float(round(left)))}"
-    return failures.one_line(f"GPU {gpu.index} is {gpu.state}" + (f": {gpu.reason}" if gpu.reason else "") + ends)
+    return failures.one_line(gpu_state(gpu) + ends)

@@ -31,7 +31,12 @@ _DAY = "1d"
 @verb()
 @click.option("--since", metavar="TIME", help=f"How far back, or a date: 30m, 7d, 2026-01-31. Default: {_DAY}.")
 @click.option("--gpu", metavar="GPU", shell_complete=completer_of("gpu"), help="Only about this GPU, by index or UUID.")
-@click.option("--lease", metavar="LEASE", shell_complete=completer_of("lease"), help="Only about this lease.")
+@click.option(
+    "--lease",
+    metavar="LEASE",
+    shell_complete=completer_of("lease"),
+    help="Only about this lease; one that has ended by its whole id.",
+)
 @click.option(
     "--limit",
     metavar="N",
