@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -84,19 +85,18 @@ def _send(pipe: Path) -> int:
     except OSError:
         _print("Cannot find MPS control daemon process", sys.stderr)
         return 1
-    for line in sys.stdin:
-        link.send({"kind": "command", "command": line.rstrip("\n")})
-        answer = link.receive()
-        if answer is None:
-            _print("Cannot send command to MPS control daemon process", sys.stderr)
-            return 1
-        lines = answer.get("lines")
-        for each in lines if isinstance(lines, list) else ():
-            _print(str(each))
-        if answer.get("quit"):
-            link.close()
-            return 1 if answer.get("code") else 0
-    link.close()
+    with contextlib.closing(link):
+        for line in sys.stdin:
+            link.send({"kind": "command", "command": line.rstrip("\n")})
+            answer = link.receive()
+            if answer is None:
+                _print("Cannot send command to MPS control daemon process", sys.stderr)
+                return 1
+            lines = answer.get("lines")
+            for each in lines if isinstance(lines, list) else ():
+                _print(str(each))
+            if answer.get("quit"):
+                return 1 if answer.get("code") else 0
     return 0
 
 
