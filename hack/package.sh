@@ -79,7 +79,8 @@ build_deb() {
   # They name files of this build. And it is dpkg that removes them.
   find "$stage/$home" \( -name RECORD -o -name direct_url.json -o -name REQUESTED -o -name INSTALLER \) -delete
   rm -rf "$stage/$home/include" "$stage/$home/lib64" "$stage/$home/share"
-  "$python" -m compileall -q -j 0 --invalidation-mode unchecked-hash -s "$stage" -p / "$stage/$home/lib" ||
+  # One process, files in order: what marshal writes depends on what the process compiled before.
+  PYTHONHASHSEED=0 "$python" -m compileall -q --invalidation-mode unchecked-hash -s "$stage" -p / "$stage/$home/lib" ||
     fail "a module cannot be compiled"
 
   mkdir -p "$stage/usr/bin"
