@@ -37,6 +37,8 @@ umask 022
 if [ -z "${SOURCE_DATE_EPOCH:-}" ]; then
   SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y pyproject.toml)
 fi
+# What Python writes beside modules that it imports here would be packed, too.
+export PYTHONDONTWRITEBYTECODE=1
 export SOURCE_DATE_EPOCH LC_ALL=C.UTF-8 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' agent/mig_agent/__init__.py)
 work=$(mktemp -d)
