@@ -7,9 +7,4 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 hack/env.sh dev
 PYTHONPATH=tests .venv/bin/python -m support.chromium
 
-report=$(mktemp -d)
-trap 'rm -rf "$report"' EXIT
-failed=0
-.venv/bin/python -m pytest -q --durations 5 --junit-xml "$report/tests.xml" tests/browser "$@" </dev/null || failed=$?
-.venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
-exit "$failed"
+exec hack/reported.sh --durations 5 tests/browser "$@"

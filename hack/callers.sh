@@ -11,9 +11,4 @@ if ! command -v go >/dev/null; then
 fi
 hack/env.sh dev
 
-report=$(mktemp -d)
-trap 'rm -rf "$report"' EXIT
-failed=0
-.venv/bin/python -m pytest -q --durations 5 --junit-xml "$report/tests.xml" tests/callers "$@" </dev/null || failed=$?
-.venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
-exit "$failed"
+exec hack/reported.sh --durations 5 tests/callers "$@"

@@ -18,11 +18,5 @@ hack/env.sh dev
 # Before the tests, whose patience is for tests.
 PYTHONPATH=tests .venv/bin/python -m support.cluster prepare
 
-report=$(mktemp -d)
-trap 'rm -rf "$report"' EXIT
-failed=0
 # Three processes with a cluster each (tests/e2e/conftest.py): all wait most of the time.
-.venv/bin/python -m pytest -q --numprocesses "${E2E_WORKERS:-3}" --dist loadscope --durations 20 \
-  --junit-xml "$report/tests.xml" tests/e2e "$@" </dev/null || failed=$?
-.venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
-exit "$failed"
+exec hack/reported.sh --numprocesses "${E2E_WORKERS:-3}" --dist loadscope --durations 20 tests/e2e "$@"

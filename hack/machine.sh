@@ -10,9 +10,4 @@ hack/env.sh dev
 # Before the tests, whose patience is for tests.
 PYTHONPATH=tests .venv/bin/python -m support.machine
 
-report=$(mktemp -d)
-trap 'rm -rf "$report"' EXIT
-failed=0
-.venv/bin/python -m pytest -q --durations 10 --junit-xml "$report/tests.xml" tests/machine "$@" </dev/null || failed=$?
-.venv/bin/python hack/what_ran.py "$report/tests.xml" || failed=1
-exit "$failed"
+exec hack/reported.sh --durations 10 tests/machine "$@"

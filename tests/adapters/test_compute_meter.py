@@ -1,4 +1,4 @@
-"""How busy instances are, measured through the real pynvml over simulated GPUs."""
+"""Compute use of instances, measured through the real pynvml over simulated GPUs."""
 
 from __future__ import annotations
 

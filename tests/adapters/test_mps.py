@@ -202,7 +202,7 @@ def test_limits_are_shown_in_whole_g_rounded_down(mib: int, text: str) -> None:
 
 
 def _as(uid: int, act: Callable[[], object]) -> bool:
-    """Whether a user may do this."""
+    """Return True if a user may do this."""
     os.seteuid(uid)
     try:
         act()

@@ -55,7 +55,7 @@ def test_usage_of_a_gpu_without_mig_mode(driver: Driver) -> None:
 
 
 def test_compute_use_of_instances_that_are_there(driver: Driver) -> None:
-    """From Hopper on it is a percentage at the second reading, before it is unknown."""
+    """It is a percentage at the second reading from Hopper on, and unknown before."""
     for gpu in driver.observe().gpus:
         for instance in gpu.instances:
             assert driver.usage(gpu.uuid, instance.gpu_instance_id, tenure="1/").compute is None

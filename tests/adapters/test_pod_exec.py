@@ -1,4 +1,4 @@
-"""How an exec in a pod ends, from what Kubernetes sends at its end. The real one is in tests/e2e."""
+"""Ends of an exec in a pod, from what Kubernetes sends at its end. The real one is in tests/e2e."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_device_or_pipe_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_a_recording_that_contradicts_itself_is_refused_in_words(tmp_path: Path) -> None:
-    """Its planner finds windows on a GPU that cannot be partitioned."""
+    """The planner finds windows on a GPU that cannot be partitioned."""
     view = node(Machine(H100), Machine(H100))
     asking = request(memory("4G"), memory("30G"), memory("30G"))
     plans = (RecordedPlan(request=asking, outcome=plan(view, asking), waits=False),)

@@ -137,7 +137,7 @@ def waiting_client(agent: Agent, how: str, said: queue.Queue[object]) -> Callabl
 def test_a_request_that_waits_goes_on_waiting_while_the_agent_is_away(
     agent: Agent, clock: Clock, how: str, graceful: bool
 ) -> None:
-    """Also where its place in the queue was all that this client ever heard of the agent."""
+    """It waits on also where its place in the queue was all that this client ever heard of the agent."""
     blocking = agent.ask("request", "--mig-profile", "7g.40gb")["lease"]
     said: queue.Queue[object] = queue.Queue()
     thread = threading.Thread(target=waiting_client(agent, how, said))

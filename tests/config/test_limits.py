@@ -157,7 +157,7 @@ def test_a_hint_that_is_followed_mends_it(text: str, place: tuple[str, str | Non
 
 
 def test_what_has_nothing_below_it_limits_nothing(tmp_path: Path) -> None:
-    """As after the entries were commented out."""
+    """Entries that were commented out leave such a section."""
     path = tmp_path / "config.yaml"
     path.write_text("limits:\n  users:\n  #  alice: {leases: 4}\n  roles:\n    user:\n")
     assert not load(path).limits.users

@@ -15,20 +15,20 @@ from mig_agent.daemon.reload import Reloader
 
 
 class Recorded:
-    """What the engine is told of reloads."""
+    """Records what the engine is told of reloads."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []
 
     def report_problem(self, part: str, words: str) -> None:
-        """Is shown by status."""
+        """Record a problem, which status shows."""
 
     def record_failed_reload(self, message: str) -> None:
         self.failures.append(message)
 
 
 async def test_a_file_that_never_answers_does_not_hold_up_the_next_reload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a pipe, or a file of a file server that is away: the thread that reads it is left behind."""
+    """A pipe, or a file of a file server that is away: the thread that reads it is left behind."""
     monkeypatch.setattr(reload_module, "_READING_SECONDS", 0.1)
     answered, asked, recorded = threading.Event(), 0, Recorded()
 

@@ -198,7 +198,7 @@ def test_why_a_gpu_is_cordoned_is_said_once(tmp_path: Path, reason: str, words: 
 
 
 def test_where_only_rights_are_missing_it_says_so(tmp_path: Path) -> None:
-    """As a user on whose machine the GPUs are simulated by another one."""
+    """A user has no rights where another one simulates the GPUs."""
     denied = subject(tmp_path, driver=PermissionError(13, "Permission denied", "/sim/gpus.lock"))
     for check in (gpus.present, device_nodes.driver_nodes):
         found = only(check, denied)

@@ -1,4 +1,4 @@
-"""What a user cannot see is unknown, with the reason; what fails is named with a command that mends it."""
+"""Checks by other users: what they cannot see is unknown, with the reason; what fails has a command that mends it."""
 
 from __future__ import annotations
 
@@ -11,33 +11,23 @@ import pytest
 
 from mig_agent.client.addresses import Address
 from mig_agent.client.errors import NoAgent
-from mig_agent.client.types import Gpu, MigMode
 from mig_agent.config import Settings
 from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind
 from mig_agent.doctor.agent_settings import FoundSettings
 from mig_agent.doctor.checks import caller, driver, gpus, ledger, machine
 from mig_agent.doctor.findings import CheckStatus
 from mig_agent.doctor.probe import SUDO_HINT
+from support import answers
 from support.examined import ALICE, ROOT, only, status, subject, tree
 
 NO_LIBRARY = DriverError(DriverErrorKind.LIBRARY, "nvmlInit", "Shared Library Not Found")
-GPU = Gpu(
-    index=0,
-    uuid="GPU-0",
-    model="NVIDIA H100 80GB HBM3",
-    mig=MigMode(capable=True, current=True, pending=True),
-    state="ready",
-    reason="",
-    memory_slices=8,
-    memory_mib=81559,
-    instances=(),
-)
+GPU = replace(answers.GPU, instances=())
 HIDDEN = FoundSettings(settings=Settings(), where="the agent (pid 4711)", partly=True)
 
 
 @pytest.mark.parametrize("check", [driver.kernel_module, driver.nvml, gpus.present])
 def test_a_driver_that_only_the_agent_sees_is_unknown(tmp_path: Path, check: object) -> None:
-    """As where its GPUs are simulated, and its settings are hidden from who asks."""
+    """Its GPUs are simulated, and its settings are hidden from the user."""
     (tmp_path / "sys/bus").mkdir(parents=True)
     of = subject(tmp_path, person=ALICE, node=status(gpus=(GPU,)), driver=NO_LIBRARY, found=HIDDEN)
     found = only(check, of)  # type: ignore[arg-type]  # each is a check
@@ -52,7 +42,7 @@ def test_a_driver_that_only_the_agent_sees_is_unknown(tmp_path: Path, check: obj
 
 
 def test_the_default_folder_is_not_taken_for_the_agents(tmp_path: Path) -> None:
-    """Where the agent's environment is hidden, it may have another state directory."""
+    """The agent, whose environment is hidden, may have another state directory."""
     of = subject(tmp_path, person=ALICE, node=status(), found=HIDDEN)
     assert of.state_dir is None
     for check in (ledger.file, machine.disk):

@@ -1,4 +1,4 @@
-"""How busy instances are: from the driver's counters to what clients and Prometheus read; never a wrong figure."""
+"""Compute use of instances: from the driver's counters to what clients and Prometheus read; never a wrong figure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHY = "for a test"
 
 
 def turned_by_hand(node: Node) -> None:
-    """Has driver and meter go by the clock of the engine."""
+    """Make driver and meter go by the clock of the engine."""
     library: Any = node.driver._nvml._library
     library.monotonic = node.driver._meter._monotonic = node.clock.now
 
@@ -32,7 +32,7 @@ async def compute(node: Node, granted: Granted, *, after: float = 2.0) -> Comput
 
 
 def scraped(node: Node) -> dict[str, float]:
-    """What a scrape shows, by UUID."""
+    """Return what a scrape shows, by UUID."""
     metrics = Metrics()
     metrics.watch(lambda: node.manager.published)
     families = {each.name: each for each in metrics.registry.collect()}

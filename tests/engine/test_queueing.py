@@ -345,7 +345,7 @@ async def test_reservations_are_computed_once_per_scan(tmp_path: Path, monkeypat
 
 
 async def test_a_grant_that_fails_keeps_its_place_and_its_time(tmp_path: Path) -> None:
-    """What was idle turns out to be in use when it is to be destroyed: nobody behind goes ahead for that."""
+    """An idle instance turns out to be in use when it is to be destroyed; no request behind goes ahead for that."""
     async with engine(tmp_path, "a100-40gb") as node:
         held = await node.acquire("1g.5gb")
         first = await waits(node, "7g.40gb", name="first", wait_seconds=100.0)

@@ -263,7 +263,7 @@ def test_it_is_served_on_loopback_alone(folder: Path, address: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to any group")
 def test_a_token_has_the_group_of_its_socket_whatever_the_folder_says(folder: Path) -> None:
-    """In a folder with the set-group-ID bit new files belong to the folder's group."""
+    """New files belong to the folder's group where that has the set-group-ID bit."""
     group = 4711
     os.chown(folder, -1, group)
     folder.chmod(0o2755)

@@ -123,7 +123,7 @@ def test_a_log_on_a_disk_that_fills_up(folder: Path) -> None:
 
 
 def small_pipe() -> tuple[int, int]:
-    """Its ends; it is full at once, where each lease costs commits to the disk."""
+    """Return the ends of a pipe that is full at once, where each lease costs commits to the disk."""
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     return reading, writing

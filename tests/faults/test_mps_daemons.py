@@ -1,4 +1,4 @@
-"""Killed while an MPS daemon is started or ended: the end that comes after it leaves no daemon, server or folder."""
+"""Kills while an MPS daemon is started or ended: the end that comes after it leaves no daemon, server or folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ else:
 """
 VERBS = {"MPS daemon": "start", "MPS daemon ended": "stop"}
 TIMES = {("start", "mps-program"): 3}
-"""How often a door is passed, where it is more than once: the daemon, its limit, and the limit read back."""
+"""Number of times that a door is passed, where it is more than once: the daemon, its limit, and the limit read back."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts daemons for others")
 

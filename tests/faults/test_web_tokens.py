@@ -1,4 +1,4 @@
-"""Killed while the tokens of the web page are written or removed: none is left that too many may read."""
+"""Kills while the tokens of the web page are written or removed: none is left that too many may read."""
 
 from __future__ import annotations
 

@@ -8,77 +8,22 @@ import pytest
 
 from mig_agent.client.types import (
     Available,
-    Device,
-    Gpu,
-    Instance,
-    LeaseInfo,
-    MigMode,
-    Placement,
     Status,
     Waiting,
 )
 from mig_agent.kubectl.agent_pods import AgentPod
 from mig_agent.kubectl.answers import NodeAnswer
+from support.answers import GPU, LEASE
 
 
 @pytest.fixture
 def node() -> Status:
     """A node with a GPU, of which alice has a slice, and which bob waits for."""
-    leased = Instance(
-        uuid="MIG-1",
-        generation=1,
-        profile="1g.10gb",
-        memory_mib=9984,
-        placement=Placement(0, 1),
-        gpu_instance_id=7,
-        compute_instance_id=0,
-        state="leased",
-        lease="l1",
-        holder="alice",
-        tenant="",
-        since=0.0,
-        reason="",
-        gpu="GPU-1",
-        gpu_index=0,
-    )
-    gpu = Gpu(
-        index=0,
-        uuid="GPU-1",
-        model="NVIDIA H100 80GB HBM3",
-        mig=MigMode(capable=True, current=True, pending=True),
-        state="ready",
-        reason="",
-        memory_slices=8,
-        memory_mib=81559,
-        instances=(leased,),
-    )
-    device = Device(
-        uuid="MIG-1",
-        gpu="GPU-1",
-        gpu_index=0,
-        profile="1g.10gb",
-        memory_mib=9984,
-        placement=Placement(0, 1),
-        gpu_instance_id=7,
-        compute_instance_id=0,
-        reused=False,
-    )
-    lease = LeaseInfo(
-        id="l1",
-        holder="alice",
-        tenant="",
-        devices=(device,),
-        created_at=0.0,
-        expires_at=None,
-        pid=None,
-        hold=False,
-        unused=False,
-    )
     return Status(
         node="n1",
         revision=7,
-        gpus=(gpu,),
-        leases=(lease,),
+        gpus=(GPU,),
+        leases=(replace(LEASE, unused=False),),
         queue=(Waiting(request_id="r", holder="bob", tenant="", priority=0, position=1, since=0.0, wants="7g.80gb"),),
         started_at=0.0,
         ledger_error="",

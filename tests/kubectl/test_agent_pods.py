@@ -1,4 +1,4 @@
-"""Which pods are asked, and what is said of those that are not."""
+"""Pods that are asked, and what is said of those that are not."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mig_agent.kubectl.answers import ask_nodes
 
 
 def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even where it has the only place."""
+    """The one that hangs has the only place."""
     monkeypatch.setattr(asking, "MOST_AT_ONCE", 1)
     over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What `kubectl mig` prints, from the answers of nodes."""
+"""Pages that `kubectl mig` prints, from the answers of nodes."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Terminal:
     """A terminal with the launcher on it."""
 
     def __init__(self, *command: str, on_it: Sequence[str] = (), **variables: str) -> None:
-        """With this command on it instead, such as a shell; with these variables beside the usual ones."""
+        """Start this command on it instead, such as a shell, with these variables beside the usual ones."""
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
             on_it or [sys.executable, "-c", LAUNCH, "1", "10", *command],
@@ -160,7 +160,7 @@ class Terminal:
         os.close(slave)
         self.seen = ""
         self._found = 0
-        """How much of `seen` was looked for already."""
+        """Length of the part of `seen` that was searched already."""
 
     def type(self, keys: bytes) -> None:
         os.write(self.master, keys)
@@ -361,17 +361,17 @@ def end_later():
         time.sleep(0.02)
     running.end(0.1)
 """
-"""Has the launcher and its supervisor, of which this is a copy, give up soon what they cannot end."""
+"""Makes the launcher and its supervisor, of which this is a copy, soon give up what they cannot end."""
 SETPRIV = shutil.which("setpriv")
 WITHOUT_KILL = (SETPRIV or "setpriv", "--bounding-set", "-kill")
-"""What makes root send signals to its own processes alone, as other users do."""
+"""Capability without which root sends signals to its own processes alone, as other users do."""
 
 
 @needs_root
 @pytest.mark.skipif(SETPRIV is None, reason="needs setpriv, of util-linux")
 @pytest.mark.parametrize("killed", [False, True], ids=["time-over", "killed"])
 def test_a_command_that_becomes_another_user_stops_nothing_from_being_ended(ready: Path, killed: bool) -> None:
-    """As `sudo -u` does. Signals to it are refused: that ends neither the supervisor nor saves what may be ended."""
+    """The command does what `sudo -u` does. Refused signals neither end the supervisor nor save what may be ended."""
     theirs, end, briefly = (ready.with_name(name) for name in ("theirs", "end", "supervisor.py"))
     text = Path(supervisor.__file__).read_text()
     assert "GIVE_UP_SECONDS = 10.0" in text

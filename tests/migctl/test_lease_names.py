@@ -25,7 +25,7 @@ MINE = Waiting(
 )
 THEIRS = replace(MINE, request_id="", holder="bob (sweep)", tenant="team-b", position=2, holder_uid=ME + 1)
 TOLD = replace(THEIRS, request_id="3f2a0000d4e54b0f", position=3)
-"""As an administrator sees another's."""
+"""Request of another user, as an administrator sees it."""
 QUEUE: Status = replace(NODE, queue=(MINE, THEIRS, TOLD))
 HERE = Client("unix:///nowhere/agent.sock")
 

@@ -15,11 +15,8 @@ from mig_agent.client.types import (
     AccountRow,
     Advice,
     Available,
-    Device,
-    Gpu,
     Instance,
     KubeletDevice,
-    LeaseInfo,
     MigMode,
     Placement,
     Pod,
@@ -34,24 +31,9 @@ from mig_agent.migctl.options import moment
 from mig_agent.migctl.printing import memory, place, slices, table, until
 from mig_agent.migctl.status_page import MOST_LINES, Page
 from mig_agent.migctl.status_page import render as render_page
+from support import answers
+from support.answers import DEVICE, LEASE, LEASED
 
-LEASED = Instance(
-    uuid="MIG-1",
-    generation=1,
-    profile="1g.10gb",
-    memory_mib=9984,
-    placement=Placement(0, 1),
-    gpu_instance_id=7,
-    compute_instance_id=0,
-    state="leased",
-    lease="l1",
-    holder="alice",
-    tenant="team-a",
-    since=0.0,
-    reason="",
-    gpu="GPU-1",
-    gpu_index=0,
-)
 BLOCKED = replace(
     LEASED,
     uuid="MIG-2",
@@ -63,39 +45,7 @@ BLOCKED = replace(
     holder="",
     reason="python (pid 4711) is on it",
 )
-GPU = Gpu(
-    index=0,
-    uuid="GPU-1",
-    model="NVIDIA H100 80GB HBM3",
-    mig=MigMode(capable=True, current=True, pending=True),
-    state="ready",
-    reason="",
-    memory_slices=8,
-    memory_mib=81559,
-    instances=(LEASED, BLOCKED),
-)
-DEVICE = Device(
-    uuid="MIG-1",
-    gpu="GPU-1",
-    gpu_index=0,
-    profile="1g.10gb",
-    memory_mib=9984,
-    placement=Placement(0, 1),
-    gpu_instance_id=7,
-    compute_instance_id=0,
-    reused=False,
-)
-LEASE = LeaseInfo(
-    id="l1",
-    holder="alice",
-    tenant="team-a",
-    devices=(DEVICE,),
-    created_at=0.0,
-    expires_at=None,
-    pid=None,
-    hold=False,
-    unused=True,
-)
+GPU = replace(answers.GPU, instances=(LEASED, BLOCKED))
 NODE = Status(
     node="node-1",
     revision=7,
@@ -305,7 +255,7 @@ def test_the_queue_says_when_each_is_likely_to_start_and_what_blocks_it() -> Non
 
 
 def test_in_80_columns_a_queue_keeps_who_waits_and_who_blocks() -> None:
-    """Of less use, and left out first: until when it is blocked, for how long it has waited, its priority."""
+    """The end of the block, the time waited and the priority are of less use, and left out first."""
     blocker = replace(busy(1).queue[0].blockers[0], holder="hog (train)")
     waits = replace(
         busy(1).queue[0], holder="cloudsdk (wait)", blockers=(blocker,), request_id="b3d1f0a2", wants="4G", priority=5
@@ -339,7 +289,7 @@ def test_the_map_names_state_and_model() -> None:
 
 
 def test_the_queue_shows_what_to_type_for_a_request() -> None:
-    """As much of an id as only one has; of others' requests nothing, since only their callers may cancel them."""
+    """The beginning of an id that only one has; nothing of others' requests, which only their callers may cancel."""
     ids = ("b3d1f0a29c7e4d55", "b3d1f0a29c884d55", "e81c" * 8, "my-job", "")
     queue = tuple(replace(NODE.queue[0], request_id=each, position=n) for n, each in enumerate(ids, 1))
     page = render(replace(NODE, queue=queue), width=80, color=False, unicode=True, cut=True)

@@ -1,4 +1,4 @@
-"""Every verb of the distribution mig-agent-client ends in words: with what it declares to need, and with less."""
+"""Verbs of the distribution mig-agent-client all end in words: with what it declares to need, and with less."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ ARGUMENTS = {
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the wheel installs, without building one."""
+    """Stage what the wheel installs, without building one."""
     folder = tmp_path_factory.mktemp("staged")
     for source, target in _FILES.items():
         path = ROOT / "client" / source
@@ -98,7 +98,7 @@ def agent() -> Iterator[Agent]:
 def ends(
     staged: Path, lines: list[list[str]], variables: dict[str, str], *, without: tuple[str, ...] = ()
 ) -> list[tuple[list[str], Any, str, str]]:
-    """How each command line ends: its words, its exit code or traceback, and what it prints."""
+    """Return how each command line ends: its words, its exit code or traceback, and what it prints."""
     allowed = [each for each in (*_LIBRARIES, *_FOR_MIGCTL) if each not in without]
     done = subprocess.run(
         [sys.executable, "-I", "-c", PROGRAM, str(staged), json.dumps(allowed), json.dumps(lines)],
@@ -155,7 +155,7 @@ def test_every_verb_without_an_agent(staged: Path, tmp_path: Path) -> None:
 
 
 def test_every_verb_without_rich(staged: Path, agent: Agent, tmp_path: Path) -> None:
-    """As after `pip install mig-agent-client click`."""
+    """The environment is that of `pip install mig-agent-client click`."""
     variables = dict(agent.person({"HOME": str(tmp_path)}))
     check_words(ends(staged, command_lines(tmp_path), variables, without=("rich",)))
 

@@ -17,7 +17,7 @@ SM, GRAPHICS, NVLINK = pynvml.NVML_GPM_METRIC_SM_UTIL, pynvml.NVML_GPM_METRIC_GR
 
 
 class Clock:
-    """What the counters go by."""
+    """A clock that the counters go by."""
 
     now = 50.0
 

@@ -39,7 +39,7 @@ def mps(request: pytest.FixtureRequest, folder: Path) -> Iterator[Mps]:
 
 @pytest.fixture(params=[DRIVERS[1], pytest.param("real", marks=pytest.mark.mps)])
 def one(request: pytest.FixtureRequest, folder: Path) -> Iterator[Mps]:
-    """Of one version only, for what all of them do alike."""
+    """A daemon of one version, for what all of them do alike."""
     yield from made_of(request.param, folder)
 
 

@@ -1,4 +1,4 @@
-"""What tests find out, printed at the end of the run: figures, added up (docs/reference/reliability.md), and tables."""
+"""Findings of tests, printed at the end of the run: figures, added up (docs/reference/reliability.md), and tables."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def flood(
     seconds: float,
     enough: float = math.inf,
 ) -> int:
-    """So many connections, each opened again when it is closed, send for so long, or `enough`; how many calls."""
+    """Send on that many connections, opened again when closed, for a time or `enough`; return the number of calls."""
     clients = [connect() for _ in range(number)]
     calls = 0
     try:

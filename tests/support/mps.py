@@ -128,7 +128,7 @@ class StandIn(Mps):
         )
 
     def cuda(self, *steps: str, **more: str) -> list[str]:
-        """What the program prints, from its beginning to its end."""
+        """Return what the program prints, from its beginning to its end."""
         program = self.start_cuda(*steps, **more)
         return program.communicate(timeout=_SECONDS)[0].splitlines()
 
@@ -156,7 +156,7 @@ def real(folder: Path) -> Mps:
 
 
 def differences(mps: Mps) -> list[str]:
-    """Every command of the table that the daemon does not answer as written."""
+    """Return each command of the table that the daemon does not answer as written."""
     found = []
     for step in COMMANDS:
         is_other = step.get("user") == "other"

@@ -1,4 +1,4 @@
-"""How each call of the adapter can go wrong: the codes that nvml.h lists for it, and those that any call may answer.
+"""Faults of each call of the adapter: the codes that nvml.h lists for it, and those that any call may answer.
 
 docs/reference/reliability.md shows this table; `tests/faults/test_nvml_faults.py` goes through all of it.
 """
@@ -87,7 +87,7 @@ OF_NO_GPU = frozenset(
 ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown", "nvmlSystemGetNVMLVersion"})
 """The adapter offers them, and the engine does not make them, or only at the very end."""
 COUNTERS = frozenset({"nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"})
-"""Those of performance counters: where they fail, a figure is unknown (`tests/adapters/test_compute_meter.py`)."""
+"""Calls of performance counters: where they fail, a figure is unknown (`tests/adapters/test_compute_meter.py`)."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})
 _EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})

@@ -1,4 +1,4 @@
-"""Which doors each kind of request, start and end goes through: what is killed there is counted by this table.
+"""Doors that each kind of request, start and end goes through: what is killed there is counted by this table.
 
 `tests/faults/test_failpoints.py` fails where the agent reaches others, docs/reference/reliability.md shows it.
 """
@@ -80,10 +80,10 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
-"""Killed in `tests/faults/test_mps_daemons.py`: the agent does not start them yet."""
+"""Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
 
 WEB = ("web page's tokens", "web page off")
-"""Killed in `tests/faults/test_web_tokens.py`: only with the web page does the agent write them."""
+"""Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""
 
 KILLS = 2 * sum(map(len, REACHED.values()))
 """Places and kinds that reach them: one before each door, one after it."""

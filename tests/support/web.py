@@ -16,7 +16,7 @@ EVENTS, USAGE = "/api/v1/events", "/api/v1/usage"
 
 
 class Web:
-    """What is served at the setting `web`."""
+    """A client of what is served at the setting `web`."""
 
     def __init__(self, agent: Agent, url: str = "") -> None:
         self._agent = agent

@@ -36,7 +36,7 @@ _POLL_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpsTerms:
-    """What one daemon enforces on its clients."""
+    """The limits that one daemon enforces on its clients."""
 
     gpu: GpuUuid
     limit_mib: int

@@ -42,7 +42,7 @@ _VALUE: Final = (
     + r"[^\s\"']\S*)"  # quoted, or up to a blank
 )
 _WHOLE: Final = tuple(re.compile(each, re.DOTALL) for each in (_KEY_BLOCK, _HEX, _KNOWN_FORMS))
-"""What is left out as a whole."""
+"""Patterns of text that is left out as a whole."""
 _BEHIND: Final = tuple(
     re.compile(rf"(?P<before>{before}){value}", re.IGNORECASE)
     for before, value in (
@@ -61,7 +61,7 @@ _BEHIND: Final = tuple(
         (r"\bsshpass\s{1,20}-p\s{0,20}", _VALUE),
     )
 )
-"""What is left out behind something that stays."""
+"""Patterns of text that is left out behind something that stays."""
 _JSON_LINE = re.compile(r"\{.*\}(?=\s*$)", re.MULTILINE)
 _SECRET_KEYS: Final = frozenset({"token", "request_id", "env"})
 """Keys of the API's JSON: with the id of a request its lease and token could be asked for again."""

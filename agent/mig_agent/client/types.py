@@ -438,18 +438,18 @@ class Usage:
     memory_used_mib: int | None
     memory_total_mib: int | None
     utilization_percent: int | None
-    """Of a whole GPU: the share of the time in which a kernel ran on it."""
+    """Share of the time in which a kernel ran, for a whole GPU."""
     processes: tuple[int, ...] | None
     """The pids."""
     process_details: tuple[ProcessUsage, ...] = ()
     """The same processes with what is known of each; empty for callers over TCP without the admin role."""
     compute: ComputeUsage | None = None
-    """Of a MIG instance; None also on GPUs before Hopper, and at the first reading under a lease."""
+    """Compute use of a MIG instance; None also on GPUs before Hopper, and at the first reading under a lease."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeUsage:
-    """How busy a MIG instance was between two readings, in percent; None is what the driver does not report."""
+    """Compute use of a MIG instance between two readings, in percent; None is what the driver does not report."""
 
     seconds: float
     """The time between the two readings."""

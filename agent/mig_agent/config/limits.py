@@ -65,7 +65,7 @@ _PARSERS: Final[Mapping[Limit, tuple[Callable[[str], float], str]]] = MappingPro
         Limit.HIGHEST_PRIORITY: (_priority, "10"),
     }
 )
-"""How the value of each limit is read, and an example."""
+"""Parser of each limit's value, and an example."""
 
 
 def limits_of(section: Section) -> UsageLimits:

@@ -22,7 +22,7 @@ class Section:
     """A mapping of names to texts or further mappings, as it was written."""
 
     entries: Mapping[str, str | Section | None]
-    """None is what no entry takes, such as a list."""
+    """Marks a value that no entry takes, such as a list, as None."""
     lines: Mapping[str, int]
     """The line of each entry; 0 where the section does not come from a file."""
     name: str

@@ -61,9 +61,9 @@ class DeviceKind:
     is_listed: bool
     """Whether the driver lists the devices, by ids that it gave them."""
     shares_memory: bool
-    """Whether devices divide their GPU's memory by MiB, side by side; if not, each takes slices of its own."""
+    """True if devices divide their GPU's memory by MiB, side by side; if not, each takes slices of its own."""
     is_reusable: bool
-    """Whether a device stays for the next lease; if not, it is destroyed when its lease ends."""
+    """True if a device stays for the next lease; if not, it is destroyed when its lease ends."""
 
 
 MIG_INSTANCE: Final = DeviceKind(
@@ -173,7 +173,7 @@ class Layout:
     engines: Engines = field(default_factory=Engines)
     """The GPU's totals."""
     shares: ShareTerms | None = None
-    """How a GPU without MIG mode is shared; None: it is not."""
+    """Terms on which a GPU without MIG mode is shared; None: it is not shared."""
 
     @cached_property
     def can_create(self) -> bool:
@@ -424,7 +424,7 @@ class Want:
     attributes: frozenset[str] = frozenset()
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
     isolation: Isolation = Isolation.ANY
-    """Whether a share may serve a want for memory or a fraction."""
+    """Decides whether a share may serve a want for memory or a fraction."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

@@ -42,7 +42,7 @@ class ObservedGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeUsage:
-    """How busy one instance was between two readings, in percent; None where the driver does not report it."""
+    """Compute use of one instance between two readings, in percent; None where the driver does not report it."""
 
     seconds: float
     """The time between the readings."""
@@ -60,7 +60,7 @@ class ComputeReading:
 
     lease: LeaseId | None
     fresh_until: float
-    """Until when it says something of now, in seconds since the epoch."""
+    """Time until which the figure is current, in seconds since the epoch."""
     usage: ComputeUsage
 
 
@@ -71,9 +71,9 @@ class InstanceUsage:
     memory_used_mib: int | None
     memory_total_mib: int | None
     utilization_percent: int | None = None
-    """Of a whole GPU: the share of the time in which a kernel ran on it."""
+    """Share of the time in which a kernel ran, for a whole GPU."""
     compute: ComputeUsage | None = None
-    """Of an instance: how busy its multiprocessors were."""
+    """Compute use of a MIG instance's multiprocessors."""
     processes: tuple[ProcessUsage, ...] | None = None
 
 

@@ -25,13 +25,13 @@ class Enforcement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
-    """How one GPU is shared. Amounts are MiB."""
+    """The terms on which one GPU is shared. Amounts are MiB."""
 
     enforced_by: Enforcement
     usable_mib: int
     """The GPU's memory without what the driver reserves and the headroom that stays free."""
     overhead_mib: int = 0
-    """What one share takes beside its limit: the memory of its MPS server."""
+    """Memory that one share takes beside its limit: that of its MPS server."""
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
 

@@ -49,7 +49,7 @@ class _Sizes:
     axis: int
     font: int
     row: int
-    """From one line of text in a block to the next."""
+    """Distance from one line of text in a block to the next."""
     padding: int
     letter: float
     """Roughly the width of a letter: enough to cut texts that would not fit."""
@@ -58,7 +58,7 @@ class _Sizes:
 _PAGE = _Sizes(width=760, margin=20, bar=64, axis=18, font=12, row=17, padding=8, letter=7.3)
 _TILE = _Sizes(width=440, margin=2, bar=50, axis=16, font=11, row=14, padding=4, letter=6.6)
 _BOLD = 1.12
-"""How much wider bold letters are."""
+"""Width of bold letters relative to plain ones."""
 _LEAST_LETTERS = 3
 """A text of which fewer letters would be shown is left out."""
 

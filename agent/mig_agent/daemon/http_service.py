@@ -46,11 +46,11 @@ class HttpService:
         self._report: Callable[[str], None] = _ignore
         self._problem = ""
         self.url = ""
-        """Where it is read, such as `http://127.0.0.1:7481/metrics`; empty while it is not served."""
+        """Address at which it is read, such as `http://127.0.0.1:7481/metrics`; empty while it is not served."""
 
     @property
     def shown(self) -> str:
-        """Where it is read, or `off` and why."""
+        """Address at which it is read, or `off` and why."""
         return self.url or (f"off ({self._problem})" if self._problem else "off")
 
     def report_to(self, report: Callable[[str], None]) -> None:

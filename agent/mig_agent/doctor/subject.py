@@ -74,7 +74,7 @@ class Subject:
 
     @property
     def settings_hint(self) -> str:
-        """What to do where the settings do not say what a check needs."""
+        """Hint for where the settings do not say what a check needs."""
         error = self.found.error
         if error is not None and "installed without" in error.message:
             return error.hint

@@ -202,7 +202,7 @@ class Context:
     missing: dict[int, str] = field(default_factory=dict)
     """The error of each GPU that has not answered since the start, by index."""
     compute_readings: Mapping[Generation, ComputeReading] = field(default_factory=dict)
-    """How busy each instance was at the last reading; replaced as a whole."""
+    """Compute use of each instance at the last reading; replaced as a whole."""
     closing: bool = False
 
     @property

@@ -30,7 +30,7 @@ class _Warning:
     since: float
     """Since when the lease was idle, in seconds since the epoch."""
     at: float
-    """When its holder was warned, in seconds since the epoch."""
+    """Time at which its holder was warned, in seconds since the epoch."""
 
 
 class IdleLeases:

@@ -15,6 +15,7 @@ from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import (
     Generation,
     Gpu,
+    GpuUuid,
     Instance,
     Lease,
     LeaseId,
@@ -268,13 +269,16 @@ class Manager:
     def plan(self, requests: Sequence[Request]) -> tuple[Outcome, ...]:
         """Plan each request by itself as it would be served now; changes and reserves nothing."""
         view, now = self._context.state.working_view, self._context.clock.now()
-        return tuple(self._pause_refusal() or self._planned(view, request, now) for request in requests)
+        reserved_against = self._parts.queue.reserved_against
+        return tuple(
+            self._pause_refusal() or self._planned(view, request, now, reserved_against(request))
+            for request in requests
+        )
 
-    def _planned(self, view: NodeView, request: Request, now: float) -> Outcome:
-        context, queue = self._context, self._parts.queue
-        outcome = plan(view, request, context.policy, now, reserved=queue.reserved_against(request))
-        in_turn = queue.refusal_in_turn(request) if isinstance(outcome, Plan) else None
-        return in_turn or context.with_changes(outcome, request)
+    def _planned(self, view: NodeView, request: Request, now: float, reserved: frozenset[GpuUuid]) -> Outcome:
+        outcome = plan(view, request, self._context.policy, now, reserved=reserved)
+        in_turn = self._parts.queue.refusal_in_turn(request) if isinstance(outcome, Plan) else None
+        return in_turn or self._context.with_changes(outcome, request)
 
     async def plan_in_turns(
         self, requests: Sequence[Request], *, explain: bool = False, caller: Caller | None = None
@@ -291,14 +295,12 @@ class Manager:
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
             refusal = self._pause_refusal() or self._limit_refusal(request, caller)
-            if refusal is not None or not explain:
-                yield refusal or self._planned(view, request, now), ()
+            if refusal is not None:
+                yield refusal, ()
                 continue
             reserved = self._parts.queue.reserved_against(request)
-            yield (
-                self._planned(view, request, now),
-                explanation(view, request, policy, reserved=reserved, most=most),
-            )
+            lines = explanation(view, request, policy, reserved=reserved, most=most) if explain else ()
+            yield self._planned(view, request, now, reserved), lines
 
     def _limit_refusal(self, request: Request, caller: Caller | None) -> Refusal | None:
         limits = self._parts.limits

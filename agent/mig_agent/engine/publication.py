@@ -1,4 +1,4 @@
-"""What the engine publishes: a value that any thread may read, the whole of a status, and notice of each change."""
+"""Publication of the engine's state: a value for any thread, the whole of a status, and notice of each change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Publication:
         self._notify_scheduled = False
         self._socket_problems: tuple[str, ...] = ()
         self._problems: dict[str, str] = {}
-        """What does not work though leases are granted, by the part of the agent that it is about."""
+        """Problems that keep no lease from being granted, by the part of the agent that they are about."""
         self._boot_id = parts.context.host.kernel_boot_id()
         self.published = self._build_published()
         """The node as last published: a finished value, which any thread may read."""

@@ -180,7 +180,7 @@ class Published:
     tenants: Mapping[str, TenantTotal] = field(default_factory=dict)
     """What each tenant has leased so far."""
     compute: Mapping[Generation, ComputeReading] = field(default_factory=dict)
-    """How busy each instance was at the last reading, where that is known."""
+    """Compute use of each instance at the last reading, where that is known."""
 
     @property
     def problem_lines(self) -> tuple[str, ...]:

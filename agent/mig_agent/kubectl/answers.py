@@ -19,7 +19,7 @@ MOST_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """What is known of a node: its status, or why there is none."""
+    """A node's status, or why there is none."""
 
     pod: AgentPod
     status: Status | None = None

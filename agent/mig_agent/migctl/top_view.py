@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
 
 UNKNOWN: Final = "?"
-"""For what the driver does not report, such as how busy an instance is before Hopper; never 0."""
+"""Shown for what the driver does not report, such as how busy an instance is before Hopper; never 0."""
 _HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "COMPUTE", "", "HOLDER")
 _STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 2, 4, 5, 6, 7, 8
 _DROPPED_WHEN_NARROW = (_COMPUTE_BAR, _MEMORY_BAR, _OF)
 """The columns that a narrow terminal does without, the first that goes first."""
 _HOLDER_CELLS = 16
-"""For so much of the holder other columns go."""
+"""Characters of the holder for which other columns are left out."""
 _BAR_CELLS = 10
 _ALMOST_FULL = 0.9
 _LONGEST_FILTER = 40
@@ -53,7 +53,7 @@ class InstanceRow:
 
     @property
     def compute_percent(self) -> float | None:
-        """How busy it is: of an instance its multiprocessors, of a whole GPU the time with a kernel; None: unknown."""
+        """Compute use: an instance's multiprocessors, or a whole GPU's time with a kernel; None: unknown."""
         if self.usage is None:
             return None
         return self.usage.utilization_percent if self.usage.compute is None else self.usage.compute.sm_percent

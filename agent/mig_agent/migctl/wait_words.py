@@ -19,7 +19,7 @@ _SOON_SECONDS = 5.0
 OWN_LIMIT = "waits for a limit of its own"
 _MOST_HOLDERS = 2
 _BRIEFER = ((_MOST_HOLDERS, True), (_MOST_HOLDERS, False), (1, False))
-"""How many holders are named, and whether with the ends of their leases, in ever shorter words for what blocks."""
+"""Number of holders that are named, with or without the ends of their leases, in ever shorter words."""
 _UNITS = ((48 * 3600.0, 24 * 3600.0, "days"), (90 * 60.0, 3600.0, "h"), (90.0, 60.0, "min"), (0.0, 1.0, "s"))
 """From how many seconds on a unit is used, its seconds, and its name."""
 

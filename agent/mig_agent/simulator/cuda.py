@@ -27,7 +27,7 @@ class CudaProcess:
         self._mps: Link | None = None
         self._visible: list[str] = []
         self._limits: dict[str, int] = {}
-        """Of MPS, in bytes by the UUID of the device."""
+        """Limits of MPS, in bytes by the UUID of the device."""
         self._failed: CudaCode | None = None
         """A fatal error: every later call answers it."""
 

@@ -26,7 +26,7 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """What no process uses."""
+        """Memory that no process uses, in bytes."""
         if not self.is_mig:
             return memory.free_bytes(self.gpu)
         used = _IDLE_MIG_MIB + sum(each["used_mib"] or 0 for each in self.processes)

@@ -62,10 +62,10 @@ class EventSet:
 
 @dataclass
 class GpmCounters:
-    """What has been counted on a GPU instance, or on a GPU without MIG mode, up to the last sample of it."""
+    """Counts of a GPU instance, or on a GPU without MIG mode, up to the last sample of it."""
 
     at: float
-    """In seconds of the monotonic clock."""
+    """Time of the sample, in seconds of the monotonic clock."""
     busy: float = 0.0
     """Percent of the multiprocessors that were busy, times seconds."""
 
@@ -92,7 +92,7 @@ class Library:
         self.gpm_samples: dict[int, GpmSample | None] = {}
         """The buffers that were allocated and not freed, by number; None while nothing was read into one."""
         self.gpm_counters: dict[tuple[int, int], GpmCounters] = {}
-        """By GPU and serial number of the GPU instance; 0 for the GPU itself."""
+        """Counters by GPU and serial number of the GPU instance; 0 for the GPU itself."""
         self._gpm_samples_made = 0
         self.monotonic: Callable[[], float] = time.monotonic
         """The clock of the counters; tests replace it."""

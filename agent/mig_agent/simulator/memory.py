@@ -15,11 +15,11 @@ from mig_agent.simulator.structs import MEMORY_LIMIT_MAX
 
 MIB = 1 << 20
 RESERVED_MIB = 512
-"""What the driver keeps of each GPU."""
+"""Memory that the driver keeps of each GPU."""
 CONTEXT_MIB = 512
-"""What a CUDA context takes, which counts against its limits: 10 GiB were measured to leave 9,728 MiB."""
+"""Memory that a CUDA context takes, which counts against its limits: 10 GiB were measured to leave 9,728 MiB."""
 SERVER_MIB = 60
-"""What an MPS server takes on each GPU."""
+"""Memory that an MPS server takes on each GPU."""
 
 
 def total_bytes(gpu: Gpu) -> int:

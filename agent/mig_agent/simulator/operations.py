@@ -26,7 +26,7 @@ REV1_COMPUTE_PROFILE = 7
 
 
 class ComputeMode(IntEnum):
-    """How many processes may use a GPU, as nvml.h numbers it; 1 was EXCLUSIVE_THREAD."""
+    """Compute modes, which limit how many processes use a GPU, as nvml.h numbers them; 1 was EXCLUSIVE_THREAD."""
 
     DEFAULT = 0
     PROHIBITED = 2

@@ -14,7 +14,7 @@ PROGRAMS = MappingProxyType(
         "simulated-cuda": "cuda_program",
     }
 )
-"""By name, the module that is run."""
+"""Modules that are run, by the program's name."""
 
 
 def write_programs(folder: Path, state_file: Path) -> None:

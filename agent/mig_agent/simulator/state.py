@@ -19,7 +19,7 @@ DRIVER_VERSION = "580.95.05"
 KERNEL_VERSION = "6.14"
 """The first kernel that has the cgroup controller dmem."""
 DEFAULT_SM_PERCENT = 35.0
-"""How much of its multiprocessors a workload keeps busy unless said otherwise."""
+"""Percentage of its multiprocessors that a workload keeps busy unless said otherwise."""
 
 
 class Process(TypedDict):
@@ -33,7 +33,7 @@ class Process(TypedDict):
     container: str
     """Id of the container that it runs in, or empty."""
     sm_percent: NotRequired[float]
-    """How much of the multiprocessors of its GPU instance it keeps busy; DEFAULT_SM_PERCENT where it is missing."""
+    """Percentage of its GPU instance's multiprocessors that it keeps busy; DEFAULT_SM_PERCENT where it is missing."""
     started: int | None
     """For a real process its start time (ticks since boot): when that process ends, this entry is removed."""
     cgroup: NotRequired[str]
@@ -43,7 +43,7 @@ class Process(TypedDict):
 
 
 class MemoryLimit(TypedDict):
-    """What nvmlDeviceSetMemoryLimits has set for a cgroup on one GPU, in bytes."""
+    """Limits that nvmlDeviceSetMemoryLimits has set for a cgroup on one GPU, in bytes."""
 
     cgroup: str
     soft: int
@@ -106,7 +106,7 @@ class Gpu(TypedDict):
     """Workloads while MIG mode is off."""
     ghosts: list[Ghost]
     compute_mode: NotRequired[int]
-    """As NVML numbers it; absent: DEFAULT."""
+    """Compute mode as NVML numbers it; absent: DEFAULT."""
     memory_limits: NotRequired[list[MemoryLimit]]
     guaranteed: NotRequired[dict[str, int]]
     """dmem.min, in bytes, by cgroup: of each cgroup with a soft limit, and of its ancestors."""
@@ -163,7 +163,7 @@ class MachineSpec:
 
     gpus: tuple[GpuSpec, ...]
     driver_version: str | None = None
-    """None: not said."""
+    """Value that was given; None: none was."""
     kernel_version: str | None = None
 
 

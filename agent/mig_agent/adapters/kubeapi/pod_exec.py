@@ -22,7 +22,7 @@ class Finished:
     """A program that has ended in a pod."""
 
     code: int
-    """Its exit code, or NOT_STARTED."""
+    """The command's exit code, or NOT_STARTED."""
     stdout: str
     stderr: str
     message: str

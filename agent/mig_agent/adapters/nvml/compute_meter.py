@@ -31,7 +31,7 @@ On 535 with an H100 it was reported that reading them made later readings of an 
 """
 _METRICS = (SM_UTIL, TENSOR_UTIL, MEMORY_BANDWIDTH_UTIL)
 _WHOLE_GPU = -1
-"""In place of the id of a GPU instance."""
+"""Stands in place of the id of a GPU instance."""
 _MOST_PERCENT = 101.0
 """A figure above this is not rounded down to 100 but wrong."""
 
@@ -55,9 +55,9 @@ class ComputeMeter:
         self._mutex = threading.Lock()
         self._last: dict[tuple[GpuUuid, int], _Last] = {}
         self._usable: dict[GpuUuid, bool] = {}
-        """Whether a GPU has counters, as far as known in this session."""
+        """True for GPUs that have counters, as far as known in this session."""
         self._failed: dict[tuple[GpuUuid, int], tuple[str, float]] = {}
-        """Where the driver failed: under which tenure, and when to try again."""
+        """Failures of the driver: the tenure, and the time of the next try."""
         self._is_new_driver = False
 
     def begin(self, driver_version: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from mig_agent.core.errors import DriverError, DriverErrorKind
 
 _CLOSING_SECONDS = 3.0
-"""How long `close` waits for calls in flight, such as one that waits for an event for a second."""
+"""Time for which `close` waits for calls in flight, such as one that waits for an event for a second."""
 
 
 class Session:

@@ -63,7 +63,7 @@ class Occupancy:
         self.engines = engines
         """The engines taken on those slices, packed."""
         self.shared_mib = shared_mib
-        """What shares take of the GPU's usable memory."""
+        """MiB of the GPU's usable memory that shares take."""
         self.idle = idle
         self.idle_mask = 0
         self.idle_slots: dict[tuple[int, int], Instance] = {}

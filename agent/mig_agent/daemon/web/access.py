@@ -1,4 +1,4 @@
-"""Who may read the web page: whoever can read a token file, which those can who may open the socket beside it.
+"""Access to the web page: by a token, whose file those may read who may open the socket beside it.
 
 A token is made of a key in the state directory and a role: it stays valid after a restart, until the key is another.
 """
@@ -26,7 +26,7 @@ _OWNER_READS = 0o400
 _WRITE_BITS = 0o222
 """Whoever may write to a socket may connect to it."""
 READERS: Mapping[Role, Caller] = {Role.USER: Caller(), Role.ADMIN: Caller(admin=True)}
-"""What each role counts as. The users' token is one for all, so it shows what any user may see of others."""
+"""The caller that each role counts as. The users' token is one for all, so it shows what any user may see of others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class TokenFile:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Path of the file."""
         return self.socket.with_name(f"{self.socket.name}{SUFFIX}")
 
 

@@ -1,4 +1,4 @@
-"""What the web page shows, made on the event loop and in one thread while somebody looks, and read from any thread.
+"""Data of the web page, made on the event loop and in one thread while somebody looks, and read from any thread.
 
 However many look: a status is taken once a second at most, and encoded once for each role.
 """
@@ -39,7 +39,7 @@ MOST_SECONDS = 5.0
 """The same at most: ages, estimates and deadlines change though nothing happens."""
 _LOOK_SECONDS = 0.2
 SILENCE_SECONDS = 10.0
-"""After this time without a frame a reader gets a sign of life."""
+"""Seconds without a frame after which a reader gets a sign of life."""
 MOST_STREAMS: Final[Mapping[Role, int]] = {Role.USER: 48, Role.ADMIN: 16}
 """Limit of concurrent readers: users cannot keep administrators out."""
 MOST_LEASES = 500
@@ -48,7 +48,7 @@ MOST_BLOCKERS = 16
 """Limits of what one frame lists: it stays below a MiB on any node."""
 ACCOUNT_SECONDS = 7 * 86400.0
 _ACCOUNT_AGE_SECONDS = 20.0
-"""How long an account is used again: it reads the ledger."""
+"""Time for which an account is used again: it reads the ledger."""
 _ANSWER_SECONDS = 8.0
 """Time limit of what a request waits for from the event loop."""
 STILL_HERE: Final = b": still here\n\n"

@@ -22,7 +22,7 @@ class WebService(HttpService):
     def __init__(self, manager: Manager, settings: Settings, retry: Backoff = RETRY) -> None:
         self._manager = manager
         self.settings = settings
-        """Where the sockets are that the tokens lie beside, and who may open them; used when it begins to serve."""
+        """Settings of the sockets beside which tokens lie, and of who may open them; used when it begins to serve."""
         self._feed: Feed | None = None
         self._keeping: asyncio.Task[None] | None = None
         super().__init__(setting="web", what="the web page", path="/", open_server=self._open, retry=retry)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _REDRAW_SECONDS = 1.0
 """Longest time between two drawings of the screen."""
 _OVERDUE_SECONDS = 3.0
-"""From when on a reading that takes so long is shown as missing."""
+"""Seconds after which a reading that takes that long is shown as missing."""
 _STYLES = {
     "trouble": "bold red",
     "bold": "bold",

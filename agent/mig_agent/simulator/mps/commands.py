@@ -11,7 +11,7 @@ from mig_agent.simulator.mps.wire import Peer
 
 _FIRST_WITH_STATUS = 550
 _FIRST_WITH_RIGHTS = 550
-"""Before it everybody who reaches the socket may change defaults."""
+"""The first branch that checks rights: before it everybody who reaches the socket may change defaults."""
 _FIRST_WITH_UUIDS = 615
 MAY_NOT_QUIT = "Not enough privilege to execute quit command"
 _PS_HEADER = "PID       ID    SERVER    DEVICE             NAMESPACE      COMMAND"
@@ -19,10 +19,10 @@ _PS_HEADER = "PID       ID    SERVER    DEVICE             NAMESPACE      COMMAN
 
 @dataclass(slots=True, kw_only=True)
 class Settings:
-    """What a server takes from its daemon when it starts, or is set for it afterwards."""
+    """Settings that a server takes from its daemon when it starts, or gets afterwards."""
 
     limits_mib: dict[int, int] = field(default_factory=dict)
-    """By ordinal of the device."""
+    """Limits by ordinal of the device."""
     percentage: float = 100.0
     priority: int = 0
 
@@ -38,7 +38,7 @@ class ClientRow:
     pid: int
     number: int
     device: str
-    """Its GPU's UUID."""
+    """UUID of the client's GPU."""
     command: str
 
 

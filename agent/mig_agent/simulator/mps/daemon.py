@@ -25,7 +25,7 @@ from mig_agent.simulator.store import Store
 
 _FIRST_WITH_PID_FILE = 550
 _MOST_SERVER_STARTS = 6
-"""For one client."""
+"""Seconds for one client."""
 _FIRST_WITH_60_CLIENTS = 590
 
 

@@ -1,4 +1,4 @@
-"""How MPS reads and shows limits of pinned device memory, with all that it takes without a word."""
+"""Reading and showing of pinned memory limits as MPS does, with all that it accepts without a word."""
 
 from __future__ import annotations
 

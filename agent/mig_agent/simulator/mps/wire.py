@@ -1,4 +1,4 @@
-"""What the stand-ins say to each other: a line of JSON each way, over the socket `control` of the pipe folder."""
+"""Messages between the stand-ins: a line of JSON each way, over the socket `control` of the pipe folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = Mapping[str, object]
 
 
 class Peer(NamedTuple):
-    """Who is at the other end, according to the kernel."""
+    """The process at the other end, according to the kernel."""
 
     pid: int
     uid: int
