@@ -105,7 +105,7 @@ class History:
         before, foreign = self.node.simulator.machine(), frozenset(self.foreign)
         action: Callable[[int, int], Coroutine[Any, Any, None]] = getattr(self, name)
         await action(number, other)
-        await self.node.quiet()
+        await self.node.at_rest()
         if name != "reboot":
             # What is foreign only now may have the number of one of ours that went in this step.
             foreign &= set(self.foreign)
@@ -179,7 +179,7 @@ class History:
 
     async def pass_time(self, seconds: int, _other: int) -> None:
         self.node.clock.advance(seconds)
-        await self.node.quiet()
+        await self.node.at_rest()
         await self.node.look()
 
     async def reclaim(self, _number: int, _other: int) -> None:
@@ -222,9 +222,9 @@ class History:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await self.node.quiet()
+        await self.node.at_rest()
         self.node.clock.advance(61)
-        await self.node.quiet()
+        await self.node.at_rest()
 
     async def pause(self, number: int, after: int) -> None:
         """The agent is paused in the middle of a request; meanwhile others come to the hardware; then it goes on."""
@@ -374,13 +374,10 @@ class History:
         self.node.simulator.clear()
         while self.pids:
             await self.vacate(0, 0)
-        # On a busy machine a check of what is blocked may be under way while the clock is advanced.
-        for rounds in range(10):
+        for _ in range(3):
             self.node.clock.advance(120)
-            await self.node.quiet()
+            await self.node.at_rest()
             await self.node.look()
-            if rounds > 1 and not self.node.instances(InstanceState.BLOCKED):
-                break
         view = self.node.manager.snapshot.view
         allowed = {InstanceState.IDLE, InstanceState.LEASED, InstanceState.FOREIGN}
         assert {each.state for each in view.instances.values()} <= allowed

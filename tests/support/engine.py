@@ -156,6 +156,22 @@ class Node:
             lambda: not any(each._in_flight for lane in lanes.values() for each in (lane._worker, lane._reader))
         )
 
+    async def at_rest(self) -> None:
+        """As `quiet`, once no reconciliation is due or under way either: nothing would see the clock jump then."""
+        context, reconciler = self.manager._context, self.manager._parts.reconciler
+
+        def resting() -> bool:
+            return not (reconciler._wake.is_set() or context.driver_use._inside or context.tasks._running)
+
+        while True:
+            await self.quiet()
+            await self.until(resting)
+            await self.nothing_out()
+            with contextlib.suppress(LedgerError):
+                await context.journal.commit(())
+            if resting():
+                return
+
     async def quiet_but(self, *waiting: asyncio.Task[Any]) -> None:
         """As `quiet`, while requests wait in the queue that these tasks asked for."""
         for _ in range(5):
