@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.mps import LONGEST_PIPE_PATH, MpsDaemons, MpsTerms, shown_limit
+from mig_agent.adapters.shares.mps import LONGEST_PIPE_PATH, MpsDaemons, MpsTerms, shown_limit
 from mig_agent.core.errors import ConfigError, DriverError, DriverErrorKind
 from mig_agent.core.model import Generation, GpuUuid
 from mig_agent.simulator import Simulator

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from mig_agent.adapters.failpoints import VARIABLE
-from mig_agent.adapters.mps import MpsDaemons, MpsTerms
+from mig_agent.adapters.shares.mps import MpsDaemons, MpsTerms
 from mig_agent.core.model import Generation, GpuUuid
 from support import forks
 from support.agent import short_folder
@@ -21,7 +21,7 @@ SHARE = Generation(7)
 PROGRAM = """
 import sys
 from pathlib import Path
-from mig_agent.adapters.mps import MpsDaemons, MpsTerms
+from mig_agent.adapters.shares.mps import MpsDaemons, MpsTerms
 from mig_agent.core.model import Generation, GpuUuid
 
 folder, path, verb, gpu = sys.argv[1:]

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 from mig_agent.core.owner import TOKEN_OWNER, Owner
-from mig_agent.core.shares import ShareTerms
+from mig_agent.core.shares import Enforcement, ShareTerms
 from mig_agent.core.strenum import StrEnum
 
 RequestId = NewType("RequestId", str)
@@ -263,6 +263,8 @@ class Instance:
     """Why it is blocked, and which process holds it."""
     last_tenant: str | None = ""
     """The tenant of its current or last lease; None: never leased since it was created, "": unknown."""
+    enforced_by: Enforcement | None = None
+    """The way in which the memory limit of a share is enforced; None for other kinds of devices."""
 
     @property
     def kind(self) -> DeviceKind:

@@ -23,6 +23,18 @@ class Enforcement(StrEnum):
     """A library that an administrator named is preloaded into the lease's processes."""
 
 
+class Fractions(StrEnum):
+    """The setting of how a GPU without MIG mode may be shared. The values are those of the configuration."""
+
+    AUTO = "auto"
+    """By the first way that works on it: `cgroup`, then `mps`."""
+    CGROUP = "cgroup"
+    MPS = "mps"
+    PRELOAD = "preload"
+    OFF = "off"
+    """It is leased whole only."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
     """The terms on which one GPU is shared. Amounts are MiB."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
@@ -19,9 +20,10 @@ from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
-from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Request
+from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Isolation, Request
 from mig_agent.core.observation import ComputeReading
 from mig_agent.core.planning.plan import Outcome, Policy
+from mig_agent.core.shares import Fractions
 from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
@@ -50,6 +52,16 @@ class EngineSettings:
     """What is done with foreign instances: they are left alone, or those that are not in use are taken over."""
     reuse: Literal["any", "same-tenant", "never"] = "any"
     """Whose idle instances may serve whom (`core.planning.plan`)."""
+    isolation: Isolation = Isolation.ANY
+    """The isolation of requests that name none."""
+    fractions: Fractions = Fractions.AUTO
+    """How GPUs without MIG mode may be shared."""
+    fractions_by_gpu: Mapping[str, Fractions] = field(default_factory=lambda: MappingProxyType({}))
+    """The same for single GPUs, each by index or UUID."""
+    share_headroom_mib: int = 512
+    """Memory of each shared GPU that stays free, beside what the driver reserves."""
+    least_share_mib: int = 1024
+    """The smallest memory limit of a share."""
     max_waiting: int = 1000
     """How many requests may wait at once."""
     limits: UsageLimits = NO_LIMITS
