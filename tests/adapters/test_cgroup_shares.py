@@ -247,7 +247,7 @@ def test_a_gpu_that_cannot_is_told(enforcer: CgroupEnforcer, gpu: GpuUuid, words
 
 def test_a_compute_mode_for_one_process_is_told(enforcer: CgroupEnforcer, gpu: GpuUuid) -> None:
     pynvml.nvmlDeviceSetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(0), pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS)
-    assert "nvidia-smi -c DEFAULT" in enforcer.why_not(gpu)
+    assert f"is EXCLUSIVE_PROCESS; `nvidia-smi -i {gpu} -c DEFAULT`" in enforcer.why_not(gpu)
 
 
 @pytest.mark.parametrize("simulator", [f"l40s,driver={R615},kernel=6.12"], indirect=True)

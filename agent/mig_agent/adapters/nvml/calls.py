@@ -150,8 +150,6 @@ CHANGING = frozenset(
 
 NO_MEMORY_LIMIT = int(pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX)
 """The hard limit, in bytes, of a cgroup without one."""
-DEFAULT_COMPUTE_MODE = int(pynvml.NVML_COMPUTEMODE_DEFAULT)
-"""The compute mode in which several processes may use a GPU at the same time."""
 
 SM_UTIL = pynvml.NVML_GPM_METRIC_SM_UTIL
 TENSOR_UTIL = pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
@@ -278,12 +276,12 @@ class Nvml:
         answer = self._call("nvmlDeviceGetMemoryInfo", device, gpu=index)
         return MemoryAnswer(total=int(answer.total), used=int(answer.used))
 
-    def reserved_memory(self, gpu: GpuHandle, index: int) -> int:
-        """Return the bytes of a GPU's memory that the driver keeps for itself. Raises NOT_SUPPORTED before r510."""
+    def reserved_bytes(self, gpu: GpuHandle, index: int) -> int:
+        """Return the memory that the driver keeps for itself."""
         return int(self._call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2, gpu=index).reserved)
 
     def compute_mode(self, gpu: GpuHandle, index: int) -> int:
-        """Return how many processes may use a GPU at the same time, as one of NVML's numbers."""
+        """Return the compute mode, one of the NVML_COMPUTEMODE_ constants."""
         return int(self._call("nvmlDeviceGetComputeMode", gpu, gpu=index))
 
     def utilization_percent(self, gpu: GpuHandle, index: int) -> int:

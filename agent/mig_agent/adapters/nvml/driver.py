@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
 from mig_agent.adapters.nvml.calls import (
-    DEFAULT_COMPUTE_MODE,
     FULL_COMPUTE_PROFILE_ENUM,
     NO_MEMORY_LIMIT,
     EventSetHandle,
@@ -39,6 +39,16 @@ class Observation:
     gpus: tuple[ObservedGpu, ...]
     failed: Mapping[int, DriverError]
     """GPUs that could not be read, by index."""
+
+
+class ComputeMode(IntEnum):
+    """Says who may use a GPU side by side. The values are NVML's (`nvmlComputeMode_t`)."""
+
+    DEFAULT = 0
+    """Any number of processes."""
+    EXCLUSIVE_THREAD = 1
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +206,16 @@ class Driver:
             processes=pids or (),
         )
 
+    def reserved_mib(self, gpu: GpuUuid) -> int:
+        """Return the memory that the driver keeps of a GPU for itself, rounded up."""
+        known = self._gpus.find(gpu)
+        return -(-self._nvml.reserved_bytes(known.handle, known.index) // _MIB)
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        """Return who may use a GPU side by side."""
+        known = self._gpus.find(gpu)
+        return ComputeMode(self._nvml.compute_mode(known.handle, known.index))
+
     # Who uses it
 
     def processes(self, gpu: GpuUuid, gpu_instance_id: int | None = None) -> tuple[ProcessUsage, ...]:
@@ -249,17 +269,7 @@ class Driver:
             processes=processes,
         )
 
-    # Memory of GPUs without MIG mode
-
-    def reserved_mib(self, gpu: GpuUuid) -> int:
-        """Return how much of a GPU's memory the driver keeps for itself, rounded up to MiB."""
-        known = self._gpus.find(gpu)
-        return -(-self._nvml.reserved_memory(known.handle, known.index) // _MIB)
-
-    def takes_several_processes(self, gpu: GpuUuid) -> bool:
-        """Return True if the compute mode lets several processes use a GPU at the same time, as by default."""
-        known = self._gpus.find(gpu)
-        return self._nvml.compute_mode(known.handle, known.index) == DEFAULT_COMPUTE_MODE
+    # Memory limits of cgroups on GPUs without MIG mode
 
     def memory_limit(self, gpu: GpuUuid, cgroup: Path) -> MemoryLimit | None:
         """Return the limit of a cgroup on a GPU; None if it has none.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from mig_agent.adapters.cgroupfs import MOUNT, Cgroups
 from mig_agent.adapters.host import Host
-from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.nvml import ComputeMode, Driver
 from mig_agent.adapters.shares.enforcer import Share
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Generation, GpuUuid
@@ -54,8 +54,9 @@ class CgroupEnforcer:
             if error.kind is DriverErrorKind.NOT_SUPPORTED:
                 return self._not_supported()
             # Whatever else it says of a cgroup that is not there: it has the call.
-        if not self._driver.takes_several_processes(gpu):
-            return "its compute mode lets one process use it at a time; run nvidia-smi -c DEFAULT"
+        mode = self._driver.compute_mode(gpu)
+        if mode is not ComputeMode.DEFAULT:
+            return f"its compute mode is {mode.name}; `nvidia-smi -i {gpu} -c DEFAULT` sets it back"
         return self._cgroups.why_not()
 
     def begin(self, share: Share) -> None:
