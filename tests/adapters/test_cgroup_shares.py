@@ -44,7 +44,7 @@ def driver(simulator: Simulator) -> Iterator[Driver]:
 
 @pytest.fixture
 def enforcer(simulator: Simulator, driver: Driver) -> CgroupEnforcer:
-    return CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), deadline_seconds=4)
+    return CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), "a", deadline_seconds=4)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def holder(pid: int) -> HolderProcess:
 
 
 def folder(simulator: Simulator, generation: int = SHARE) -> Path:
-    return simulator.host_root / "sys/fs/cgroup/mig-agent" / str(generation)
+    return simulator.host_root / "sys/fs/cgroup/mig-agent-a" / str(generation)
 
 
 def said(shell: subprocess.Popen[str], command: str) -> list[str]:
@@ -194,7 +194,7 @@ def test_a_cgroup_of_other_processes_is_left_alone(
     enforcer.begin(share)
     with subprocess.Popen(["sleep", "1000"]) as other:
         again = replace(share, process=holder(other.pid))
-        words = f"mig-agent/7 has other processes; end them; held by pid {shell.pid}"
+        words = f"mig-agent-a/7 has other processes; end them; held by pid {shell.pid}"
         assert not refused(DriverErrorKind.IN_USE, words, lambda: enforcer.begin(again)).left_behind
         other.kill()
     assert enforcer.processes(share) == (shell.pid,)
@@ -292,7 +292,7 @@ def test_a_process_that_cannot_be_killed_is_named(
 ) -> None:
     """It hangs in a driver, for instance. The limit then stays, since the memory is in use."""
     enforcer.begin(share)
-    quick = CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), deadline_seconds=0.1)
+    quick = CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), "a", deadline_seconds=0.1)
     with mock.patch.object(Cgroups, "kill"):
         words = f"processes do not end; held by pid {shell.pid}"
         refused(DriverErrorKind.TIMEOUT, words, lambda: quick.end(share.gpu, SHARE))

@@ -44,7 +44,7 @@ from mig_agent.core.model import Generation, GpuUuid
 from mig_agent.simulator import open_library
 
 state_file, root, verb, gpu, pid, started = sys.argv[1:]
-enforcer = CgroupEnforcer(Driver.open(open_library(Path(state_file))), Host(Path(root), simulated=True))
+enforcer = CgroupEnforcer(Driver.open(open_library(Path(state_file))), Host(Path(root), simulated=True), "a")
 process = HolderProcess(pid=int(pid), started=int(started))
 if verb == "begin":
     enforcer.begin(Share(generation=Generation(7), gpu=GpuUuid(gpu), limit_mib=1024, process=process))
@@ -75,12 +75,12 @@ class World:
         """Nothing is left but the living shares, and the sums of the kernel are theirs."""
         assert not self.simulator.leaked_guarantees()
         assert {generation for _, generation in self.enforcer.existing()} == set(self.living)
-        cgroups = self.simulator.host_root / "sys/fs/cgroup/mig-agent"
+        cgroups = self.simulator.host_root / "sys/fs/cgroup/mig-agent-a"
         assert {each.name for each in cgroups.glob("*/")} == {str(each) for each in self.living}
         for number, gpu in enumerate(self.gpus):
             sums = self.simulator.machine()["gpus"][number].get("guaranteed", {})
-            held = {f"/mig-agent/{each.generation}": each.limit_mib << 20 for each in self.of(gpu)}
-            total = {"/mig-agent": sum(held.values())} if held else {}
+            held = {f"/mig-agent-a/{each.generation}": each.limit_mib << 20 for each in self.of(gpu)}
+            total = {"/mig-agent-a": sum(held.values())} if held else {}
             assert sums == held | total
         for share in self.living.values():
             self.enforcer.check(share)
@@ -98,7 +98,7 @@ def world(folder: Path) -> Iterator[World]:
     try:
         yield World(
             simulator=simulator,
-            enforcer=CgroupEnforcer(driver, Host(simulator.host_root, simulated=True)),
+            enforcer=CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), "a"),
             gpus=tuple(GpuUuid(each["uuid"]) for each in simulator.machine()["gpus"]),
         )
     finally:

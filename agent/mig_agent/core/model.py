@@ -425,8 +425,8 @@ class Want:
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
-    isolation: Isolation = Isolation.ANY
-    """Decides whether a share may serve a want for memory or a fraction."""
+    isolation: Isolation | None = None
+    """Decides whether a share may serve a want for memory or a fraction; None: as the administrator has set."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

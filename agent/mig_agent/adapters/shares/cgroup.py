@@ -4,7 +4,7 @@ The limit holds for all processes of the cgroup together. It is set before a pro
 without a limit, and taken back before the cgroup is removed: its ancestors would keep the guaranteed memory until the
 machine is booted again. Needs root, NVIDIA driver r615 or newer, and cgroup v2.
 
-The cgroups are in `/sys/fs/cgroup/mig-agent`, not below the agent's own: those would end with the agent's unit and have
+The cgroups are in `/sys/fs/cgroup/mig-agent-NAME`, not below the agent's own: those would end with the agent's unit and have
 its MemoryMax. What is moved there leaves the limits of the session or batch job that it was in. A systemd unit of the
 agent needs ProtectControlGroups=no, and no Delegate=, since it changes nothing below its own cgroup.
 """
@@ -24,8 +24,6 @@ from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import Generation, GpuUuid
 from mig_agent.core.shares import Enforcement
 
-FOLDER = "mig-agent"
-"""The parent of the shares' cgroups, below the root of the hierarchy."""
 FIRST_DRIVER = 615
 """The first driver branch with memory limits of cgroups."""
 _GENERATION = re.compile(r"[1-9][0-9]*", re.ASCII)
@@ -39,12 +37,15 @@ class CgroupEnforcer:
     overhead_mib = 0
     needs_process = True
 
-    def __init__(self, driver: Driver, host: Host, *, deadline_seconds: float = 10.0) -> None:
-        """Wait for at most `deadline_seconds` until killed processes have ended, and until a cgroup can be removed."""
+    def __init__(self, driver: Driver, host: Host, name: str, *, deadline_seconds: float = 10.0) -> None:
+        """Use the parent of cgroups with this name, which no other agent of the machine uses.
+
+        Waits for at most `deadline_seconds` until killed processes have ended, and until a cgroup can be removed.
+        """
         self._driver = driver
         self._host = host
         self._deadline = deadline_seconds
-        self._cgroups = Cgroups(host.root / MOUNT, FOLDER)
+        self._cgroups = Cgroups(host.root / MOUNT, f"mig-agent-{name}")
 
     def why_not(self, gpu: GpuUuid) -> str:
         """Return why limits cannot be enforced on a GPU, as a phrase with its hint; empty if they can."""
@@ -105,13 +106,18 @@ class CgroupEnforcer:
             return self._cgroups.members(str(share.generation))
 
     def end(self, gpu: GpuUuid, generation: Generation) -> None:
-        """Kill the processes inside, take the limit back, and then remove the cgroup; nothing if there is none."""
+        """Kill the processes inside, take the limit back, and then remove the cgroup; nothing if there is none.
+
+        An empty `gpu` is the one on which the cgroup has a limit, if any.
+        """
         what, name = _what("end", generation), str(generation)
         if name not in self._cgroups.names():
             return
         with _described(what):
             self._kill(name, what)
-            self._unlimit(gpu, name)
+            limited = gpu or self._limited_gpu(self._driver.uuids().values(), name)
+            if limited is not None:
+                self._unlimit(limited, name)
             self._cgroups.remove(name, self._deadline)
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
