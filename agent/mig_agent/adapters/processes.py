@@ -22,6 +22,22 @@ def started(pid: int) -> int | None:
     return _number(pid, 19)  # field 22 of proc_pid_stat(5)
 
 
+def uid(pid: int) -> int | None:
+    """Return the user of a process; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Return True if a living process was started by another one, at any depth; False for that process itself."""
+    parent = _parent(pid)
+    while parent is not None and parent not in {0, ancestor}:
+        parent = _parent(parent)
+    return parent == ancestor
+
+
 def descendants(pid: int) -> tuple[int, ...]:
     """Return the living processes below one, as this process may see them, parents before their children."""
     children: dict[int, list[int]] = {}

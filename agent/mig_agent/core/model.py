@@ -427,6 +427,8 @@ class Want:
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
     isolation: Isolation | None = None
     """Decides whether a share may serve a want for memory or a fraction; None: as the administrator has set."""
+    has_process: bool = True
+    """Whether a process is handed over that will use the device; a share may need one."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

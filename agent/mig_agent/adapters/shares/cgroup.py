@@ -4,9 +4,9 @@ The limit holds for all processes of the cgroup together. It is set before a pro
 without a limit, and taken back before the cgroup is removed: its ancestors would keep the guaranteed memory until the
 machine is booted again. Needs root, NVIDIA driver r615 or newer, and cgroup v2.
 
-The cgroups are in `/sys/fs/cgroup/mig-agent-NAME`, not below the agent's own: those would end with the agent's unit and have
-its MemoryMax. What is moved there leaves the limits of the session or batch job that it was in. A systemd unit of the
-agent needs ProtectControlGroups=no, and no Delegate=, since it changes nothing below its own cgroup.
+The cgroups are in `/sys/fs/cgroup/mig-agent-NAME`, not below the agent's own: those would end with the agent's unit,
+and have its MemoryMax. What is moved there leaves the limits of the session or batch job that it was in. A systemd unit
+of the agent needs ProtectControlGroups=no, and no Delegate=, since it changes nothing below its own cgroup.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
+from mig_agent.adapters import processes
 from mig_agent.adapters.cgroupfs import MOUNT, Cgroups
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import ComputeMode, Driver
@@ -63,8 +64,9 @@ class CgroupEnforcer:
     def begin(self, share: Share) -> None:
         """Limit a cgroup of the share's own, read the limit back, and only then move the process in.
 
-        Raises DriverError: IN_USE if a cgroup of that name has other processes, NOT_FOUND if the process has ended. The
-        error's `left_behind` is True where `end` has to be called.
+        Raises DriverError: IN_USE if a cgroup of that name has other processes or the process is in another share,
+        NO_PERMISSION if it is another user's, NOT_FOUND if it has ended. The error's `left_behind` is True where `end`
+        has to be called.
         """
         what, name = _what("start", share.generation), str(share.generation)
         process = share.process
@@ -74,12 +76,11 @@ class CgroupEnforcer:
         if share.thread_percentage is not None:
             detail = "a cgroup limits memory, not multiprocessors; leave the percentage out, or use mps"
             raise DriverError(DriverErrorKind.NOT_SUPPORTED, what, detail=detail)
+        if share.uid is not None and processes.uid(process.pid) not in {share.uid, None}:
+            detail = f"process {process.pid} belongs to another user; hand over one of your own"
+            raise DriverError(DriverErrorKind.NO_PERMISSION, what, detail=detail)
         with _described(what):
-            others = set(self._cgroups.members(name)) - {process.pid}
-            if others and process.pid not in self._cgroups.members(name):
-                holders = tuple(map(self._host.describe_process, sorted(others)))
-                detail = f"{self._cgroups.path(name)} has other processes; end them"
-                raise DriverError(DriverErrorKind.IN_USE, what, detail=detail, holders=holders)
+            self._refuse_used(name, process.pid, what)
         try:
             with _described(what):
                 folder = self._cgroups.make(name)
@@ -126,6 +127,18 @@ class CgroupEnforcer:
             numbers = sorted(int(each) for each in self._cgroups.names() if _GENERATION.fullmatch(each))
         gpus = tuple(self._driver.uuids().values()) if numbers else ()
         return tuple((self._limited_gpu(gpus, str(number)), Generation(number)) for number in numbers)
+
+    def _refuse_used(self, name: str, pid: int, what: str) -> None:
+        """Raise IN_USE if the process is in another share, or others are in this one."""
+        members = {each: self._cgroups.members(each) for each in {*self._cgroups.names(), name}}
+        other = next((each for each in members if each != name and pid in members[each]), None)
+        if other is not None:
+            detail = f"process {pid} is in share {other}, and a process can be in one only; start another process"
+            raise DriverError(DriverErrorKind.IN_USE, what, detail=detail)
+        if members[name] and pid not in members[name]:
+            holders = tuple(map(self._host.describe_process, members[name]))
+            detail = f"{self._cgroups.path(name)} has other processes; end them"
+            raise DriverError(DriverErrorKind.IN_USE, what, detail=detail, holders=holders)
 
     def _kill(self, name: str, what: str) -> None:
         """Kill what is inside, again where it forks meanwhile, until nothing is left."""

@@ -55,16 +55,30 @@ class ShareSurvey:
         rules: ShareRules,
         others: Iterable[ProcessUsage],
     ) -> ShareTerms:
+        otherwise = self._without_process(observed.uuid, enforcer, rules)
         # Shares from before a change of the way take what their own way takes.
-        overheads = [each.overhead_mib for each in self.enforcers if any(way is each.enforcement for _, way in shares)]
+        there = {
+            enforcer.enforcement,
+            None if otherwise is None else otherwise.enforcement,
+            *(way for _, way in shares),
+        }
         used = sum(each.used_mib or 0 for each in others)
         return ShareTerms(
             enforced_by=enforcer.enforcement,
             usable_mib=max(observed.memory_mib - self._driver.reserved_mib(observed.uuid) - rules.headroom_mib, 1),
-            overhead_mib=max(enforcer.overhead_mib, *overheads) if overheads else enforcer.overhead_mib,
+            overhead_mib=max(each.overhead_mib for each in self.enforcers if each.enforcement in there),
             least_mib=rules.least_mib,
+            needs_process=enforcer.needs_process,
+            otherwise=None if otherwise is None else otherwise.enforcement,
             others_mib=math.ceil(used / _OTHERS_STEP_MIB) * _OTHERS_STEP_MIB,
         )
+
+    def _without_process(self, gpu: GpuUuid, first: Enforcer, rules: ShareRules) -> Enforcer | None:
+        """Return the first way that works on a GPU without a process; None also if the first of all is one."""
+        if not first.needs_process:
+            return None
+        needing = {each.enforcement for each in self.enforcers if each.needs_process}
+        return self._first(gpu, tuple(way for way in rules.ways if way not in needing))[0]
 
     def _first(self, gpu: GpuUuid, ways: Sequence[Enforcement]) -> tuple[Enforcer | None, str]:
         """Return the first way that works on a GPU; None with the reasons if none does."""

@@ -338,6 +338,13 @@ def _too_large_for_a_share(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
             message=f"cannot place {describe_want(want)} in a MIG instance: no GPU here is in MIG mode",
             hint="without --isolation mig a share of a GPU would serve it",
         )
+    if all(each.way(has_process=want.has_process) is None for each in terms):
+        return Refusal(
+            reason=Reason.NOT_SUPPORTED,
+            message=f"cannot place {describe_want(want)}: the memory limit of a share here holds for a process that is "
+            "handed over, and there is none",
+            hint="`migctl run` hands its command over; --num-gpus 1 takes a whole GPU",
+        )
     most = max(each.usable_mib - each.overhead_mib for each in terms)
     least = min(each.least_mib for each in terms)
     if want.fraction is not None and not any(each.limit_of_fraction(1.0) is None for each in terms):

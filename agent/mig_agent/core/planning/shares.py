@@ -55,6 +55,8 @@ def share_for(want: Want, layout: Layout) -> Profile | None:
     terms = layout.shares
     if terms is None or want.isolation is Isolation.MIG or want.attributes or want.min_compute_slices > 1:
         return None
+    if terms.way(has_process=want.has_process) is None:
+        return None
     limit = None
     if want.memory_bytes is not None:
         limit = terms.limit_of_memory(want.memory_bytes)
