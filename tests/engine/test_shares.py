@@ -337,5 +337,5 @@ async def test_mps_is_refused_where_it_would_not_hold(gpus: str, why: str) -> No
             if "driver" not in gpus:
                 pynvml.nvmlDeviceSetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(0), 3)
                 await node.look()
-            assert why in (await refused(node, "4G")).refusal.message
+            assert why in (await refused(node, "4G")).refusal.hint
             await node.acquire(WHOLE)

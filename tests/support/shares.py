@@ -51,6 +51,10 @@ class FileEnforcer:
         found = {each: self._read(each) for _, each in self.existing()}
         return {generation: each["limit"] for generation, each in found.items() if each["gpu"] == gpu}
 
+    def limits_by_share(self) -> dict[Generation, int]:
+        """What is set up, on whatever GPU."""
+        return {each: self._read(each)["limit"] for _, each in self.existing()}
+
     def why_not(self, gpu: GpuUuid) -> str:
         return self.why.get(gpu, "")
 
