@@ -154,8 +154,7 @@ class History:
         self.node.simulator.reboot(keep_mig_mode=True)
         self.leases.clear()
         self.pids.clear()
-        for generation in self.enforcer.limits_by_share():
-            self.enforcer.lose(generation)  # its folder was in /run
+        self.enforcer.reboot()
         await self.node.look()
         assert not self.node.leases
 

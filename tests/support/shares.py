@@ -43,6 +43,11 @@ class FileEnforcer:
         """What enforces a limit is gone, as a daemon that was killed."""
         self._write(generation, {**self._read(generation), "lost": True})
 
+    def reboot(self) -> None:
+        """No daemon outlives that, nor does its folder in /run."""
+        for _, each in self.existing():
+            self._path(each).unlink()
+
     def use(self, generation: Generation, *pids: int) -> None:
         self._write(generation, {**self._read(generation), "pids": pids})
 
