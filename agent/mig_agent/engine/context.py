@@ -13,6 +13,7 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.device_backends import DeviceBackend, share_of
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Share
 from mig_agent.adapters.shares.survey import ShareSurvey
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
@@ -22,9 +23,9 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Isolation, Request
-from mig_agent.core.observation import ComputeReading, ObservedGpu
+from mig_agent.core.observation import ComputeReading, ObservedGpu, ProcessUsage
 from mig_agent.core.planning.plan import Outcome, Policy
-from mig_agent.core.shares import WAYS, Fractions, ShareRules
+from mig_agent.core.shares import WAYS, Enforcement, Fractions, ShareRules
 from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
@@ -266,8 +267,11 @@ class Context:
         if observed.mode.current:
             return observed
         rules = self.settings.share_rules(observed.index, observed.uuid)
-        held = [(share_of(each), each.enforced_by) for each in shares]
-        return replace(observed, sharing=self.share_survey.look(observed, held, rules))
+        return replace(observed, sharing=self.share_survey.look(observed, _enforced(shares), rules))
+
+    def share_users(self, gpu: GpuUuid, shares: Sequence[Instance]) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
+        """Return the processes that use leased shares of a GPU; blocking. May raise DriverError."""
+        return self.share_survey.users(gpu, _enforced(shares))
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
         """Return a plan or refusal; one because of the revision gets what has changed since then added."""
@@ -325,3 +329,7 @@ class Context:
                 "cannot serve new requests: the agent is shutting down",
                 "try again when it is back; leases stay",
             )
+
+
+def _enforced(shares: Sequence[Instance]) -> list[tuple[Share, Enforcement | None]]:
+    return [(share_of(each), each.enforced_by) for each in shares]
