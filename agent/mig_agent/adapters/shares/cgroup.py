@@ -185,7 +185,8 @@ def _described(what: str) -> Iterator[None]:
         detail = f"{error.filename or 'the process'} has ended; start it again"
         raise DriverError(DriverErrorKind.NOT_FOUND, what, detail=detail) from error
     except OSError as error:
-        raise DriverError(_kind(error), what, detail=f"{error.filename}: {error.strerror}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise DriverError(_kind(error), what, detail=f"{where}{error.strerror}") from error
 
 
 def _kind(error: OSError) -> DriverErrorKind:
