@@ -153,6 +153,18 @@ def test_the_end_kills_what_is_inside_and_leaves_nothing_reserved(
     refused(DriverErrorKind.NOT_FOUND, "there is no", lambda: enforcer.check(share))
 
 
+def test_what_was_started_may_end_by_itself(
+    share: Share, shell: subprocess.Popen[str], driver: Driver, simulator: Simulator, tmp_path: Path
+) -> None:
+    patient = CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), "a", grace_seconds=20)
+    patient.begin(share)
+    saved = tmp_path / "saved"
+    answer(shell, f"sh -c 'sleep 0.2; echo saved >{saved}' & echo")
+    patient.end(share.gpu, SHARE)
+    assert saved.read_text() == "saved\n"
+    assert shell.wait(timeout=5) == -signal.SIGKILL, "it waited, for nothing that is in the share"
+
+
 def test_it_may_begin_again(enforcer: CgroupEnforcer, share: Share, shell: subprocess.Popen[str]) -> None:
     enforcer.begin(share)
     enforcer.begin(share)

@@ -85,6 +85,14 @@ def lives_on(node: Agent, process: subprocess.Popen[str]) -> None:
     eventually(lambda: not any(processes.started(each) for each in members), "all of it has ended")
 
 
+def test_a_command_whose_time_is_over_may_save_its_work(node: Agent) -> None:
+    """It gets SIGTERM from migctl, and the agent waits with SIGKILL."""
+    script = "trap 'sleep 0.3; echo saved; exit 3' TERM; sleep 1000 & wait"
+    code, out, errors = ended(run(node, "--ttl", "1s", script=script))
+    assert (code, out) == (124, ["saved"]), errors
+    is_clean(node)
+
+
 def used_mib(node: Agent) -> int:
     return sum(each["used_mib"] or 0 for each in node.simulator.machine()["gpus"][0]["processes"])
 
