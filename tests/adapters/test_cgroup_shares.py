@@ -311,6 +311,36 @@ def test_a_process_that_cannot_be_killed_is_named(
     enforcer.check(share)
 
 
+def test_a_lost_gpu_keeps_its_cgroup_until_it_answers(
+    enforcer: CgroupEnforcer, share: Share, simulator: Simulator
+) -> None:
+    """Removed with its limit set, it would leave its memory reserved for ever."""
+    enforcer.begin(share)
+    simulator.lose_gpu(0)
+    refused(DriverErrorKind.GPU_LOST, "", lambda: enforcer.end(share.gpu, SHARE))
+    refused(DriverErrorKind.GPU_LOST, "", lambda: enforcer.end(GpuUuid(""), SHARE))
+    assert enforcer.existing() == ((None, SHARE),)
+
+
+def test_a_share_is_ended_without_knowing_its_gpu(enforcer: CgroupEnforcer, share: Share, simulator: Simulator) -> None:
+    enforcer.begin(share)
+    enforcer.end(GpuUuid(""), SHARE)
+    assert not folder(simulator).exists()
+    assert not simulator.leaked_guarantees()
+
+
+def test_a_process_is_in_one_share_and_its_users_own(
+    enforcer: CgroupEnforcer, share: Share, shell: subprocess.Popen[str]
+) -> None:
+    enforcer.begin(replace(share, uid=os.getuid()))
+    second = replace(share, generation=Generation(8))
+    words = f"process {shell.pid} is in share 7, and a process can be in one only"
+    assert not refused(DriverErrorKind.IN_USE, words, lambda: enforcer.begin(second)).left_behind
+    theirs = replace(share, uid=os.getuid() + 1)
+    words = f"process {shell.pid} belongs to another user"
+    assert not refused(DriverErrorKind.NO_PERMISSION, words, lambda: enforcer.begin(theirs)).left_behind
+
+
 def test_cgroups_inside_a_share_go_with_it(
     enforcer: CgroupEnforcer, share: Share, shell: subprocess.Popen[str], simulator: Simulator
 ) -> None:
