@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.shares.mps import MpsDaemons
-from mig_agent.core.errors import DriverError, DriverErrorKind, Reason, RefusedError
+from mig_agent.core.errors import DriverErrorKind, Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Holder, InstanceState, Isolation, Want
 from mig_agent.core.requests import memory_want
@@ -119,6 +120,23 @@ async def test_who_uses_a_share_is_told_to_its_enforcer(tmp_path: Path, enforcer
     async with sharing(tmp_path, "l40s", enforcer) as node:
         granted = await node.acquire("4G", holder=Holder(name="alice", uid=1234))
         assert enforcer._read(generation(granted))["uid"] == 1234
+
+
+async def test_a_request_without_a_process_gets_another_way_or_is_refused(
+    tmp_path: Path, enforcer: FileEnforcer
+) -> None:
+    by_process = FileEnforcer(tmp_path / "by-process")
+    by_process.enforcement, by_process.needs_process = Enforcement.CGROUP, True
+    async with engine(tmp_path, "l40s", enforcers=lambda _driver, _host: (by_process, enforcer)) as node:
+        of_process = await node.acquire("4G", pid=os.getpid())
+        without = await node.acquire("4G")
+        assert [each.devices[0].enforced_by for each in (of_process, without)] == [Enforcement.CGROUP, Enforcement.MPS]
+        assert by_process.existing() == ((None, generation(of_process)),)
+        assert by_process.begun[0].process is not None
+        node.manager.reconfigure(replace(node.manager.settings, fractions=Fractions.CGROUP))
+        await node.look()
+        refusal = (await refused(node, "4G")).refusal
+        assert "use `migctl run`" in refusal.message
 
 
 async def test_a_share_that_cannot_be_set_up_leaves_nothing(tmp_path: Path, enforcer: FileEnforcer) -> None:
@@ -360,7 +378,6 @@ async def test_the_newest_process_above_the_limit_of_its_share_loses_the_gpu(
         (event,) = node.told(EventKind.PROCESS_ENDED)
         assert "use 4000 MiB of the share of 3815 MiB of GPU 0" in event.message
         assert granted.lease.id in node.leases
-        enforcer.fails["end"].append(DriverError(DriverErrorKind.TIMEOUT, "end a process"))
         node.simulator.vacate(max(old, new))
         enforcer.use(generation(granted), old)
         await watch.look()
@@ -386,10 +403,9 @@ async def test_processes_without_a_share_are_named(tmp_path: Path, enforcer: Fil
             await node.look()
         await node.quiet()
         (event,) = node.told(EventKind.PROCESS_FOUND)
-        assert event.message == f"python sneak.py (pid {stranger}), 700 MiB uses GPU 0 without a share of it"
-        assert node.manager.snapshot.problems == (
-            f"shares of GPU 0: used without a share by python sneak.py (pid {stranger}), 700 MiB",
-        )
+        words = f"python sneak.py (pid {stranger}) uses 700 MiB of GPU 0 without a share of it"
+        assert event.message == words
+        assert node.manager.snapshot.problems == (f"shares of GPU 0: {words}",)
         node.simulator.vacate(stranger)
         await node.look()
         assert not node.manager.snapshot.problems

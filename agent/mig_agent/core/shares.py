@@ -66,6 +66,8 @@ class ShareTerms:
     """The terms on which one GPU is shared. Amounts are MiB."""
 
     enforced_by: Enforcement
+    without_process: Enforcement | None = None
+    """The way for requests that name no process that will use the share; None: they get no share here."""
     usable_mib: int
     """The GPU's memory without what the driver reserves and the headroom that stays free."""
     overhead_mib: int = 0
