@@ -185,6 +185,10 @@ async def test_a_share_whose_limit_is_lost_ends_with_its_lease(tmp_path: Path, e
         assert enforcer.existing() == ((None, generation(kept)),)
         (event,) = node.told(EventKind.LEASE_ENDED)
         assert event.message.endswith("its memory limit does not hold any more")
+        (event,) = node.told(EventKind.INSTANCE_LOST)
+        assert event.message == (
+            "the limit of the share of 3815 MiB of GPU 0 does not hold any more: what enforces it has ended"
+        )
 
 
 async def test_nothing_is_shared_beside_a_process_without_a_lease(tmp_path: Path, enforcer: FileEnforcer) -> None:
