@@ -23,9 +23,11 @@ from mig_agent.core.model import Generation, Holder, InstanceState, Isolation, W
 from mig_agent.core.requests import memory_want
 from mig_agent.core.shares import Enforcement, Fractions
 from mig_agent.engine.results import Granted
+from mig_agent.simulator import Code
 from support.agent import short_folder
 from support.engine import A_POD, Node, engine, killed, start
 from support.mps import stand_in
+from support.nvmlfaults import codes_of
 from support.shares import OVERHEAD_MIB, FileEnforcer, mps_enforcer
 
 WHOLE = Want(whole_gpu=True, text="a whole GPU")
@@ -321,6 +323,27 @@ async def test_the_ledger_keeps_how_a_share_is_enforced(tmp_path: Path, enforcer
     assert found[generation(granted)] is Enforcement.MPS
     assert set(found.values()) == {None, Enforcement.MPS}
     ledger.close()
+
+
+# The driver
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetComputeMode", "nvmlDeviceGetMemoryInfo_v2"])
+async def test_a_driver_that_does_not_tell_gives_no_new_shares_and_takes_none(call: str) -> None:
+    with short_folder() as folder:
+        async with engine(folder, "l40s:2", enforcers=mps_enforcer) as node:
+            kept = await node.acquire("4G")
+            for code in set(codes_of("nvmlDeviceGetComputeMode")) - {Code.GPU_IS_LOST}:
+                node.simulator.fail(call, code, times=None)
+                for _ in range(4):
+                    await node.look()
+                assert set(node.leases) == {kept.lease.id}
+                await refused(node, "4G")
+                await node.release(await node.acquire(WHOLE))
+                node.simulator.clear()
+                await node.look()
+                await node.release(await node.acquire("4G"))
+                await node.quiet()
 
 
 # With the daemons of MPS
