@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from mig_agent.core.strenum import StrEnum
 
@@ -21,6 +24,26 @@ class Enforcement(StrEnum):
     """An MPS control daemon of the lease limits each of its processes."""
     PRELOAD = "preload"
     """A library that an administrator named is preloaded into the lease's processes."""
+
+    @property
+    def promise(self) -> str:
+        """What a share isolates, and what not, in one line for people."""
+        return _PROMISES[self]
+
+    @property
+    def limits_compute(self) -> bool:
+        """True if a share can have a part of the multiprocessors alone."""
+        return self is Enforcement.MPS
+
+
+_PROMISES: Final[Mapping[Enforcement, str]] = MappingProxyType(
+    {
+        Enforcement.CGROUP: "enforced by the driver: all processes together are limited, not faults or bandwidth",
+        Enforcement.MPS: "enforced by MPS: each process is limited, not faults or bandwidth",
+        Enforcement.PRELOAD: "enforced by a preloaded library: what does not load it is not limited, nor are faults or "
+        "bandwidth",
+    }
+)
 
 
 class Fractions(StrEnum):
@@ -46,6 +69,8 @@ class ShareTerms:
     """Memory that one share takes beside its limit: that of its MPS server."""
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
+    others_mib: int = 0
+    """Memory in use by processes outside the agent's shares: less is left for new shares, while it is in use."""
 
     def limit_of_memory(self, memory_bytes: int) -> int | None:
         """Return the limit, in MiB, of a share with this memory: rounded up, at least the least one.

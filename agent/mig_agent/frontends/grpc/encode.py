@@ -41,6 +41,8 @@ from mig_agent.core.planning.plan import (
     StepTimes,
     expected_seconds,
 )
+from mig_agent.core.planning.shares import shared_mib
+from mig_agent.core.shares import Enforcement, ShareTerms
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, QueuePlace, Snapshot
@@ -82,6 +84,10 @@ def device(each: Device) -> pb.Device:
         compute_instance_id=each.compute_instance_id,
         reused=each.reused,
         generation=each.generation,
+        kind=each.kind.name,
+        enforced_by=_way(each.enforced_by),
+        promise=_promise(each.enforced_by),
+        compute_percent=each.compute_percent,
     )
 
 
@@ -149,8 +155,8 @@ def placement(each: Placement) -> pb.Placement:
 
 
 def place(slot: Slot) -> pb.Placement | None:
-    """Encode the placement of a slot; None for a whole GPU."""
-    return None if slot.profile.kind.takes_whole_gpu else placement(slot.placement)
+    """Encode the placement of a slot; None for a whole GPU and a share."""
+    return placement(slot.placement) if slot.profile.kind.needs_mig_mode else None
 
 
 def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
@@ -168,7 +174,38 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         draining=each.draining,
         drain_deadline=each.drain_until,
         unusable_slices=slices_in(unusable_mask(each)),
+        shared_memory=_account_of_shares(each),
     )
+
+
+def _account_of_shares(each: Gpu) -> pb.SharedMemory | None:
+    """Encode the account of a shared GPU; None if it is not shared."""
+    terms = each.layout.shares
+    if terms is None:
+        return None
+    return _shared_memory(terms, shared_mib(each) - terms.others_mib, terms.others_mib)
+
+
+def _shared_memory(terms: ShareTerms, taken_mib: int = 0, others_mib: int = 0) -> pb.SharedMemory:
+    """Encode the terms on which a GPU is shared, with what is taken of its memory."""
+    return pb.SharedMemory(
+        enforced_by=terms.enforced_by.value,
+        usable_mib=terms.usable_mib,
+        taken_mib=taken_mib,
+        overhead_mib=terms.overhead_mib,
+        least_mib=terms.least_mib,
+        promise=terms.enforced_by.promise,
+        others_mib=others_mib,
+    )
+
+
+def _way(each: Enforcement | None) -> str:
+    """Return how the limit of a share is enforced as the word of the API; empty for other kinds of devices."""
+    return "" if each is None else each.value
+
+
+def _promise(each: Enforcement | None) -> str:
+    return "" if each is None else each.promise
 
 
 def mig_mode(each: MigMode) -> pb.MigMode:
@@ -195,6 +232,9 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
         reason=visible(each.reason),
         gpu=each.slot.gpu,
         gpu_index=gpu_index,
+        kind=each.kind.name,
+        enforced_by=_way(each.enforced_by),
+        compute_percent=each.slot.profile.compute_percent,
     )
 
 
@@ -314,6 +354,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
             pb.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
             for each in snapshot.available
         ],
+        largest_share_mib=snapshot.largest_share_mib,
     )
 
 
@@ -342,6 +383,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
             memory_mib=layout.memory_mib,
             profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
             gpus=indices,
+            shared_memory=None if layout.shares is None else _shared_memory(layout.shares),
         )
         for layout, indices in gpus_by_layout.items()
     ]
@@ -449,6 +491,10 @@ def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused
         compute_instance_id=each.compute_instance_id,
         reused=reused,
         generation=generation,
+        kind=each.kind.name,
+        enforced_by=_way(each.enforced_by),
+        promise=_promise(each.enforced_by),
+        compute_percent=each.slot.profile.compute_percent,
     )
 
 
@@ -522,14 +568,21 @@ def _plan(each: Plan, view: NodeView, pace: StepTimes) -> pb.PlannedRequest:
 
 def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
     reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
+    gpu, profile = view.by_uuid[each.gpu], each.slot.profile
+    terms = gpu.layout.shares if profile.kind.shares_memory else None
+    enforced_by = None if terms is None else terms.enforced_by
     return pb.PlannedDevice(
         gpu=each.gpu,
-        gpu_index=view.by_uuid[each.gpu].index,
-        profile=each.slot.profile.name,
-        memory_mib=each.slot.profile.memory_mib,
+        gpu_index=gpu.index,
+        profile=profile.name,
+        memory_mib=profile.memory_mib,
         placement=place(each.slot),
         reused=reused is not None,
         uuid=reused.uuid if reused else "",
+        kind=profile.kind.name,
+        enforced_by=_way(enforced_by),
+        promise=_promise(enforced_by),
+        compute_percent=profile.compute_percent,
     )
 
 
