@@ -59,6 +59,30 @@ class Fractions(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRules:
+    """The administrator's rules for sharing one GPU. Amounts are MiB."""
+
+    ways: tuple[Enforcement, ...]
+    """The ways in which limits may be enforced, the preferred one first; empty: the GPU is leased whole only."""
+    headroom_mib: int
+    """Memory that stays free, beside what the driver reserves."""
+    least_mib: int
+    """The smallest limit of a share."""
+
+
+WAYS: Final = MappingProxyType(
+    {
+        Fractions.AUTO: (Enforcement.CGROUP, Enforcement.MPS),
+        Fractions.CGROUP: (Enforcement.CGROUP,),
+        Fractions.MPS: (Enforcement.MPS,),
+        Fractions.PRELOAD: (Enforcement.PRELOAD,),
+        Fractions.OFF: (),
+    }
+)
+"""The ways in which each setting allows limits to be enforced, the preferred one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
     """The terms on which one GPU is shared. Amounts are MiB."""
 

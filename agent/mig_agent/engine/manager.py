@@ -272,7 +272,7 @@ class Manager:
         reserved_against = self._parts.queue.reserved_against
         return tuple(
             self._pause_refusal() or self._planned(view, request, now, reserved_against(request))
-            for request in requests
+            for request in map(self._context.as_configured, requests)
         )
 
     def _planned(self, view: NodeView, request: Request, now: float, reserved: frozenset[GpuUuid]) -> Outcome:
@@ -291,7 +291,7 @@ class Manager:
         context = self._context
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
         most = min(max(MOST_EXPLAINED_LINES // max(len(requests), 1), 1), MOST_LINES)
-        for request in requests:
+        for request in map(context.as_configured, requests):
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
             refusal = self._pause_refusal() or self._limit_refusal(request, caller)
@@ -317,7 +317,8 @@ class Manager:
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
         waiting = self._parts.queue.waiting[:MOST_WAITING_RECORDED]
         plans = []
-        for request, waits in (*((each, False) for each in requests), *((each, True) for each in waiting)):
+        asked = map(context.as_configured, requests)
+        for request, waits in (*((each, False) for each in asked), *((each, True) for each in waiting)):
             await context.fairness.yield_turn()
             bare = replace(request, if_revision=None)
             plans.append(RecordedPlan(request=bare, outcome=plan(view, bare, policy, now), waits=waits))
@@ -325,7 +326,7 @@ class Manager:
 
     async def estimate(self, request: Request, caller: Caller) -> StartEstimate | None:
         """Return when a request that does not fit now would be likely to start if it waited; None: not known."""
-        return await self._parts.queue.estimate(request, caller)
+        return await self._parts.queue.estimate(self._context.as_configured(request), caller)
 
     async def refresh_estimates(self) -> None:
         """Bring the estimates in the next snapshot up to date, or wait a moment for that."""

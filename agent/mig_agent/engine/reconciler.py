@@ -157,8 +157,20 @@ class Reconciler:
             return  # nothing was changed; the next reconciliation finds it again
 
     async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
-        driver = self._context.driver
-        return await self._context.gpu_workers[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
+        context = self._context
+        there = context.state.gpus[gpu].instances.values()
+        shares = [each for each in there if each.kind.shares_memory and each.state is InstanceState.LEASED]
+
+        def read() -> ObservedGpu:
+            return context.with_sharing(context.driver.observe_gpu(gpu, afresh=afresh), shares)
+
+        return await context.gpu_workers[gpu].read("read the GPU", read)
+
+    async def check_shares(self) -> None:
+        """Read each GPU that has shares again: the first reading of a start checks none of them."""
+        for record in tuple(self._context.state.gpus.values()):
+            if any(each.kind.shares_memory for each in record.instances.values()):
+                await self.check(record.uuid)
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Make the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a rereading."""
@@ -202,6 +214,9 @@ class Reconciler:
         """Update a GPU's MIG mode, layout and device minor from what was read."""
         changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
+        if not changed and observed.sharing is not None and record.layout.shares != observed.sharing.terms:
+            record.layout = self.layout_of(observed)
+            moved = True
         if moved:
             self._show(record)
         if changed:
@@ -221,7 +236,8 @@ class Reconciler:
             layout, _ = reconcile_layout(observed.layout, from_file)
             if layout is not None:
                 return layout
-        return whole_gpu_layout(observed.model, observed.memory_mib)
+        terms = None if observed.sharing is None else observed.sharing.terms
+        return whole_gpu_layout(observed.model, observed.memory_mib, terms)
 
     def tell_differences(self, observed: ObservedGpu) -> None:
         """Report where driver and catalog differ: once per model, not for each of its GPUs or at each reading."""
@@ -298,10 +314,15 @@ class Reconciler:
         pids: dict[int | None, tuple[int, ...]] = {
             each.gpu_instance_id: each.processes for each in observed.instances if each.processes
         }
-        if not observed.mode.current and observed.processes:
+        shared = {each.generation for each in record.instances.values() if each.kind.shares_memory}
+        if not observed.mode.current and observed.processes and not shared:
             pids[None] = observed.processes
+        users = {} if observed.sharing is None else observed.sharing.users
         for instance in tuple(record.instances.values()):
-            found = pids.get(instance.gpu_instance_id)
+            if instance.generation in shared:
+                found = tuple(each.pid for each in users.get(instance.generation, ()))
+            else:
+                found = pids.get(instance.gpu_instance_id, ())
             if not found:
                 continue
             self.last_process[instance.generation] = now

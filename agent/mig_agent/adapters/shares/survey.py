@@ -1,0 +1,112 @@
+"""The survey of a GPU that can be shared: on which terms, whether its shares hold, and which processes use what."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+
+from mig_agent.adapters.host import Host
+from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Enforcer, Share
+from mig_agent.core.errors import DriverError, DriverErrorKind
+from mig_agent.core.model import Generation, GpuUuid
+from mig_agent.core.observation import ObservedGpu, ObservedSharing, ProcessUsage
+from mig_agent.core.shares import Enforcement, ShareRules, ShareTerms
+
+_LOST = frozenset({DriverErrorKind.NOT_FOUND, DriverErrorKind.READ_BACK})
+"""Errors of a check after which the limit of a share does not hold; after others it is not known."""
+_MOST_SECONDS = 2.0
+"""The time after which no further share is checked in one survey."""
+_MPS_SERVER = "nvidia-cuda-mps-server"
+"""The program whose memory is in the overhead of shares: it is neither a client nor a stranger."""
+_OTHERS_STEP_MIB = 64
+"""What others use is rounded up to this, lest every change of it change the GPU's layout."""
+
+
+class ShareSurvey:
+    """Finds out how GPUs without MIG mode can be shared. Blocking and thread-safe; methods may raise DriverError."""
+
+    def __init__(self, driver: Driver, host: Host, enforcers: Sequence[Enforcer]) -> None:
+        self._driver = driver
+        self._host = host
+        self.enforcers = tuple(enforcers)
+
+    def look(
+        self, observed: ObservedGpu, shares: Sequence[tuple[Share, Enforcement | None]], rules: ShareRules
+    ) -> ObservedSharing:
+        """Survey a GPU that was read just now, with the leased shares on it and the ways in which they are enforced."""
+        gpu = observed.uuid
+        enforcer, why_not = self._first(gpu, rules.ways)
+        if enforcer is None and not shares:
+            return ObservedSharing(terms=None, why_not=why_not)
+        on_gpu = self._driver.processes(gpu) if observed.processes else ()
+        users = self._users(shares, on_gpu)
+        used = {each.pid for found in users.values() for each in found}
+        others = tuple(each for each in on_gpu if each.pid not in used and not self._is_mps_server(each.pid))
+        terms = None if enforcer is None else self._terms(observed, enforcer, shares, rules, others)
+        return ObservedSharing(terms=terms, why_not=why_not, lost=self._lost(shares), users=users, others=others)
+
+    def _terms(
+        self,
+        observed: ObservedGpu,
+        enforcer: Enforcer,
+        shares: Sequence[tuple[Share, Enforcement | None]],
+        rules: ShareRules,
+        others: Iterable[ProcessUsage],
+    ) -> ShareTerms:
+        # Shares from before a change of the way take what their own way takes.
+        overheads = [each.overhead_mib for each in self.enforcers if any(way is each.enforcement for _, way in shares)]
+        used = sum(each.used_mib or 0 for each in others)
+        return ShareTerms(
+            enforced_by=enforcer.enforcement,
+            usable_mib=max(observed.memory_mib - self._driver.reserved_mib(observed.uuid) - rules.headroom_mib, 1),
+            overhead_mib=max(enforcer.overhead_mib, *overheads) if overheads else enforcer.overhead_mib,
+            least_mib=rules.least_mib,
+            others_mib=math.ceil(used / _OTHERS_STEP_MIB) * _OTHERS_STEP_MIB,
+        )
+
+    def _first(self, gpu: GpuUuid, ways: Sequence[Enforcement]) -> tuple[Enforcer | None, str]:
+        """Return the first way that works on a GPU; None with the reasons if none does."""
+        reasons = []
+        for way in ways:
+            enforcer = self._enforcer(way)
+            why_not = f"this agent does not enforce limits by {way}" if enforcer is None else enforcer.why_not(gpu)
+            if enforcer is not None and not why_not:
+                return enforcer, ""
+            if enforcer is not None or len(ways) == 1:
+                reasons.append(f"{way}: {why_not}")
+        return None, "; ".join(reasons)
+
+    def _users(
+        self, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]
+    ) -> dict[Generation, tuple[ProcessUsage, ...]]:
+        found = {}
+        for share, way in shares:
+            enforcer = self._enforcer(way)
+            pids = () if enforcer is None or not on_gpu else enforcer.processes(share)
+            found[share.generation] = tuple(each for each in on_gpu if each.pid in pids)
+        return found
+
+    def _lost(self, shares: Sequence[tuple[Share, Enforcement | None]]) -> dict[Generation, str]:
+        lost: dict[Generation, str] = {}
+        until = time.monotonic() + _MOST_SECONDS
+        for share, way in shares:
+            enforcer = self._enforcer(way)
+            if enforcer is None:
+                continue  # it is enforced still, by what an agent with other settings has set up
+            if time.monotonic() > until:
+                break  # one that hangs is not to keep the GPU's reader: the others are checked with the next reading
+            try:
+                enforcer.check(share)
+            except DriverError as error:
+                if error.kind in _LOST:
+                    lost[share.generation] = error.detail or error.kind
+        return lost
+
+    def _enforcer(self, way: Enforcement | None) -> Enforcer | None:
+        return next((each for each in self.enforcers if each.enforcement is way), None)
+
+    def _is_mps_server(self, pid: int) -> bool:
+        process = self._host.process(pid)
+        return process is not None and _MPS_SERVER in process.command
