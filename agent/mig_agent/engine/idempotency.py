@@ -17,8 +17,7 @@ from mig_agent.engine.journal import ledger_refusal
 def digest_of(request: Request, caller: Caller) -> str:
     """Return a digest of all that decides the answer to a request, and of its caller: equal for equal requests.
 
-    Wait time, priority and expected revision are not part of it: they may differ in a retry. Nor is isolation, whose
-    default an administrator may have changed in between.
+    Wait time, priority and expected revision are not part of it: they may differ in a retry.
     """
     asked = (
         [
@@ -29,7 +28,9 @@ def digest_of(request: Request, caller: Caller) -> str:
                 want.whole_gpu,
                 want.min_compute_slices,
                 sorted(want.attributes),
+                # Requests without these have the digest that versions before them recorded.
                 *(() if want.isolation is None else (want.isolation,)),
+                *(() if want.compute_percent is None else (want.compute_percent,)),
             )
             for want in request.wants
         ],
@@ -40,8 +41,6 @@ def digest_of(request: Request, caller: Caller) -> str:
         caller.uid,
         # The name of a local user may be unknown for a moment, so the uid counts.
         caller.name if caller.uid is None else "",
-        # Requests without it have the digest that versions before it recorded.
-        *([each] if any(each := [want.compute_percent for want in request.wants]) else []),
     )
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
 

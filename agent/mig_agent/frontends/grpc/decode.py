@@ -26,8 +26,6 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     pod = _pod(message.holder)
     isolation = _isolation(message.isolation)
     wants = tuple(want_from(each, isolation) for each in message.wants)
-    if pod is not None:  # containers get no shares yet
-        wants = tuple(replace(each, isolation=Isolation.MIG) for each in wants)
     owner = requests.owner_for(pod, message.pid if message.HasField("pid") else None)
     request = Request(
         wants=wants,
