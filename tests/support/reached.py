@@ -32,6 +32,8 @@ REACHED: dict[str, frozenset[str]] = {
     "creation undone": _MAKING | {DESTROY},
     "hold": _MAKING,
     "hold ended": frozenset({COMMIT}),
+    "share": frozenset({COMMIT, "mps-folder", "mps-program", "mps-access"}),
+    "share ended": frozenset({COMMIT, "mps-program", "mps-removal"}),
     "release": frozenset({COMMIT}),
     "renew": frozenset({COMMIT}),
     "reclaim": _REMOVING,

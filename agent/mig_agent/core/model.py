@@ -362,6 +362,8 @@ class Gpu:
     """True if it is cordoned to become empty."""
     drain_until: float | None = None
     """Time at which what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+    not_shared: str = ""
+    """Why a GPU without MIG mode is not shared, as a phrase with its hint; empty if it is, or is not meant to be."""
     instances: tuple[Instance, ...] = ()
 
     @cached_property

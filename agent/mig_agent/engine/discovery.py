@@ -157,6 +157,7 @@ class Discovery:
             mode=observed.mode,
             minor=observed.minor,
             cordon=self._contents.cordons.get(observed.uuid),
+            not_shared="" if observed.sharing is None else observed.sharing.why_not,
         )
         context.state.add_gpu(record)
         context.gpu_workers[observed.uuid] = GpuWorker(

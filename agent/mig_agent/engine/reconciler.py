@@ -214,8 +214,11 @@ class Reconciler:
         """Update a GPU's MIG mode, layout and device minor from what was read."""
         changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
-        if not changed and observed.sharing is not None and record.layout.shares != observed.sharing.terms:
-            record.layout = self.layout_of(observed)
+        sharing = observed.sharing
+        if sharing is not None and (record.layout.shares, record.not_shared) != (sharing.terms, sharing.why_not):
+            record.not_shared = sharing.why_not
+            if record.layout.shares != sharing.terms:
+                record.layout = self.layout_of(observed)
             moved = True
         if moved:
             self._show(record)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.nvml import ComputeMode, Driver
 from mig_agent.adapters.shares.enforcer import Share
 from mig_agent.adapters.shares.mps import PROGRAM, MpsDaemons, MpsTerms
@@ -23,7 +20,7 @@ _FIRST_DRIVER: Final = 550
 _VERIFIED_SECONDS = 600.0
 """How long a limit that was read back counts as known while the same daemon runs: each command lengthens its log."""
 _CLIENT_SECONDS = 2.0
-"""How long a client may take to let go of the GPU before its process is killed."""
+"""How long the clients may take to let go of the GPU before the server is ended under them."""
 _POLL_SECONDS = 0.02
 
 
@@ -117,12 +114,7 @@ class MpsEnforcer:
         for client in daemons.clients(generation):
             daemons.terminate(generation, client)
         until = time.monotonic() + _CLIENT_SECONDS
-        while clients := daemons.clients(generation):
-            if time.monotonic() > until:
-                for client in clients:
-                    with FAILPOINTS.around("mps-client"), contextlib.suppress(ProcessLookupError):
-                        os.kill(client, signal.SIGKILL)
-                return
+        while daemons.clients(generation) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
 
     def _usable(self, what: str) -> MpsDaemons:
