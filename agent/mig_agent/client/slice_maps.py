@@ -38,7 +38,8 @@ def _slice_map(gpu: Gpu, pods: Mapping[str, str]) -> SliceMapGpu:
         memory_slices=gpu.memory_slices,
         blocks=_shares(gpu, memory, pods) if shared and memory else _instances(gpu, pods),
         unusable=frozenset(gpu.unusable_slices),
-        shared_mib=memory.usable_mib if shared and memory else 0,
+        # After a change of the settings more may be taken than could be shared now.
+        shared_mib=max(memory.usable_mib, memory.taken_mib + memory.others_mib) if shared and memory else 0,
     )
 
 
