@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpc_errors import detail_of, encode_blocker, shortened
+from mig_agent.adapters.grpc_errors import encode_blocker, shortened
 from mig_agent.core.accounting import Account, Use
 from mig_agent.core.advice import Advice
-from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
 from mig_agent.core.forecast import Basis, StartEstimate
 from mig_agent.core.model import (
@@ -31,21 +30,10 @@ from mig_agent.core.model import (
 from mig_agent.core.observation import ComputeUsage, InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.planning.feasibility import unusable_mask
-from mig_agent.core.planning.plan import (
-    CreateInstance,
-    DevicePlan,
-    Outcome,
-    Plan,
-    ReuseInstance,
-    Step,
-    StepTimes,
-    expected_seconds,
-)
-from mig_agent.core.planning.shares import shared_mib
-from mig_agent.core.shares import Enforcement, ShareTerms
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, QueuePlace, Snapshot
+from mig_agent.frontends.grpc.encode_shares import account_of_shares, enforcement, promise, shared_memory
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
@@ -85,8 +73,8 @@ def device(each: Device) -> pb.Device:
         reused=each.reused,
         generation=each.generation,
         kind=each.kind.name,
-        enforced_by=_way(each.enforced_by),
-        promise=_promise(each.enforced_by),
+        enforced_by=enforcement(each.enforced_by),
+        promise=promise(each.enforced_by),
         compute_percent=each.compute_percent,
     )
 
@@ -174,38 +162,8 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         draining=each.draining,
         drain_deadline=each.drain_until,
         unusable_slices=slices_in(unusable_mask(each)),
-        shared_memory=_account_of_shares(each),
+        shared_memory=account_of_shares(each),
     )
-
-
-def _account_of_shares(each: Gpu) -> pb.SharedMemory | None:
-    """Encode the account of a shared GPU; None if it is not shared."""
-    terms = each.layout.shares
-    if terms is None:
-        return None
-    return _shared_memory(terms, shared_mib(each) - terms.others_mib, terms.others_mib)
-
-
-def _shared_memory(terms: ShareTerms, taken_mib: int = 0, others_mib: int = 0) -> pb.SharedMemory:
-    """Encode the terms on which a GPU is shared, with what is taken of its memory."""
-    return pb.SharedMemory(
-        enforced_by=terms.enforced_by.value,
-        usable_mib=terms.usable_mib,
-        taken_mib=taken_mib,
-        overhead_mib=terms.overhead_mib,
-        least_mib=terms.least_mib,
-        promise=terms.enforced_by.promise,
-        others_mib=others_mib,
-    )
-
-
-def _way(each: Enforcement | None) -> str:
-    """Return how the limit of a share is enforced as the word of the API; empty for other kinds of devices."""
-    return "" if each is None else each.value
-
-
-def _promise(each: Enforcement | None) -> str:
-    return "" if each is None else each.promise
 
 
 def mig_mode(each: MigMode) -> pb.MigMode:
@@ -233,7 +191,7 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
         gpu=each.slot.gpu,
         gpu_index=gpu_index,
         kind=each.kind.name,
-        enforced_by=_way(each.enforced_by),
+        enforced_by=enforcement(each.enforced_by),
         compute_percent=each.slot.profile.compute_percent,
     )
 
@@ -383,7 +341,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
             memory_mib=layout.memory_mib,
             profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
             gpus=indices,
-            shared_memory=None if layout.shares is None else _shared_memory(layout.shares),
+            shared_memory=None if layout.shares is None else shared_memory(layout.shares),
         )
         for layout, indices in gpus_by_layout.items()
     ]
@@ -492,8 +450,8 @@ def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused
         reused=reused,
         generation=generation,
         kind=each.kind.name,
-        enforced_by=_way(each.enforced_by),
-        promise=_promise(each.enforced_by),
+        enforced_by=enforcement(each.enforced_by),
+        promise=promise(each.enforced_by),
         compute_percent=each.slot.profile.compute_percent,
     )
 
@@ -533,71 +491,3 @@ def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not
             return pb.Fact(number=value)
         case str():
             return pb.Fact(text=visible(value))
-
-
-def outcome(each: Outcome, view: NodeView, pace: StepTimes) -> pb.PlanOutcome:
-    """Encode the plan or the refusal of one request; `pace` gives the expected duration of its steps."""
-    if isinstance(each, Refusal):
-        return pb.PlanOutcome(refusal=detail_of(each))
-    return pb.PlanOutcome(plan=_plan(each, view, pace))
-
-
-def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
-    """Add an explanation to each outcome until the next one would exceed `most_bytes`."""
-    bytes_left = most_bytes
-    for each, lines in zip(outcomes, explained, strict=True):
-        text = pb.PlanOutcome(explanation=map(visible, lines))
-        bytes_left -= text.ByteSize() + FRAME_BYTES
-        if bytes_left < 0:
-            return
-        each.MergeFrom(text)
-
-
-def _plan(each: Plan, view: NodeView, pace: StepTimes) -> pb.PlannedRequest:
-    return pb.PlannedRequest(
-        devices=[_planned_device(one, view) for one in each.devices],
-        steps=[_step(one, view) for one in each.steps],
-        score=each.score,
-        notes=map(visible, each.notes),
-        expected_seconds=expected_seconds(each, pace),
-        wasted_mib=each.wasted_mib,
-        capacity_lost=each.capacity_lost,
-        creation_cost=each.creation_cost,
-    )
-
-
-def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
-    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
-    gpu, profile = view.by_uuid[each.gpu], each.slot.profile
-    terms = gpu.layout.shares if profile.kind.shares_memory else None
-    enforced_by = None if terms is None else terms.enforced_by
-    return pb.PlannedDevice(
-        gpu=each.gpu,
-        gpu_index=gpu.index,
-        profile=profile.name,
-        memory_mib=profile.memory_mib,
-        placement=place(each.slot),
-        reused=reused is not None,
-        uuid=reused.uuid if reused else "",
-        kind=profile.kind.name,
-        enforced_by=_way(enforced_by),
-        promise=_promise(enforced_by),
-        compute_percent=profile.compute_percent,
-    )
-
-
-def _step(each: Step, view: NodeView) -> pb.Step:
-    if isinstance(each, CreateInstance):
-        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
-    else:
-        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
-        slot, uuid = each.instance.slot, each.instance.uuid
-    return pb.Step(
-        kind=kind,
-        gpu=slot.gpu,
-        gpu_index=view.by_uuid[slot.gpu].index,
-        profile=slot.profile.name,
-        placement=place(slot),
-        uuid=uuid,
-        message=visible(each.describe()),
-    )
