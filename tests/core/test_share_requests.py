@@ -92,3 +92,12 @@ def test_the_largest_share_is_that_of_the_emptiest_gpu() -> None:
     assert largest_share_mib(node(Machine(H100))) == 0
     view = node(shareable(), shareable(replace(TERMS, others_mib=4_000)))
     assert largest_share_mib(view, reserved=frozenset({view.gpus[0].uuid})) == 40_000 - 128
+
+
+def test_a_part_of_compute_is_had_by_mps_where_the_driver_comes_first() -> None:
+    terms = replace(TERMS, enforced_by=Enforcement.CGROUP, needs_process=True, otherwise=Enforcement.MPS)
+    assert terms.way(has_process=True) is Enforcement.CGROUP
+    assert terms.way(has_process=False) is Enforcement.MPS
+    assert terms.way(has_process=True, limits_compute=True) is Enforcement.MPS
+    assert replace(terms, otherwise=None).way(has_process=True, limits_compute=True) is None
+    assert isinstance(plan(node(shareable(terms)), request(QUARTER)), Plan)

@@ -16,7 +16,7 @@ import pytest
 
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.shares.mps import MpsDaemons
-from mig_agent.core.errors import DriverErrorKind, Reason, RefusedError
+from mig_agent.core.errors import DriverError, DriverErrorKind, Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Holder, InstanceState, Isolation, Want
 from mig_agent.core.requests import memory_want
@@ -24,6 +24,7 @@ from mig_agent.core.shares import Enforcement, Fractions
 from mig_agent.engine.results import Granted
 from support.agent import short_folder
 from support.engine import A_POD, Node, engine, killed, start
+from support.mps import stand_in
 from support.shares import OVERHEAD_MIB, FileEnforcer, mps_enforcer
 
 WHOLE = Want(whole_gpu=True, text="a whole GPU")
@@ -339,3 +340,94 @@ async def test_mps_is_refused_where_it_would_not_hold(gpus: str, why: str) -> No
                 await node.look()
             assert why in (await refused(node, "4G")).refusal.hint
             await node.acquire(WHOLE)
+
+
+# What processes use
+
+
+async def test_the_newest_process_above_the_limit_of_its_share_loses_the_gpu(
+    tmp_path: Path, enforcer: FileEnforcer
+) -> None:
+    async with sharing(tmp_path, "l40s", enforcer) as node:
+        granted, other = await node.acquire("4G"), await node.acquire("4G")
+        old, new = (node.simulator.occupy("0", used_mib=2000) for _ in range(2))
+        enforcer.use(generation(granted), old, new)
+        enforcer.use(generation(other), node.simulator.occupy("0", used_mib=3815))
+        watch = node.manager._parts.share_watch
+        await watch.look()
+        assert enforcer.processes_ended == [(generation(granted), max(old, new))]
+        await node.quiet()
+        (event,) = node.told(EventKind.PROCESS_ENDED)
+        assert "use 4000 MiB of the share of 3815 MiB of GPU 0" in event.message
+        assert granted.lease.id in node.leases
+        enforcer.fails["end"].append(DriverError(DriverErrorKind.TIMEOUT, "end a process"))
+        node.simulator.vacate(max(old, new))
+        enforcer.use(generation(granted), old)
+        await watch.look()
+        assert len(enforcer.processes_ended) == 1
+
+
+async def test_the_watch_looks_each_second(tmp_path: Path, enforcer: FileEnforcer) -> None:
+    async with sharing(tmp_path, "l40s", enforcer) as node:
+        granted = await node.acquire("4G")
+        enforcer.use(generation(granted), node.simulator.occupy("0", used_mib=5000))
+        await node.quiet()
+        node.clock.advance(1.0)
+        await node.until(lambda: enforcer.processes_ended)
+
+
+async def test_processes_without_a_share_are_named(tmp_path: Path, enforcer: FileEnforcer) -> None:
+    async with sharing(tmp_path, "l40s", enforcer) as node:
+        granted = await node.acquire("4G")
+        enforcer.use(generation(granted), node.simulator.occupy("0", used_mib=500))
+        node.simulator.occupy("0", name="nvidia-cuda-mps-server", used_mib=60)
+        stranger = node.simulator.occupy("0", name="python sneak.py", used_mib=700)
+        for _ in range(2):
+            await node.look()
+        await node.quiet()
+        (event,) = node.told(EventKind.PROCESS_FOUND)
+        assert event.message == f"python sneak.py (pid {stranger}), 700 MiB uses GPU 0 without a share of it"
+        assert node.manager.snapshot.problems == (
+            f"shares of GPU 0: used without a share by python sneak.py (pid {stranger}), 700 MiB",
+        )
+        node.simulator.vacate(stranger)
+        await node.look()
+        assert not node.manager.snapshot.problems
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root starts daemons for others")
+async def test_two_clients_of_one_share_do_not_get_more_than_its_limit_together() -> None:
+    with short_folder() as folder:
+        async with engine(folder, "l40s", enforcers=mps_enforcer) as node:
+            granted = await node.acquire("4G")
+            programs = stand_in(node.simulator, folder)
+            with contextlib.ExitStack() as stack:
+                clients = []
+                for _ in range(2):
+                    client = programs.start_cuda("alloc=2000", "hold", **granted.environment)
+                    stack.callback(client.__exit__, None, None, None)
+                    stack.callback(client.kill)
+                    clients.append(client)
+                    assert client.stdout is not None
+                    while not client.stdout.readline().startswith("alloc"):
+                        assert client.poll() is None
+                usage = (await node.manager.usage())[generation(granted)]
+                assert usage.memory_used_mib == 2 * 2512
+                await node.manager._parts.share_watch.look()
+                await node.quiet()
+                (event,) = node.told(EventKind.PROCESS_ENDED)
+                assert event.data["pid"] == clients[1].pid
+                await node.until(
+                    lambda: (
+                        len(
+                            MpsDaemons(node.host.root / "run/mps", search_path=programs.path).clients(
+                                generation(granted)
+                            )
+                        )
+                        == 1
+                    )
+                )
+                assert clients[0].poll() is None
+                await node.release(granted)
+                await node.quiet()
+            assert not node.instances(InstanceState.DESTROYING)

@@ -123,6 +123,11 @@ def test_profiles_say_what_a_gpu_without_mig_can_serve() -> None:
     assert text.startswith("NVIDIA L40S (GPU 1), without MIG mode\n")
     assert text.endswith(f"\nshares of 1 GiB to 42.84 GiB, {PROMISE}")
     assert "shares" not in _model(replace(model, shared_memory=None))
+    by_cgroup = replace(SHARED_MEMORY, enforced_by="cgroup", promise="enforced by the driver")
+    other = _model(replace(model, shared_memory=by_cgroup))
+    assert other.endswith("enforced by the driver; by mps where it is not for `migctl run`")
+    alone = _model(replace(model, shared_memory=replace(by_cgroup, without_process="")))
+    assert alone.endswith("; only for `migctl run`")
 
 
 def test_a_share_is_named_in_messages_about_leases() -> None:

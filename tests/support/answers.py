@@ -85,6 +85,7 @@ SHARED_MEMORY = SharedMemory(
     overhead_mib=128,
     least_mib=1_024,
     promise="enforced by MPS: each process is limited, not faults or bandwidth",
+    without_process="mps",
 )
 SHARED_GPU = Gpu(
     index=1,

@@ -12,6 +12,7 @@ CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance"
 DESTROY = "nvmlGpuInstanceDestroy"
 DESTROY_COMPUTE = "nvmlComputeInstanceDestroy"
 MODE = "nvmlDeviceSetMigMode"
+LIMIT = "nvmlDeviceSetMemoryLimits_v1"
 
 _MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
 _REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
@@ -59,6 +60,8 @@ REACHED: dict[str, frozenset[str]] = {
     "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
     "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
+    "cgroup of a share": frozenset({"cgroup-controller", "cgroup-folder", LIMIT, "cgroup-join"}),
+    "cgroup of a share ended": frozenset({"cgroup-kill", LIMIT, "cgroup-removal"}),
     "web page's tokens": frozenset({"web-token", "web-token-rename"}),
     "web page off": frozenset({"web-token-removal"}),
     "node shown": frozenset({"node-status", "node-labels"}),
@@ -83,6 +86,9 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
 
 MPS = ("MPS daemon", "MPS daemon ended")
 """Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
+
+CGROUP = ("cgroup of a share", "cgroup of a share ended")
+"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the agent does not begin shares yet."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""

@@ -33,6 +33,7 @@ class FileEnforcer:
         self.fails: dict[str, deque[DriverError]] = {"begin": deque(), "check": deque(), "end": deque()}
         self.why: dict[GpuUuid, str] = {}
         self.ended: list[Generation] = []
+        self.processes_ended: list[tuple[Generation, int]] = []
         self.slow: Callable[[], None] = lambda: None
 
     def fail(self, what: str, kind: DriverErrorKind = DriverErrorKind.UNKNOWN, *, left_behind: bool = False) -> None:
@@ -93,6 +94,9 @@ class FileEnforcer:
             assert gpu in {"", self._read(generation)["gpu"]}
             self.ended.append(generation)
             self._path(generation).unlink()
+
+    def end_process(self, generation: Generation, pid: int) -> None:
+        self.processes_ended.append((generation, pid))
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
         return tuple((None, Generation(int(each.name))) for each in sorted(self._folder.iterdir()))

@@ -430,6 +430,7 @@ def _shared_memory(message: pb.Gpu | pb.GpuModel) -> types.SharedMemory | None:
         least_mib=memory.least_mib,
         promise=memory.promise,
         others_mib=memory.others_mib,
+        without_process=memory.without_process,
     )
 
 

@@ -33,7 +33,7 @@ KEYS: Final[Mapping[type, str]] = {
         " reservation_after_seconds=reservation_after paused missing_gpus socket_problems problems ledger_doubt"
         " available largest_share_mib-"
     ),
-    types.SharedMemory: "enforced_by usable_mib taken_mib others_mib overhead_mib least_mib promise",
+    types.SharedMemory: "enforced_by usable_mib taken_mib others_mib overhead_mib least_mib promise without_process?",
     types.Available: "profile memory_mib count",
     types.Waiting: "request_id holder tenant priority position since wants estimate blockers limit-",
     types.StartEstimate: ("earliest_seconds=earliest median_seconds=median latest_seconds=latest basis leases"),

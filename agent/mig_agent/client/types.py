@@ -211,6 +211,8 @@ class SharedMemory:
     """What a share isolates and what not, for people."""
     others_mib: int = 0
     """What processes outside of its shares use of that; 0 in `profiles`."""
+    without_process: str = ""
+    """What enforces the limits of requests that hand over no process, as `migctl run` does; empty: they get none."""
 
     @property
     def largest_mib(self) -> int:

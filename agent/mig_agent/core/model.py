@@ -433,6 +433,8 @@ class Want:
     """Decides whether a share may serve a want for memory or a fraction; None: as the administrator has set."""
     compute_percent: int | None = None
     """The most of a GPU's multiprocessors that each process uses; only a share by MPS serves it. None: all."""
+    has_process: bool = True
+    """Whether a process is handed over that will use the device; a share may need one."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

@@ -93,6 +93,10 @@ class ShareTerms:
     """Memory that one share takes beside its limit: that of its MPS server."""
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
+    needs_process: bool = False
+    """Whether only a request that hands over a process gets a share that is enforced so."""
+    otherwise: Enforcement | None = None
+    """With `needs_process`, who enforces the limit of other requests; None: they get no share."""
     others_mib: int = 0
     """Memory in use by processes outside the agent's shares: less is left for new shares, while it is in use."""
 
@@ -110,6 +114,15 @@ class ShareTerms:
         """
         limit = math.floor(fraction * self.usable_mib + _ROUNDING) - self.overhead_mib
         return self._possible(limit) if limit >= self.least_mib else None
+
+    def way(self, *, has_process: bool, limits_compute: bool = False) -> Enforcement | None:
+        """Return who enforces the limit of a request with or without a process; None if it gets no share.
+
+        `limits_compute`: the share has a part of the multiprocessors alone.
+        """
+        first = self.enforced_by if has_process or not self.needs_process else self.otherwise
+        ways = (first, self.otherwise) if limits_compute else (first,)
+        return next((each for each in ways if each is not None and (each.limits_compute or not limits_compute)), None)
 
     def taken(self, limit_mib: int) -> int:
         """Return what a share with this limit takes of the usable memory, in MiB."""

@@ -13,6 +13,7 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.device_backends import DeviceBackend, share_of
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Share
 from mig_agent.adapters.shares.survey import ShareSurvey
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
@@ -22,9 +23,9 @@ from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Isolation, Request
-from mig_agent.core.observation import ComputeReading, ObservedGpu
+from mig_agent.core.observation import ComputeReading, ObservedGpu, ProcessUsage
 from mig_agent.core.planning.plan import Outcome, Policy
-from mig_agent.core.shares import WAYS, Fractions, ShareRules
+from mig_agent.core.shares import WAYS, Enforcement, Fractions, ShareRules
 from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
@@ -233,10 +234,12 @@ class Context:
         return delay_for(self.lease_times.mean) if configured is None else configured
 
     def as_configured(self, request: Request) -> Request:
-        """Return a request whose wants name the isolation that holds for them.
+        """Return a request whose wants name the isolation that holds for them, and whether a process is handed over.
 
         Pods get no shares: nothing brings what enforces the limit into their containers.
         """
+        if not self._hands_over(request):
+            request = replace(request, wants=tuple(replace(each, has_process=False) for each in request.wants))
         isolation = Isolation.MIG if request.owner.runs_in_containers else self.settings.isolation
         if isolation is Isolation.ANY or all(each.isolation is Isolation.MIG for each in request.wants):
             return request
@@ -246,6 +249,16 @@ class Context:
         )
         return replace(request, wants=tuple(wants))
 
+    def _hands_over(self, request: Request) -> bool:
+        """Return True if the request names a process that its client has started, and that will use the devices.
+
+        Any other process only says how long the lease lasts: a share ends its processes when it ends.
+        """
+        process, holder = request.owner.process, request.holder
+        if process is None or holder.pid is None or holder.uid is None:
+            return False
+        return self.host.is_clients_child(process.pid, holder.pid, holder.uid)
+
     def with_sharing(self, observed: ObservedGpu, shares: Sequence[Instance] = ()) -> ObservedGpu:
         """Return a reading of a GPU with how it can be shared; blocking, on the thread that read it.
 
@@ -254,8 +267,11 @@ class Context:
         if observed.mode.current:
             return observed
         rules = self.settings.share_rules(observed.index, observed.uuid)
-        held = [(share_of(each), each.enforced_by) for each in shares]
-        return replace(observed, sharing=self.share_survey.look(observed, held, rules))
+        return replace(observed, sharing=self.share_survey.look(observed, _enforced(shares), rules))
+
+    def share_users(self, gpu: GpuUuid, shares: Sequence[Instance]) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
+        """Return the processes that use leased shares of a GPU; blocking. May raise DriverError."""
+        return self.share_survey.users(gpu, _enforced(shares))
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
         """Return a plan or refusal; one because of the revision gets what has changed since then added."""
@@ -313,3 +329,7 @@ class Context:
                 "cannot serve new requests: the agent is shutting down",
                 "try again when it is back; leases stay",
             )
+
+
+def _enforced(shares: Sequence[Instance]) -> list[tuple[Share, Enforcement | None]]:
+    return [(share_of(each), each.enforced_by) for each in shares]

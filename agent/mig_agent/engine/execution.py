@@ -110,13 +110,21 @@ class Execution:
             state=InstanceState.CREATING,
             since=now,
             last_tenant=None,
-            enforced_by=terms.enforced_by if step.slot.profile.kind.shares_memory and terms is not None else None,
+            enforced_by=terms.way(
+                has_process=self._has_process, limits_compute=step.slot.profile.compute_percent is not None
+            )
+            if step.slot.profile.kind.shares_memory and terms is not None
+            else None,
         )
 
     @property
     def request(self) -> Request:
         """The request that it serves."""
         return self._order.request
+
+    @property
+    def _has_process(self) -> bool:
+        return all(each.has_process for each in self.request.wants)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -317,7 +325,7 @@ class Execution:
         """Return who will use what is created, as far as the request says."""
         request, process = self._order.request, self._order.request.owner.process
         started = None if process is None else process.started or self._context.host.client_started(process.pid)
-        if process is None or started is None:
+        if process is None or started is None or not self._has_process:
             return DeviceUser(uid=request.holder.uid)
         return DeviceUser(uid=request.holder.uid, process=HolderProcess(pid=process.pid, started=started))
 

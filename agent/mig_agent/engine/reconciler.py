@@ -215,6 +215,7 @@ class Reconciler:
         changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
         sharing = observed.sharing
+        record.others = () if sharing is None else sharing.others
         if sharing is not None and (record.layout.shares, record.not_shared) != (sharing.terms, sharing.why_not):
             record.not_shared = sharing.why_not
             if record.layout.shares != sharing.terms:

@@ -56,6 +56,7 @@ from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
+from mig_agent.engine.share_watch import ShareWatch
 from mig_agent.engine.shares import Shares
 from mig_agent.engine.state import CheckedState, GpuRecord, State
 from mig_agent.engine.tasks import Tasks
@@ -84,6 +85,7 @@ class Parts:
     quarantine: Quarantine
     reconciler: Reconciler
     shares: Shares
+    share_watch: ShareWatch
     queue: RequestQueue
     limits: LimitCheck
     fair_share: FairShare
@@ -198,6 +200,8 @@ async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
         sampling = PeakSampler(context).run(context.settings.sample_usage_seconds)
         parts.background.append(loop.create_task(sampling, name="peak sampler"))
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
+    if context.share_survey.enforcers:
+        parts.background.append(loop.create_task(parts.share_watch.run(), name="share watch"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()
@@ -298,6 +302,8 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     reconciler.follow_up(admin.destroy_overdue)
     reconciler.follow_up(discovery.look)
     reconciler.follow_up(shares.sweep)
+    share_watch = ShareWatch(context)
+    reconciler.follow_up(share_watch.look_for_strangers)
     draining = Draining(context, lifecycle)
     idle_leases = IdleLeases(context, lifecycle, reconciler)
     reconciler.follow_up(draining.end_overdue)
@@ -315,6 +321,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         quarantine=quarantine,
         reconciler=reconciler,
         shares=shares,
+        share_watch=share_watch,
         queue=queue,
         limits=limits,
         fair_share=fair_share,

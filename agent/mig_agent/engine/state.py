@@ -29,6 +29,7 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
 )
+from mig_agent.core.observation import ProcessUsage
 from mig_agent.engine.thread_check import LoopBound
 
 
@@ -51,6 +52,8 @@ class GpuRecord:
     """The change of its MIG mode that is in progress, as a message; empty when there is none."""
     not_shared: str = ""
     """Why a GPU without MIG mode is not shared, as a phrase; empty if it is, or is not meant to be."""
+    others: tuple[ProcessUsage, ...] = ()
+    """The processes that used no share of a GPU without MIG mode when it was read last."""
     lost: str = ""
     """The driver's report that the GPU is lost, as a message; empty while it is not."""
     instances: dict[Generation, Instance] = field(default_factory=dict)

@@ -104,6 +104,10 @@ class MpsEnforcer:
         self._daemons.stop(generation)
         self._verified.pop(generation, None)
 
+    def end_process(self, generation: Generation, pid: int) -> None:
+        """Have the server let go of one client; its CUDA calls fail from then on."""
+        self._usable(f"end of the MPS client {pid} of share {generation}").terminate(generation, pid)
+
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
         """Return the shares that have a folder."""
         return () if self._daemons is None else tuple((None, each) for each in self._daemons.existing())

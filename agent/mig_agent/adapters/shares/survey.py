@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
@@ -24,6 +24,9 @@ _OTHERS_STEP_MIB = 64
 """What others use is rounded up to this, lest every change of it change the GPU's layout."""
 
 
+_UsersKey = tuple[frozenset[int], frozenset[Generation]]
+
+
 class ShareSurvey:
     """Finds out how GPUs without MIG mode can be shared. Blocking and thread-safe; methods may raise DriverError."""
 
@@ -31,6 +34,8 @@ class ShareSurvey:
         self._driver = driver
         self._host = host
         self.enforcers = tuple(enforcers)
+        self._known: dict[GpuUuid, tuple[_UsersKey, dict[Generation, frozenset[int]]]] = {}
+        """The processes of each share at the last look, and for which processes and shares on the GPU that was."""
 
     def look(
         self, observed: ObservedGpu, shares: Sequence[tuple[Share, Enforcement | None]], rules: ShareRules
@@ -41,11 +46,17 @@ class ShareSurvey:
         if enforcer is None and not shares:
             return ObservedSharing(terms=None, why_not=why_not)
         on_gpu = self._driver.processes(gpu) if observed.processes else ()
-        users = self._users(shares, on_gpu)
+        users = self._users(gpu, shares, on_gpu)
         used = {each.pid for found in users.values() for each in found}
         others = tuple(each for each in on_gpu if each.pid not in used and not self._is_mps_server(each.pid))
         terms = None if enforcer is None else self._terms(observed, enforcer, shares, rules, others)
         return ObservedSharing(terms=terms, why_not=why_not, lost=self._lost(shares), users=users, others=others)
+
+    def users(
+        self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]]
+    ) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
+        """Return the processes on a GPU that use each of these leased shares on it."""
+        return self._users(gpu, shares, self._driver.processes(gpu))
 
     def _terms(
         self,
@@ -55,16 +66,30 @@ class ShareSurvey:
         rules: ShareRules,
         others: Iterable[ProcessUsage],
     ) -> ShareTerms:
+        otherwise = self._without_process(observed.uuid, enforcer, rules)
         # Shares from before a change of the way take what their own way takes.
-        overheads = [each.overhead_mib for each in self.enforcers if any(way is each.enforcement for _, way in shares)]
+        there = {
+            enforcer.enforcement,
+            None if otherwise is None else otherwise.enforcement,
+            *(way for _, way in shares),
+        }
         used = sum(each.used_mib or 0 for each in others)
         return ShareTerms(
             enforced_by=enforcer.enforcement,
             usable_mib=max(observed.memory_mib - self._driver.reserved_mib(observed.uuid) - rules.headroom_mib, 1),
-            overhead_mib=max(enforcer.overhead_mib, *overheads) if overheads else enforcer.overhead_mib,
+            overhead_mib=max(each.overhead_mib for each in self.enforcers if each.enforcement in there),
             least_mib=rules.least_mib,
+            needs_process=enforcer.needs_process,
+            otherwise=None if otherwise is None else otherwise.enforcement,
             others_mib=math.ceil(used / _OTHERS_STEP_MIB) * _OTHERS_STEP_MIB,
         )
+
+    def _without_process(self, gpu: GpuUuid, first: Enforcer, rules: ShareRules) -> Enforcer | None:
+        """Return the first way that works on a GPU without a process; None also if the first of all is one."""
+        if not first.needs_process:
+            return None
+        needing = {each.enforcement for each in self.enforcers if each.needs_process}
+        return self._first(gpu, tuple(way for way in rules.ways if way not in needing))[0]
 
     def _first(self, gpu: GpuUuid, ways: Sequence[Enforcement]) -> tuple[Enforcer | None, str]:
         """Return the first way that works on a GPU; None with the reasons if none does."""
@@ -79,14 +104,19 @@ class ShareSurvey:
         return None, "; ".join(reasons)
 
     def _users(
-        self, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]
+        self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]
     ) -> dict[Generation, tuple[ProcessUsage, ...]]:
-        found = {}
-        for share, way in shares:
-            enforcer = self._enforcer(way)
-            pids = () if enforcer is None or not on_gpu else enforcer.processes(share)
-            found[share.generation] = tuple(each for each in on_gpu if each.pid in pids)
-        return found
+        # Who uses which share is looked up again when others are on the GPU, or there are other shares.
+        key = frozenset(each.pid for each in on_gpu), frozenset(share.generation for share, _ in shares)
+        known = self._known.get(gpu)
+        if known is None or known[0] != key:
+            pids = {}
+            for share, way in shares:
+                enforcer = self._enforcer(way)
+                mine = () if enforcer is None or not on_gpu else enforcer.processes(share)
+                pids[share.generation] = frozenset(mine)
+            known = self._known[gpu] = (key, pids)
+        return {generation: tuple(each for each in on_gpu if each.pid in mine) for generation, mine in known[1].items()}
 
     def _lost(self, shares: Sequence[tuple[Share, Enforcement | None]]) -> dict[Generation, str]:
         lost: dict[Generation, str] = {}

@@ -330,7 +330,7 @@ def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gp
 def _no_compute_percent(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
     """Return the refusal of a want for a part of the multiprocessors, where no GPU here can give one."""
     terms = [gpu.layout.shares for gpu in gpus if gpu.layout.shares is not None]
-    if want.compute_percent is None or any(each.enforced_by.limits_compute for each in terms):
+    if want.compute_percent is None or any(each.way(has_process=False, limits_compute=True) for each in terms):
         return None
     if terms:
         ways = " and ".join(sorted({each.enforced_by.value for each in terms}))
@@ -355,6 +355,13 @@ def _too_large_for_a_share(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
             reason=Reason.NO_MIG_GPU,
             message=f"cannot place {describe_want(want)} in a MIG instance: no GPU here is in MIG mode",
             hint="without --isolation mig a share of a GPU would serve it",
+        )
+    if all(each.way(has_process=want.has_process) is None for each in terms):
+        return Refusal(
+            reason=Reason.NOT_SUPPORTED,
+            message=f"cannot place {describe_want(want)}: the memory limit of a share here holds for a process that is "
+            "handed over, and there is none",
+            hint="`migctl run` hands its command over; --num-gpus 1 takes a whole GPU",
         )
     most = max(each.usable_mib - each.overhead_mib for each in terms)
     least = min(each.least_mib for each in terms)

@@ -56,7 +56,7 @@ def share_for(want: Want, layout: Layout) -> Profile | None:
     terms = layout.shares
     if terms is None or want.isolation is Isolation.MIG or want.attributes or want.min_compute_slices > 1:
         return None
-    if want.compute_percent is not None and not terms.enforced_by.limits_compute:
+    if terms.way(has_process=want.has_process, limits_compute=want.compute_percent is not None) is None:
         return None
     limit = None
     if want.memory_bytes is not None:

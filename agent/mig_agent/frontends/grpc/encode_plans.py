@@ -58,7 +58,10 @@ def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
     reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
     gpu, profile = view.by_uuid[each.gpu], each.slot.profile
     terms = gpu.layout.shares if profile.kind.shares_memory else None
-    enforced_by = None if terms is None else terms.enforced_by
+    enforced_by = None
+    if terms is not None:  # a dry run hands no process over
+        enforced_by = terms.way(has_process=False, limits_compute=profile.compute_percent is not None)
+        enforced_by = enforced_by or terms.enforced_by
     return pb.PlannedDevice(
         gpu=each.gpu,
         gpu_index=gpu.index,

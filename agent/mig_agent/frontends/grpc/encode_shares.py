@@ -26,6 +26,7 @@ def shared_memory(terms: ShareTerms, taken_mib: int = 0, others_mib: int = 0) ->
         least_mib=terms.least_mib,
         promise=terms.enforced_by.promise,
         others_mib=others_mib,
+        without_process=enforcement(terms.way(has_process=False)),
     )
 
 

@@ -53,4 +53,9 @@ def _shares(each: GpuModel) -> tuple[str, ...]:
     if memory is None:
         return ()
     sizes = f"{format_mib(memory.least_mib)} to {format_mib(memory.largest_mib)}"
-    return (f"shares of {sizes}, {memory.promise}",)
+    shares = f"shares of {sizes}, {memory.promise}"
+    if not memory.without_process:
+        return (f"{shares}; only for `migctl run`",)
+    if memory.without_process != memory.enforced_by:
+        return (f"{shares}; by {memory.without_process} where it is not for `migctl run`",)
+    return (shares,)

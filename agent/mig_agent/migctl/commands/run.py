@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mig_agent.migctl.launcher import Launcher
 
 _SEVERAL = "a process sees only one MIG device at a time"
+_MACHINES_PID_NAMESPACE = 0xEFFFFFFC
+"""The number of the first PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h)."""
 _EACH_HINT = "give --each to run the command once on each device"
 
 
@@ -95,14 +97,22 @@ def _run(
     launcher = Launcher(kill_after)
     progress = Progress()
     held = _HeldByRun(launcher, progress, kill_after)
-    try:
-        lease = client.lease(on_queued=progress, on_lost=held.lost, on_away=held.away, **asking)
-        held.is_granted = True
-    except KeyboardInterrupt:
-        raise progress.interrupted() from None
-    finally:
-        progress.clear()
-    with _released_at_end(lease):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(launcher)
+        except OSError as error:
+            return failures.report_message(
+                f"cannot run {command[0]}: {error.strerror or error}", code=failures.COULD_NOT_RUN
+            )
+        try:
+            asking = _handing_over(client, asking, launcher.pid)
+            lease = client.lease(on_queued=progress, on_lost=held.lost, on_away=held.away, **asking)
+            held.is_granted = True
+        except KeyboardInterrupt:
+            raise progress.interrupted() from None
+        finally:
+            progress.clear()
+        stack.enter_context(_released_at_end(lease))
         if not each and len(lease.devices) > 1 and any(one.is_mig for one in lease.devices):
             raise Refused(
                 reason="not-supported",
@@ -122,16 +132,30 @@ def _run(
         shares = [device_words(one) for one in lease.devices if one.is_share]
         for note in (*shares, *lease.grant.notes):
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
-        try:
-            code = launcher.run(command, _environments(lease, each=each))
-        except OSError as error:
-            words = f"cannot run {command[0]}: {error.strerror or error}"
-            return failures.report_message(words, code=failures.COULD_NOT_RUN)
+        code = launcher.run(command, _environments(lease, each=each))
     if held.is_over.is_set():
         return failures.TIMED_OUT
     if launcher.interrupted:
         die_of_interrupt()
     return code
+
+
+def _handing_over(client: Client, asking: RequestArgs, pid: int) -> RequestArgs:
+    """Return the request with the process that starts the command, for limits that hold for processes.
+
+    Not where the request names another process, and not where the agent may know this one by another number.
+    """
+    if asking.get("pid") is not None or client.address.path is None or not _has_machines_pids():
+        return asking
+    return {**asking, "pid": pid}
+
+
+def _has_machines_pids() -> bool:
+    """Return True if this process is in the machine's own PID namespace, as the agent is."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{_MACHINES_PID_NAMESPACE}]"  # noqa: PTH115 -- no file
+    except OSError:
+        return False
 
 
 class _HeldByRun:
