@@ -1376,6 +1376,7 @@ class SharedMemory(google.protobuf.message.Message):
     LEAST_MIB_FIELD_NUMBER: builtins.int
     PROMISE_FIELD_NUMBER: builtins.int
     OTHERS_MIB_FIELD_NUMBER: builtins.int
+    WITHOUT_PROCESS_FIELD_NUMBER: builtins.int
     enforced_by: builtins.str
     """What enforces the limits of new shares: "cgroup", "mps" or "preload"."""
     usable_mib: builtins.int
@@ -1390,6 +1391,10 @@ class SharedMemory(google.protobuf.message.Message):
     """What a share isolates and what not, for people."""
     others_mib: builtins.int
     """What processes outside of its shares use of that. Only in Status."""
+    without_process: builtins.str
+    """What enforces the limits of requests that hand over no process that will use the share, as `migctl run` does. Empty:
+    such requests get no share.
+    """
     def __init__(
         self,
         *,
@@ -1400,8 +1405,9 @@ class SharedMemory(google.protobuf.message.Message):
         least_mib: builtins.int = ...,
         promise: builtins.str = ...,
         others_mib: builtins.int = ...,
+        without_process: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["enforced_by", b"enforced_by", "least_mib", b"least_mib", "others_mib", b"others_mib", "overhead_mib", b"overhead_mib", "promise", b"promise", "taken_mib", b"taken_mib", "usable_mib", b"usable_mib"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["enforced_by", b"enforced_by", "least_mib", b"least_mib", "others_mib", b"others_mib", "overhead_mib", b"overhead_mib", "promise", b"promise", "taken_mib", b"taken_mib", "usable_mib", b"usable_mib", "without_process", b"without_process"]) -> None: ...
 
 global___SharedMemory = SharedMemory
 
