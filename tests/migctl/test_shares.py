@@ -100,7 +100,7 @@ def test_show_names_no_variables_with_which_nothing_would_be_limited() -> None:
     text = "\n".join(_lines(SHARE_LEASE, NODE, {}))
     assert f"device   share of 4 GiB and 25% of the multiprocessors on GPU 1, {PROMISE}" in text
     assert "CUDA_VISIBLE_DEVICES=" not in text
-    assert "those that its request printed" in text
+    assert "with CUDA_VISIBLE_DEVICES alone nothing is limited" in text
     found = to_json.lease_in_full(SHARE_LEASE, NODE, {})
     assert isinstance(found, dict)
     assert found["env"] == {"MIG_AGENT_LEASE": "l2"}

@@ -65,7 +65,7 @@ def _lines(lease: LeaseInfo, node: Status, usage: dict[int, Usage]) -> Iterator[
     for number, device in enumerate(lease.devices):
         yield from _device(lease, number, device, node, usage)
     if any(each.is_share for each in lease.devices):
-        yield "  variables  those that its request printed: with CUDA_VISIBLE_DEVICES alone nothing would be limited"
+        yield "  variables  those that its command or request got: with CUDA_VISIBLE_DEVICES alone nothing is limited"
     else:
         uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
         yield f"  CUDA_VISIBLE_DEVICES={uuids}"
