@@ -106,7 +106,8 @@ class Execution:
         terms = self._context.state.gpus[step.slot.gpu].layout.shares
         enforced_by = None
         if step.slot.profile.kind.shares_memory and terms is not None:
-            enforced_by = terms.way(has_process=self._has_process)
+            limits_compute = step.slot.profile.compute_percent is not None
+            enforced_by = terms.way(has_process=self._has_process, limits_compute=limits_compute)
         return Instance(
             slot=step.slot,
             generation=self._context.state.next_generation(),

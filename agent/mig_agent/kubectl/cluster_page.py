@@ -34,7 +34,8 @@ def status_page(answers: Sequence[NodeAnswer], page: Page) -> str:
     widest = max((len(each.name) for node in nodes for each in slice_maps(node)), default=0)
     parts = [[_summary(answers)]]
     parts += [_node(each, page, widest) for each in answers]
-    parts.append([*map_legend(nodes, page), *fits_lines(available(nodes), page)])
+    largest_share = max((each.largest_share_mib for each in nodes), default=0)
+    parts.append([*map_legend(nodes, page), *fits_lines(available(nodes), largest_share, page)])
     if page.leases:
         parts += [text.splitlines() for text in (leases_page(answers, page), queue_page(answers, page))]
     return "\n\n".join("\n".join(part) for part in parts if part)

@@ -18,6 +18,7 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
+from mig_agent.migctl.printing import device_words
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def _run(
             if isinstance(granted, dict):
                 granted.pop("token")
             print(json.dumps(to_json.shown(granted)), file=sys.stderr, flush=True)
-        for note in lease.grant.notes:
+        shares = [device_words(one) for one in lease.devices if one.is_share]
+        for note in (*shares, *lease.grant.notes):
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
         code = launcher.run(command, _environments(lease, each=each))
     if held.is_over.is_set():
