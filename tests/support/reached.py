@@ -85,7 +85,7 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
-"""Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
+"""Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
 
 CGROUP = ("cgroup of a share", "cgroup of a share ended")
 """Kinds that `tests/faults/test_cgroup_shares.py` kills: the agent does not begin shares yet."""
