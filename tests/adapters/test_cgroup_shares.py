@@ -153,6 +153,18 @@ def test_the_end_kills_what_is_inside_and_leaves_nothing_reserved(
     refused(DriverErrorKind.NOT_FOUND, "there is no", lambda: enforcer.check(share))
 
 
+def test_what_was_started_may_end_by_itself(
+    share: Share, shell: subprocess.Popen[str], driver: Driver, simulator: Simulator, tmp_path: Path
+) -> None:
+    patient = CgroupEnforcer(driver, Host(simulator.host_root, simulated=True), "a", grace_seconds=20)
+    patient.begin(share)
+    saved = tmp_path / "saved"
+    answer(shell, f"sh -c 'sleep 0.2; echo saved >{saved}' & echo")
+    patient.end(share.gpu, SHARE)
+    assert saved.read_text() == "saved\n"
+    assert shell.wait(timeout=5) == -signal.SIGKILL, "it waited, for nothing that is in the share"
+
+
 def test_it_may_begin_again(enforcer: CgroupEnforcer, share: Share, shell: subprocess.Popen[str]) -> None:
     enforcer.begin(share)
     enforcer.begin(share)
@@ -297,6 +309,36 @@ def test_a_process_that_cannot_be_killed_is_named(
         words = f"processes do not end; held by pid {shell.pid}"
         refused(DriverErrorKind.TIMEOUT, words, lambda: quick.end(share.gpu, SHARE))
     enforcer.check(share)
+
+
+def test_a_lost_gpu_keeps_its_cgroup_until_it_answers(
+    enforcer: CgroupEnforcer, share: Share, simulator: Simulator
+) -> None:
+    """Removed with its limit set, it would leave its memory reserved for ever."""
+    enforcer.begin(share)
+    simulator.lose_gpu(0)
+    refused(DriverErrorKind.GPU_LOST, "", lambda: enforcer.end(share.gpu, SHARE))
+    refused(DriverErrorKind.GPU_LOST, "", lambda: enforcer.end(GpuUuid(""), SHARE))
+    assert enforcer.existing() == ((None, SHARE),)
+
+
+def test_a_share_is_ended_without_knowing_its_gpu(enforcer: CgroupEnforcer, share: Share, simulator: Simulator) -> None:
+    enforcer.begin(share)
+    enforcer.end(GpuUuid(""), SHARE)
+    assert not folder(simulator).exists()
+    assert not simulator.leaked_guarantees()
+
+
+def test_a_process_is_in_one_share_and_its_users_own(
+    enforcer: CgroupEnforcer, share: Share, shell: subprocess.Popen[str]
+) -> None:
+    enforcer.begin(replace(share, uid=os.getuid()))
+    second = replace(share, generation=Generation(8))
+    words = f"process {shell.pid} is in share 7, and a process can be in one only"
+    assert not refused(DriverErrorKind.IN_USE, words, lambda: enforcer.begin(second)).left_behind
+    theirs = replace(share, uid=os.getuid() + 1)
+    words = f"process {shell.pid} belongs to another user"
+    assert not refused(DriverErrorKind.NO_PERMISSION, words, lambda: enforcer.begin(theirs)).left_behind
 
 
 def test_cgroups_inside_a_share_go_with_it(

@@ -16,15 +16,17 @@ import pytest
 
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.shares.mps import MpsDaemons
-from mig_agent.core.errors import DriverError, DriverErrorKind, Reason, RefusedError
+from mig_agent.core.errors import DriverErrorKind, Reason, RefusedError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, Holder, InstanceState, Isolation, Want
 from mig_agent.core.requests import memory_want
 from mig_agent.core.shares import Enforcement, Fractions
 from mig_agent.engine.results import Granted
+from mig_agent.simulator import Code
 from support.agent import short_folder
 from support.engine import A_POD, Node, engine, killed, start
 from support.mps import stand_in
+from support.nvmlfaults import codes_of
 from support.shares import OVERHEAD_MIB, FileEnforcer, mps_enforcer
 
 WHOLE = Want(whole_gpu=True, text="a whole GPU")
@@ -167,6 +169,10 @@ async def test_a_share_whose_limit_is_lost_ends_with_its_lease(tmp_path: Path, e
         assert enforcer.existing() == ((None, generation(kept)),)
         (event,) = node.told(EventKind.LEASE_ENDED)
         assert event.message.endswith("its memory limit does not hold any more")
+        (event,) = node.told(EventKind.INSTANCE_LOST)
+        assert event.message == (
+            "the limit of the share of 3815 MiB of GPU 0 does not hold any more: what enforces it has ended"
+        )
 
 
 async def test_nothing_is_shared_beside_a_process_without_a_lease(tmp_path: Path, enforcer: FileEnforcer) -> None:
@@ -301,6 +307,27 @@ async def test_the_ledger_keeps_how_a_share_is_enforced(tmp_path: Path, enforcer
     ledger.close()
 
 
+# The driver
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetComputeMode", "nvmlDeviceGetMemoryInfo_v2"])
+async def test_a_driver_that_does_not_tell_gives_no_new_shares_and_takes_none(call: str) -> None:
+    with short_folder() as folder:
+        async with engine(folder, "l40s:2", enforcers=mps_enforcer) as node:
+            kept = await node.acquire("4G")
+            for code in set(codes_of("nvmlDeviceGetComputeMode")) - {Code.GPU_IS_LOST}:
+                node.simulator.fail(call, code, times=None)
+                for _ in range(4):
+                    await node.look()
+                assert set(node.leases) == {kept.lease.id}
+                await refused(node, "4G")
+                await node.release(await node.acquire(WHOLE))
+                node.simulator.clear()
+                await node.look()
+                await node.release(await node.acquire("4G"))
+                await node.quiet()
+
+
 # With the daemons of MPS
 
 
@@ -360,7 +387,6 @@ async def test_the_newest_process_above_the_limit_of_its_share_loses_the_gpu(
         (event,) = node.told(EventKind.PROCESS_ENDED)
         assert "use 4000 MiB of the share of 3815 MiB of GPU 0" in event.message
         assert granted.lease.id in node.leases
-        enforcer.fails["end"].append(DriverError(DriverErrorKind.TIMEOUT, "end a process"))
         node.simulator.vacate(max(old, new))
         enforcer.use(generation(granted), old)
         await watch.look()
@@ -386,10 +412,9 @@ async def test_processes_without_a_share_are_named(tmp_path: Path, enforcer: Fil
             await node.look()
         await node.quiet()
         (event,) = node.told(EventKind.PROCESS_FOUND)
-        assert event.message == f"python sneak.py (pid {stranger}), 700 MiB uses GPU 0 without a share of it"
-        assert node.manager.snapshot.problems == (
-            f"shares of GPU 0: used without a share by python sneak.py (pid {stranger}), 700 MiB",
-        )
+        words = f"python sneak.py (pid {stranger}) uses 700 MiB of GPU 0 without a share of it"
+        assert event.message == words
+        assert node.manager.snapshot.problems == (f"shares of GPU 0: {words}",)
         node.simulator.vacate(stranger)
         await node.look()
         assert not node.manager.snapshot.problems

@@ -23,11 +23,12 @@ OVERHEAD_MIB = 128
 class FileEnforcer:
     """Keeps each share as a file, which outlives an engine that is killed."""
 
-    enforcement = Enforcement.MPS
     overhead_mib = OVERHEAD_MIB
-    needs_process = False
 
     def __init__(self, folder: Path) -> None:
+        self.enforcement = Enforcement.MPS
+        self.needs_process = False
+        self.begun: list[Share] = []
         self._folder = folder
         folder.mkdir(exist_ok=True)
         self.fails: dict[str, deque[DriverError]] = {"begin": deque(), "check": deque(), "end": deque()}
@@ -66,6 +67,7 @@ class FileEnforcer:
 
     def begin(self, share: Share) -> None:
         self.slow()
+        self.begun.append(share)
         error = self.fails["begin"].popleft() if self.fails["begin"] else None
         if error is None or error.left_behind:
             self._write(share.generation, {"gpu": share.gpu, "limit": share.limit_mib, "uid": share.uid, "pids": ()})

@@ -125,9 +125,11 @@ class FinishDestroy:
 
 @dataclass(frozen=True, slots=True)
 class EndShare:
-    """A share of the agent has no lease, or is only half made: end what is left of it, then forget it."""
+    """A share has no lease, is only half made or lost its limit: end what is left of it, then forget it."""
 
     generation: Generation
+    lost: str = ""
+    """Why its limit does not hold any more, as a phrase; empty if it does, or never did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +289,7 @@ class _Comparison:
             # Somebody may have the share whom the ledger does not know.
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:
-            self._kept.append(EndShare(record.generation))
+            self._kept.append(EndShare(record.generation, lost.get(record.generation, "")))
 
     def _compare(self, record: RecordedInstance, match: ObservedInstance | None) -> None:
         if match is None:

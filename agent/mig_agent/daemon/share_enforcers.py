@@ -28,7 +28,8 @@ def share_enforcers(settings: Settings, hardware: Hardware) -> tuple[Enforcer, .
         search_path=f"{root / 'usr/bin'}:{on_path}" if settings.simulate else on_path,
         deadline_seconds=deadline,
     )
-    return (CgroupEnforcer(hardware.driver, hardware.host, own, deadline_seconds=deadline), mps)
+    cgroups = CgroupEnforcer(hardware.driver, hardware.host, own, grace_seconds=deadline, deadline_seconds=deadline / 2)
+    return (cgroups, mps)
 
 
 def _own_name(settings: Settings) -> str:

@@ -19,11 +19,11 @@ from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import delay_for
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.errors import DriverError, DriverErrorKind, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Isolation, Request
-from mig_agent.core.observation import ComputeReading, ObservedGpu, ProcessUsage
+from mig_agent.core.observation import ComputeReading, ObservedGpu, ObservedSharing, ProcessUsage
 from mig_agent.core.planning.plan import Outcome, Policy
 from mig_agent.core.shares import WAYS, Enforcement, Fractions, ShareRules
 from mig_agent.engine.accounting import Accounting
@@ -262,12 +262,19 @@ class Context:
     def with_sharing(self, observed: ObservedGpu, shares: Sequence[Instance] = ()) -> ObservedGpu:
         """Return a reading of a GPU with how it can be shared; blocking, on the thread that read it.
 
-        `shares` are the leased ones on it. May raise DriverError.
+        `shares` are the leased ones on it. Raises DriverError where the GPU is lost; after other errors there are no
+        new shares, and the GPU goes on without.
         """
         if observed.mode.current:
             return observed
         rules = self.settings.share_rules(observed.index, observed.uuid)
-        return replace(observed, sharing=self.share_survey.look(observed, _enforced(shares), rules))
+        try:
+            sharing = self.share_survey.look(observed, _enforced(shares), rules)
+        except DriverError as error:
+            if error.kind is DriverErrorKind.GPU_LOST:
+                raise
+            sharing = ObservedSharing(terms=None, why_not=str(error), users={each.generation: () for each in shares})
+        return replace(observed, sharing=sharing)
 
     def share_users(self, gpu: GpuUuid, shares: Sequence[Instance]) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
         """Return the processes that use leased shares of a GPU; blocking. May raise DriverError."""

@@ -104,17 +104,17 @@ class Execution:
 
     def _intended(self, step: CreateInstance, now: float) -> Instance:
         terms = self._context.state.gpus[step.slot.gpu].layout.shares
+        enforced_by = None
+        if step.slot.profile.kind.shares_memory and terms is not None:
+            limits_compute = step.slot.profile.compute_percent is not None
+            enforced_by = terms.way(has_process=self._has_process, limits_compute=limits_compute)
         return Instance(
             slot=step.slot,
             generation=self._context.state.next_generation(),
             state=InstanceState.CREATING,
             since=now,
             last_tenant=None,
-            enforced_by=terms.way(
-                has_process=self._has_process, limits_compute=step.slot.profile.compute_percent is not None
-            )
-            if step.slot.profile.kind.shares_memory and terms is not None
-            else None,
+            enforced_by=enforced_by,
         )
 
     @property
@@ -309,7 +309,8 @@ class Execution:
             made, seconds = await self._context.gpu_workers[slot.gpu].change(f"create {slot}", create)
         except DriverError as error:
             raise StepFailedError(error, f"cannot create {self._context.place(instance)}: {error}", slot) from error
-        self._context.step_timer.created(seconds)
+        if instance.kind.is_listed:
+            self._context.step_timer.created(seconds)  # of shares it would say nothing on MIG instances
         there = replace(
             instance,
             gpu_instance_id=made.gpu_instance_id,

@@ -255,7 +255,8 @@ class InstanceDestroyer:
                     await context.clock.sleep(PAUSE_SECONDS)
                     continue
                 raise await self._in_use(instance, error) from error
-            context.step_timer.destroyed(seconds)
+            if instance.kind.is_listed:
+                context.step_timer.destroyed(seconds)
             self._quarantine.forget(instance.generation)
             return
 

@@ -17,6 +17,7 @@ from mig_agent.core.model import (
     Gpu,
     GpuUuid,
     Instance,
+    Isolation,
     Lease,
     LeaseId,
     NodeView,
@@ -32,6 +33,7 @@ from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, Plan, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.recording import RecordedPlan, Recording, record
+from mig_agent.core.planning.shares import without_shares
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
@@ -348,13 +350,15 @@ class Manager:
         return driver_use.refusal("place anything") if driver_use.paused else None
 
     def count_creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
-        """Return how many devices for a want could be leased now one after the other, after the wants in `before`.
+        """Return how many devices for a want of a pod could be leased now one after the other, after those in `before`.
 
-        0 while the agent is paused or stops. GPUs that are reserved for a waiting request do not count.
+        Shares do not count, since pods get none (`Context.as_configured`). 0 while the agent is paused or stops. GPUs
+        that are reserved for a waiting request do not count.
         """
         context = self._context
         if context.driver_use.paused or context.closing:
             return 0
+        want, before = replace(want, isolation=Isolation.MIG), without_shares(before)
         view, key = context.state.working_view, (tuple(before), context.clock.now() // _CAPACITY_SECONDS)
         known = self._capacity
         if known is None or known[0] is not view or known[1] != key:

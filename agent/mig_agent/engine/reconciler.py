@@ -16,6 +16,7 @@ from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
+    Generation,
     GpuUuid,
     Instance,
     InstanceState,
@@ -158,22 +159,23 @@ class Reconciler:
 
     async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
         context = self._context
-        there = context.state.gpus[gpu].instances.values()
-        shares = [each for each in there if each.kind.shares_memory and each.state is InstanceState.LEASED]
+        record = context.state.gpus[gpu]
+        shares = [record.instances[each] for each in sorted(self._leased_shares(record))]
 
         def read() -> ObservedGpu:
             return context.with_sharing(context.driver.observe_gpu(gpu, afresh=afresh), shares)
 
         return await context.gpu_workers[gpu].read("read the GPU", read)
 
-    async def check_shares(self) -> None:
-        """Read each GPU that has shares again: the first reading of a start checks none of them."""
-        for record in tuple(self._context.state.gpus.values()):
-            if any(each.kind.shares_memory for each in record.instances.values()):
-                await self.check(record.uuid)
+    @staticmethod
+    def _leased_shares(record: GpuRecord) -> set[Generation]:
+        there = record.instances.values()
+        return {each.generation for each in there if each.kind.shares_memory and each.state is InstanceState.LEASED}
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Make the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a rereading."""
+        if observed.sharing is not None and not self._leased_shares(record) <= observed.sharing.users.keys():
+            observed = await self._read(record.uuid)  # the first reading of a start knows no shares
         repairs = self._differences(record, observed)
         if any(isinstance(each, _GRAVE) for each in repairs):
             # No lease or instance is lost over one reading, which may have been a bad one.

@@ -18,6 +18,7 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
+    LIMIT_LOST,
     AdoptForeign,
     EndLostLease,
     EndShare,
@@ -68,6 +69,7 @@ class Repairs:
                 left_over.append(repair)
             elif isinstance(repair, EndShare):
                 shares.append(repair)
+                self._tell_lost(transaction, repair)
             else:
                 self._put_down(transaction, record, repair)
         if transaction:
@@ -78,6 +80,19 @@ class Repairs:
                 self._shares.end_soon(known)  # beside this: what enforces its limit may hang
         for each in left_over:
             await self._finish(record, each)
+
+    def _tell_lost(self, transaction: Transaction, share: EndShare) -> None:
+        instance = self._known(share.generation)
+        if instance is not None and share.lost:
+            transaction.events.append(
+                self._context.journal.event(
+                    EventKind.INSTANCE_LOST,
+                    f"the limit of the {self._context.place(instance)} does not hold any more: {share.lost}",
+                    instance=instance,
+                    lease=instance.lease,
+                    reason=LIMIT_LOST,
+                )
+            )
 
     def _put_down(self, transaction: Transaction, record: GpuRecord, repair: Repair) -> None:
         match repair:

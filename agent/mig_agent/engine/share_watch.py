@@ -66,12 +66,12 @@ class ShareWatch:
         self._strangers[gpu] = pids
         context = self._context
         index, host = context.state.gpus[gpu].index, context.host
-        names = {each.pid: _with_memory(host.describe_process(each.pid), each) for each in others}
+        words = {each.pid: f"{host.describe_process(each.pid)} uses {_memory(each)}GPU {index}" for each in others}
         for pid in sorted(pids - before):
-            words = f"{names[pid]} uses GPU {index} without a share of it"
-            context.journal.record(context.journal.event(EventKind.PROCESS_FOUND, words, gpu=gpu, pid=pid))
-        listed = ", ".join(names[pid] for pid in sorted(pids))
-        self.report_problem(f"shares of GPU {index}", f"used without a share by {listed}" if pids else "")
+            found = f"{words[pid]} without a share of it"
+            context.journal.record(context.journal.event(EventKind.PROCESS_FOUND, found, gpu=gpu, pid=pid))
+        listed = ", ".join(words[pid] for pid in sorted(pids))
+        self.report_problem(f"shares of GPU {index}", f"{listed} without a share of it" if pids else "")
 
     async def _look_at(self, gpu: GpuUuid) -> None:
         context = self._context
@@ -135,8 +135,8 @@ class ShareWatch:
         return None
 
 
-def _with_memory(name: str, process: ProcessUsage) -> str:
-    return name if process.used_mib is None else f"{name}, {process.used_mib} MiB"
+def _memory(process: ProcessUsage) -> str:
+    return "" if process.used_mib is None else f"{process.used_mib} MiB of "
 
 
 def _tell_nobody(_part: str, _words: str) -> None:

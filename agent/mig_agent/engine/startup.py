@@ -417,7 +417,6 @@ class DriverStartup:
             await self._reconciler.run_followups()
         else:
             await self._recover_all()
-            await self._reconciler.check_shares()
             self._read = True
         await self._recovery.void_missing()
         await self.remember()

@@ -38,14 +38,20 @@ class CgroupEnforcer:
     overhead_mib = 0
     needs_process = True
 
-    def __init__(self, driver: Driver, host: Host, name: str, *, deadline_seconds: float = 10.0) -> None:
+    def __init__(
+        self, driver: Driver, host: Host, name: str, *, grace_seconds: float = 0.0, deadline_seconds: float = 10.0
+    ) -> None:
         """Use the parent of cgroups with this name, which no other agent of the machine uses.
 
-        Waits for at most `deadline_seconds` until killed processes have ended, and until a cgroup can be removed.
+        At the end of a share, what the process that was handed over has started may end by itself for `grace_seconds`;
+        then all is killed. Waits for at most `deadline_seconds` until that has ended, and until a cgroup can go.
         """
         self._driver = driver
         self._host = host
+        self._grace = grace_seconds
         self._deadline = deadline_seconds
+        self._handed_over: dict[Generation, int] = {}
+        """The process of each share that was begun here, which only waits while nothing else is in the share."""
         self._cgroups = Cgroups(host.root / MOUNT, f"mig-agent-{name}")
 
     def why_not(self, gpu: GpuUuid) -> str:
@@ -86,6 +92,7 @@ class CgroupEnforcer:
                 folder = self._cgroups.make(name)
                 self._driver.set_memory_limit(share.gpu, folder, share.limit_mib)
                 self._cgroups.join(name, process.pid, process.started)
+                self._handed_over[share.generation] = process.pid
         except DriverError as error:
             error.left_behind = True
             raise
@@ -109,16 +116,18 @@ class CgroupEnforcer:
     def end(self, gpu: GpuUuid, generation: Generation) -> None:
         """Kill the processes inside, take the limit back, and then remove the cgroup; nothing if there is none.
 
-        An empty `gpu` is the one on which the cgroup has a limit, if any.
+        A command whose time is over has got SIGTERM from `migctl run` by now, and may save its work. An empty `gpu` is
+        the one on which the cgroup has a limit, if any.
         """
         what, name = _what("end", generation), str(generation)
         if name not in self._cgroups.names():
             return
+        limited = self._limited_gpu((gpu,) if gpu else self._driver.uuids().values(), name)
         with _described(what):
+            self._let_end(name, self._handed_over.pop(generation, None))
             self._kill(name, what)
-            limited = gpu or self._limited_gpu(self._driver.uuids().values(), name)
             if limited is not None:
-                self._unlimit(limited, name)
+                self._driver.set_memory_limit(limited, self._cgroups.path(name), None)
             self._cgroups.remove(name, self._deadline)
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
@@ -126,7 +135,7 @@ class CgroupEnforcer:
         with _described("look for shares"):
             numbers = sorted(int(each) for each in self._cgroups.names() if _GENERATION.fullmatch(each))
         gpus = tuple(self._driver.uuids().values()) if numbers else ()
-        return tuple((self._limited_gpu(gpus, str(number)), Generation(number)) for number in numbers)
+        return tuple((self._known_gpu(gpus, str(number)), Generation(number)) for number in numbers)
 
     def _refuse_used(self, name: str, pid: int, what: str) -> None:
         """Raise IN_USE if the process is in another share, or others are in this one."""
@@ -140,6 +149,11 @@ class CgroupEnforcer:
             detail = f"{self._cgroups.path(name)} has other processes; end them"
             raise DriverError(DriverErrorKind.IN_USE, what, detail=detail, holders=holders)
 
+    def _let_end(self, name: str, waiting: int | None) -> None:
+        until = time.monotonic() + self._grace
+        while set(self._cgroups.members(name)) - {waiting} and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
     def _kill(self, name: str, what: str) -> None:
         """Kill what is inside, again where it forks meanwhile, until nothing is left."""
         until = time.monotonic() + self._deadline
@@ -150,20 +164,23 @@ class CgroupEnforcer:
             self._cgroups.kill(name)
             time.sleep(_POLL_SECONDS)
 
-    def _unlimit(self, gpu: GpuUuid, name: str) -> None:
-        try:
-            self._driver.set_memory_limit(gpu, self._cgroups.path(name), None)
-        except DriverError as error:
-            # An older driver was loaded meanwhile, or MIG mode switched on: the limits went with what was before.
-            if error.kind is not DriverErrorKind.NOT_SUPPORTED:
-                raise
-
     def _limited_gpu(self, gpus: Iterable[GpuUuid], name: str) -> GpuUuid | None:
+        """Return the GPU on which a cgroup has a limit; None if it has none."""
         for gpu in gpus:
-            with contextlib.suppress(DriverError):  # it has MIG mode, or does not answer
+            try:
                 if self._driver.memory_limit(gpu, self._cgroups.path(name)) is not None:
                     return gpu
+            except DriverError as error:
+                # An older driver was loaded meanwhile, or MIG mode switched on: limits went with what was before.
+                if error.kind is not DriverErrorKind.NOT_SUPPORTED:
+                    raise
         return None
+
+    def _known_gpu(self, gpus: Iterable[GpuUuid], name: str) -> GpuUuid | None:
+        try:
+            return self._limited_gpu(gpus, name)
+        except DriverError:
+            return None  # a GPU does not answer
 
     def _not_supported(self) -> str:
         branch = self._driver.version.partition(".")[0]
@@ -185,7 +202,8 @@ def _described(what: str) -> Iterator[None]:
         detail = f"{error.filename or 'the process'} has ended; start it again"
         raise DriverError(DriverErrorKind.NOT_FOUND, what, detail=detail) from error
     except OSError as error:
-        raise DriverError(_kind(error), what, detail=f"{error.filename}: {error.strerror}") from error
+        where = f"{error.filename}: " if error.filename else ""
+        raise DriverError(_kind(error), what, detail=f"{where}{error.strerror}") from error
 
 
 def _kind(error: OSError) -> DriverErrorKind:

@@ -42,14 +42,14 @@ class ShareSurvey:
     ) -> ObservedSharing:
         """Survey a GPU that was read just now, with the leased shares on it and the ways in which they are enforced."""
         gpu = observed.uuid
-        enforcer, why_not = self._first(gpu, rules.ways)
-        if enforcer is None and not shares:
+        working, why_not = self._working(gpu, rules.ways)
+        if not working and not shares:
             return ObservedSharing(terms=None, why_not=why_not)
         on_gpu = self._driver.processes(gpu) if observed.processes else ()
         users = self._users(gpu, shares, on_gpu)
         used = {each.pid for found in users.values() for each in found}
         others = tuple(each for each in on_gpu if each.pid not in used and not self._is_mps_server(each.pid))
-        terms = None if enforcer is None else self._terms(observed, enforcer, shares, rules, others)
+        terms = self._terms(observed, working, shares, rules, others) if working else None
         return ObservedSharing(terms=terms, why_not=why_not, lost=self._lost(shares), users=users, others=others)
 
     def users(
@@ -61,47 +61,39 @@ class ShareSurvey:
     def _terms(
         self,
         observed: ObservedGpu,
-        enforcer: Enforcer,
+        working: Sequence[Enforcer],
         shares: Sequence[tuple[Share, Enforcement | None]],
         rules: ShareRules,
         others: Iterable[ProcessUsage],
     ) -> ShareTerms:
-        otherwise = self._without_process(observed.uuid, enforcer, rules)
+        needing = working[0].needs_process
+        otherwise = next((each for each in working if not each.needs_process), None) if needing else None
         # Shares from before a change of the way take what their own way takes.
-        there = {
-            enforcer.enforcement,
-            None if otherwise is None else otherwise.enforcement,
-            *(way for _, way in shares),
-        }
+        ways = {working[0].enforcement, *(way for _, way in shares)}
+        if otherwise is not None:
+            ways.add(otherwise.enforcement)
         used = sum(each.used_mib or 0 for each in others)
         return ShareTerms(
-            enforced_by=enforcer.enforcement,
+            enforced_by=working[0].enforcement,
             usable_mib=max(observed.memory_mib - self._driver.reserved_mib(observed.uuid) - rules.headroom_mib, 1),
-            overhead_mib=max(each.overhead_mib for each in self.enforcers if each.enforcement in there),
+            overhead_mib=max(each.overhead_mib for each in self.enforcers if each.enforcement in ways),
             least_mib=rules.least_mib,
-            needs_process=enforcer.needs_process,
+            needs_process=needing,
             otherwise=None if otherwise is None else otherwise.enforcement,
             others_mib=math.ceil(used / _OTHERS_STEP_MIB) * _OTHERS_STEP_MIB,
         )
 
-    def _without_process(self, gpu: GpuUuid, first: Enforcer, rules: ShareRules) -> Enforcer | None:
-        """Return the first way that works on a GPU without a process; None also if the first of all is one."""
-        if not first.needs_process:
-            return None
-        needing = {each.enforcement for each in self.enforcers if each.needs_process}
-        return self._first(gpu, tuple(way for way in rules.ways if way not in needing))[0]
-
-    def _first(self, gpu: GpuUuid, ways: Sequence[Enforcement]) -> tuple[Enforcer | None, str]:
-        """Return the first way that works on a GPU; None with the reasons if none does."""
-        reasons = []
+    def _working(self, gpu: GpuUuid, ways: Sequence[Enforcement]) -> tuple[list[Enforcer], str]:
+        """Return the ways that work on a GPU, the preferred one first; with the reasons if none does."""
+        working, reasons = [], []
         for way in ways:
             enforcer = self._enforcer(way)
             why_not = f"this agent does not enforce limits by {way}" if enforcer is None else enforcer.why_not(gpu)
             if enforcer is not None and not why_not:
-                return enforcer, ""
-            if enforcer is not None or len(ways) == 1:
+                working.append(enforcer)
+            elif enforcer is not None or len(ways) == 1:
                 reasons.append(f"{way}: {why_not}")
-        return None, "; ".join(reasons)
+        return working, "" if working else "; ".join(reasons)
 
     def _users(
         self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final
 
-from mig_agent.core.model import Gpu, GpuState, Isolation, NodeView, Want
-from mig_agent.core.planning.capacity import servable
+from mig_agent.core.model import Gpu, GpuState, NodeView, Want
+from mig_agent.core.planning.capacity import servable_in_containers
 from mig_agent.core.pod_resources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
 from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
@@ -112,9 +112,8 @@ def _wants(view: NodeView, naming: Naming) -> Iterator[tuple[str, Want]]:
     for profile in _profiles(view.gpus):
         yield naming.profiles + in_kubernetes(profile), profile_want(profile)
     for amount in naming.amounts:
-        # Containers get no shares of GPUs yet.
-        want = replace(memory_want(amount.upper()), text=amount.upper(), isolation=Isolation.MIG)
-        if servable(view, want):
+        want = replace(memory_want(amount.upper()), text=amount.upper())
+        if servable_in_containers(view, want):
             yield naming.memory + amount, want
     if naming.whole_gpu and any(gpu.state is GpuState.WHOLE for gpu in view.gpus):
         yield naming.whole_gpu, _WHOLE
