@@ -101,3 +101,15 @@ def test_a_part_of_compute_is_had_by_mps_where_the_driver_comes_first() -> None:
     assert terms.way(has_process=True, limits_compute=True) is Enforcement.MPS
     assert replace(terms, otherwise=None).way(has_process=True, limits_compute=True) is None
     assert isinstance(plan(node(shareable(terms)), request(QUARTER)), Plan)
+
+
+def test_several_devices_that_would_be_shares_are_refused_for_what_they_are() -> None:
+    two = request(memory("4G"), memory("4G"))
+    refusal = plan(node(shareable(), shareable()), two)
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason is Reason.TOO_MANY_DEVICES
+    assert refusal.message == (
+        "cannot place 2 devices of 4G together: on this node they would be shares of GPUs, and one process cannot use "
+        "two shares"
+    )
+    assert isinstance(plan(node(shareable(), Machine(H100)), two), Plan), "MIG instances, which it can"

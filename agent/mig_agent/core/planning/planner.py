@@ -43,7 +43,7 @@ from mig_agent.core.planning.pinning import window_of
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Outcome, Policy
 from mig_agent.core.planning.profiles import order_of_size, round_amount, served_by, smallest_profile
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
-from mig_agent.core.planning.shares import largest_share, share_for
+from mig_agent.core.planning.shares import largest_share, share_for, without_shares
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
 
@@ -490,6 +490,13 @@ def _too_large(request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
 def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
     wants = request.wants
     place = describe_scope(request, gpus)
+    if any(_only_shared(want, gpus) for want in wants):
+        return Refusal(
+            reason=Reason.TOO_MANY_DEVICES,
+            message=f"cannot place {describe_wants(wants)} together: {place} they would be shares of GPUs, and one process "
+            "cannot use two shares",
+            hint="ask for each in a request of its own",
+        )
     if len(set(wants)) == 1:
         most = len(wants)
         while most > 0 and not fits_when_empty(gpus, wants[:most]):
@@ -505,6 +512,12 @@ def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
         message=f"cannot place {describe_wants(wants)}: they do not fit {place} together, even with nothing else there",
         hint="ask for fewer or smaller devices, or in several requests",
     )
+
+
+def _only_shared(want: Want, gpus: Sequence[Gpu]) -> bool:
+    """Return True if a share of a GPU serves the want, and nothing else on these GPUs does."""
+    (alone,) = without_shares((want,))
+    return not any(smallest_profile(alone, gpu.layout) for gpu in gpus)
 
 
 def _instance_profiles(gpu: Gpu) -> tuple[Profile, ...]:
