@@ -110,7 +110,7 @@ class CgroupFs:
 
     def _add(self, pid: int, cgroup: str) -> None:
         with contextlib.suppress(FileNotFoundError), (self.folder(cgroup) / "cgroup.procs").open("a") as file:
-            file.write(f"{pid}\n")
+            file.write(f"\n{pid}\n")  # who wrote before may have ended no line
 
     def _members(self) -> Iterator[tuple[int, str]]:
         for procs in sorted(self.root.rglob("cgroup.procs")):
