@@ -11,10 +11,10 @@ import pytest
 from mig_agent.adapters.kubeapi.pod_exec import Finished
 from mig_agent.client import to_json
 from mig_agent.client.types import Status
-from mig_agent.kubectl import answers as asking
 from mig_agent.kubectl.agent_pods import AgentPod
 from mig_agent.kubectl.agents import NoAnswerError, status_of
-from mig_agent.kubectl.answers import ask_nodes
+from mig_agent.migctl import answers as asking
+from mig_agent.migctl.answers import ask_all
 
 
 def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,10 +34,10 @@ def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.Monk
     pods = [AgentPod(node=f"n{number}", name="p") for number in range(1, 5)]
     pods.append(AgentPod(node="n5", name="p", trouble="its agent's pod is Pending"))
     began = time.monotonic()
-    found = ask_nodes(pods, ask, 0.2)
+    found = ask_all(pods, ask, 0.2)
     over.set()
     assert time.monotonic() - began < 30
-    assert [each.pod for each in found] == pods
+    assert [each.target for each in found] == pods
     assert [each.trouble for each in found] == [
         "no answer within 0.2 s",
         "cannot connect",
@@ -45,7 +45,7 @@ def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.Monk
         "",
         "its agent's pod is Pending",
     ]
-    assert found[3].status is node
+    assert found[3].found is node
 
 
 def test_what_migctl_prints_is_the_status(node: Status) -> None:

@@ -30,7 +30,7 @@ from mig_agent.client.types import (
     Status,
     Usage,
 )
-from mig_agent.migctl.commands.top import render
+from mig_agent.migctl.top_live import render
 from mig_agent.migctl.keys import decode
 from mig_agent.migctl.top_view import ORDERS, NodeReading, View, list_lines, page, page_size, plain
 from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
@@ -128,7 +128,7 @@ def usage(
 
 
 def reading(readings: dict[int, Usage] | None = None, gpus: int = 1, holders: Sequence[str] = HOLDERS) -> NodeReading:
-    return NodeReading(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
+    return NodeReading.of(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
 
 
 def listed(of: NodeReading, view: View, width: int | None = None) -> list[str]:

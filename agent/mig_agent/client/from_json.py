@@ -28,6 +28,25 @@ def status(value: Json) -> types.Status:
     return replace(found, missing_gpus=silent)
 
 
+def top(value: Json) -> tuple[str, tuple[tuple[types.Instance, types.Usage, bool], ...]]:
+    """Decode `migctl top -o json`: the node's name, and each instance with its usage and whether its lease is unused.
+
+    Raises ValueError if it is no such answer.
+    """
+    instances = value.get("instances") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(instances, list):
+        raise ValueError("cannot decode what is used on a node: it is no answer of `migctl top -o json`")  # noqa: TRY004 -- as of `status`
+    return str(value.get("node", "")), tuple(_used(each) for each in instances if isinstance(each, dict))
+
+
+def _used(value: Mapping[str, Json]) -> tuple[types.Instance, types.Usage, bool]:
+    instance = replace(
+        _object(types.Instance, value), gpu=str(value.get("gpu", "")), gpu_index=int(str(value.get("gpu_index", 0)))
+    )
+    usage = value.get("usage")
+    return instance, _object(types.Usage, usage if isinstance(usage, dict) else {}), value.get("unused") is True
+
+
 @cache
 def _plan(kind: type) -> tuple[tuple[Field[Any], Any, str], ...]:
     """Return each field of a dataclass with its type and its key in JSON."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from mig_agent.core.quantities import counted
 from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.printing import memory, percent
 
 if TYPE_CHECKING:
+    from mig_agent.client.to_json import Json
     from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
 
 UNKNOWN: Final = "?"
 """Shown for what the driver does not report, such as how busy an instance is before Hopper; never 0."""
 _HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "COMPUTE", "", "HOLDER")
-_STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 2, 4, 5, 6, 7, 8
+"""The columns behind that of the node, which has no name and no width where there is only one."""
+_STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 3, 5, 6, 7, 8, 9
 _DROPPED_WHEN_NARROW = (_COMPUTE_BAR, _MEMORY_BAR, _OF)
 """The columns that a narrow terminal does without, the first that goes first."""
 _HOLDER_CELLS = 16
@@ -39,6 +41,10 @@ class InstanceRow:
     gpu_index: int
     usage: Usage | None
     is_unused: bool
+    user_name: Callable[[int], str]
+    """Names a user of its node by uid."""
+    node: str = ""
+    """The node's name; empty where only one is shown."""
 
     @property
     def used_mib(self) -> int | None:
@@ -64,22 +70,88 @@ class InstanceRow:
         return () if self.usage is None else self.usage.process_details
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReading:
-    """One reading of the node, and the names of its users."""
+    """One reading of one node."""
 
-    node: Status
-    usage: Mapping[int, Usage]
-    user_name: Callable[[int], str]
+    name: str
+    instances: tuple[InstanceRow, ...]
+    """By GPU and place."""
+    leases: int
+    waiting: int
 
-    def rows(self) -> list[InstanceRow]:
-        """Return all instances, by GPU and place."""
-        unused = {each.id for each in self.node.leases if each.unused}
-        return [
-            InstanceRow(each, gpu.index, self.usage.get(each.generation), each.lease in unused)
-            for gpu in self.node.gpus
+    @classmethod
+    def of(cls, node: Status, usage: Mapping[int, Usage], user_name: Callable[[int], str]) -> NodeReading:
+        """Return what is known of a node, and `user_name`, which names its users."""
+        unused = {each.id for each in node.leases if each.unused}
+        rows = (
+            InstanceRow(each, gpu.index, usage.get(each.generation), each.lease in unused, user_name)
+            for gpu in node.gpus
             for each in sorted(gpu.instances, key=_start)
-        ]
+        )
+        return cls(name=node.node, instances=tuple(rows), leases=len(node.leases), waiting=len(node.queue))
+
+    @classmethod
+    def of_json(cls, value: Json) -> NodeReading:
+        """Return what `migctl top -o json` tells of a node, which has no waiting requests. Raises ValueError."""
+        from mig_agent.client import from_json  # noqa: PLC0415 -- only where it is needed
+
+        name, used = from_json.top(value)
+        rows = tuple(
+            InstanceRow(instance, instance.gpu_index, usage, is_unused, lambda uid: f"uid {uid}")
+            for instance, usage, is_unused in used
+        )
+        return cls(
+            name=name,
+            instances=tuple(sorted(rows, key=lambda row: (row.gpu_index, _start(row.instance)))),
+            leases=len({row.instance.lease for row in rows if row.instance.lease}),
+            waiting=0,
+        )
+
+    noun: ClassVar = ""
+    troubles: ClassVar[tuple[str, ...]] = ()
+
+    def rows(self) -> Sequence[InstanceRow]:
+        """Return all instances."""
+        return self.instances
+
+    def names(self) -> str:
+        """Return what the first line begins with."""
+        return f"{self.name}: {counted(self.leases, 'lease')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesReading:
+    """One reading of several nodes."""
+
+    noun: str
+    """What a node is called by its name: a node, or a context."""
+    nodes: Mapping[str, NodeReading]
+    """What is known of each node that answers, by the name under which people know it."""
+    troubles: tuple[str, ...]
+    """A line for each node that does not answer."""
+
+    @property
+    def leases(self) -> int:
+        """Leases of all nodes."""
+        return sum(each.leases for each in self.nodes.values())
+
+    @property
+    def waiting(self) -> int:
+        """Waiting requests of all nodes."""
+        return sum(each.waiting for each in self.nodes.values())
+
+    def rows(self) -> Sequence[InstanceRow]:
+        """Return all instances, by node."""
+        return [replace(row, node=name) for name, each in self.nodes.items() for row in each.instances]
+
+    def names(self) -> str:
+        """Return what the first line begins with."""
+        silent = f", no answer from {counted(len(self.troubles), self.noun)}" if self.troubles else ""
+        return f"{counted(len(self.nodes) + len(self.troubles), self.noun)}{silent}, {counted(self.leases, 'lease')}"
+
+
+Reading: TypeAlias = NodeReading | NodesReading
 
 
 def _start(instance: Instance) -> int:
@@ -165,32 +237,32 @@ class View:
         return "   ".join(shown)
 
 
-def head(reading: NodeReading) -> str:
+def head(reading: Reading) -> str:
     """Return the first line: how many leases there are, and how much of what is leased is used."""
-    node = reading.node
     leased = [row for row in reading.rows() if row.instance.lease]
     known = [row.used_mib for row in leased if row.used_mib is not None]
-    parts = [f"{node.node}: {counted(len(node.leases), 'lease')}"]
-    if node.queue:
-        parts.append(f"{len(node.queue)} waiting")
+    parts = [reading.names()]
+    if reading.waiting:
+        parts.append(f"{reading.waiting} waiting")
     if leased:
         used = memory(sum(known)) if known else UNKNOWN
         parts.append(f"{used} used of {memory(sum(row.total_mib for row in leased))} leased")
     return one_line(", ".join(parts))
 
 
-def list_lines(reading: NodeReading, view: View, width: int | None) -> tuple[Line, list[Line]]:
-    """Return the header of the list, and its lines: each instance with its processes below it."""
-    rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
-    cells = [_HEADER, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, list[Line]]:
+    """Return the header of the list, and its lines: nodes without an answer, then each instance with its processes."""
+    rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words)]
+    names = (reading.noun.upper(), *_HEADER)
+    cells = [names, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
     columns = _columns(widths, width)
-    lines: list[Line] = []
+    lines: list[Line] = [tuple(_cut(iter([(each, "trouble")]), width)) for each in reading.troubles]
     for row, texts in zip(rows, cells[1:], strict=True):
         lines.append(tuple(_cut(_styled(row, texts, widths, columns), width)))
         if view.with_processes:
-            lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
-    header = "  ".join(_aligned(_HEADER[column], column, widths[column]) for column in columns).rstrip()
+            lines += [tuple(_cut(_process(each, row), width)) for each in row.processes]
+    header = "  ".join(_aligned(names[column], column, widths[column]) for column in columns).rstrip()
     return tuple(_cut(iter([(header, "bold")]), width)), lines
 
 
@@ -210,14 +282,14 @@ def _aligned(text: str, column: int, size: int) -> str:
     return text.rjust(size) if column == _COMPUTE else text.ljust(size)
 
 
-def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
+def _matches(row: InstanceRow, words: str) -> bool:
     if not words:
         return True
     each = row.instance
-    texts = [f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
+    texts = [row.node, f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
     for process in row.processes:
         texts += [str(process.pid), process.command]
-        texts += [] if process.uid is None else [reading.user_name(process.uid)]
+        texts += [] if process.uid is None else [row.user_name(process.uid)]
     return any(words.lower() in text.lower() for text in texts)
 
 
@@ -227,6 +299,7 @@ def _cells(row: InstanceRow) -> tuple[str, ...]:
     if usage is not None and not usage.process_details and usage.processes:
         holder += f" (pid {', '.join(map(str, usage.processes))})"
     return (
+        one_line(row.node),
         str(row.gpu_index),
         each.profile,
         each.state,
@@ -256,8 +329,8 @@ def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int], colum
             yield "  ", ""
 
 
-def _process(each: ProcessUsage, reading: NodeReading) -> Iterator[Segment]:
-    user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
+def _process(each: ProcessUsage, row: InstanceRow) -> Iterator[Segment]:
+    user = UNKNOWN if each.uid is None else row.user_name(each.uid)
     used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
     yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
 
@@ -278,7 +351,7 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
-def page(reading: NodeReading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
+def page(reading: Reading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
     """Return the whole screen: the head, the keys, and as much of the list as there is place for.
 
     `trouble` says why the reading is old, in place of the head.

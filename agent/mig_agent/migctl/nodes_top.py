@@ -1,0 +1,78 @@
+"""`top` of several nodes: one list of the instances of all, once or live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mig_agent.migctl import failures
+from mig_agent.migctl.answers import Answer
+from mig_agent.migctl.printing import print_json, print_whole
+from mig_agent.migctl.top_live import render, show_live
+from mig_agent.migctl.top_view import NodeReading, NodesReading, View
+
+if TYPE_CHECKING:
+    from mig_agent.client import Client
+    from mig_agent.client.to_json import Json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopAnswer:
+    """What a node's agent told of its instances."""
+
+    json: Json
+    """As `migctl top -o json` prints it."""
+    reading: NodeReading
+
+
+def ask_client(names: Callable[[Client], Callable[[int], str]]) -> Callable[[Client], TopAnswer]:
+    """Return the question to an agent; `names` returns what names the users of its machine."""
+
+    def question(client: Client) -> TopAnswer:
+        from mig_agent.client import to_json  # noqa: PLC0415 -- imported by then
+
+        node, usage = client.status(), client.usage()
+        return TopAnswer(json=to_json.top(node, usage), reading=NodeReading.of(node, usage, names(client)))
+
+    return question
+
+
+def show(
+    ask: Callable[[], Sequence[Answer[TopAnswer]]], noun: str, view: View, output: str, seconds: float | None
+) -> int:
+    """Print what all nodes answer as text or `json`; with `seconds` show it live, read again after these.
+
+    Returns the exit code: NO_AGENT where a node gives no answer, and DONE after a live view. Raises what `ask` raises.
+    """
+    if seconds is not None and output != "json":
+        show_live(lambda: read(ask(), noun), view, seconds)
+        return failures.DONE
+    answers = ask()
+    if output == "json":
+        print_json(encode(answers, noun))
+    else:
+        print_whole(render(read(answers, noun), view))
+    return failures.NO_AGENT if any(each.found is None for each in answers) else failures.DONE
+
+
+def read(answers: Sequence[Answer[TopAnswer]], noun: str) -> NodesReading:
+    """Return the answers as one reading."""
+    from mig_agent.migctl.nodes_page import troubles  # noqa: PLC0415 -- after the client is imported
+
+    found = {each.target.label: each.found.reading for each in answers if each.found is not None}
+    return NodesReading(noun=noun, nodes=found, troubles=tuple(troubles(answers)))
+
+
+def encode(answers: Sequence[Answer[TopAnswer]], noun: str) -> Json:
+    """Encode the instances of each node with what is used on them."""
+    return {
+        f"{noun}s": [
+            {
+                **each.target.keys,
+                "top": None if each.found is None else each.found.json,
+                "error": each.trouble or None,
+            }
+            for each in answers
+        ]
+    }
