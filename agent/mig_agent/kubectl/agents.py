@@ -57,7 +57,7 @@ class Agents:
 
     def top(self, pod: AgentPod) -> TopAnswer:
         """Return what is used on a node's instances. Raises NoAnswerError."""
-        return top_of(self._run(pod, "top"))
+        return top_of(self._run(pod, "top"), pod)
 
     def _run(self, pod: AgentPod, verb: str) -> Finished:
         """Run a verb of `migctl` that shows something in the agent's container. Raises NoAnswerError."""
@@ -79,10 +79,10 @@ def status_of(done: Finished) -> Status:
     return _decoded(_printed(done), from_json.status)
 
 
-def top_of(done: Finished) -> TopAnswer:
+def top_of(done: Finished, pod: AgentPod) -> TopAnswer:
     """Return the use of instances that `migctl` printed. Raises NoAnswerError with what it said in its place."""
     answer = _printed(done)
-    return TopAnswer(json=answer, reading=_decoded(answer, NodeReading.of_json))
+    return TopAnswer(json=answer, reading=_decoded(answer, NodeReading.of_json), agent=pod)
 
 
 def _printed(done: Finished) -> Json:

@@ -78,6 +78,21 @@ def ask_all(
     return tuple(found[each] for each in targets)
 
 
+def repeated(answers: Sequence[Answer[Found]], agent_of: Callable[[Found], object]) -> dict[str, str]:
+    """Return the names under which an agent answered that is there under an earlier name, with that name.
+
+    `agent_of` returns what tells agents apart.
+    """
+    first: dict[object, str] = {}
+    found: dict[str, str] = {}
+    for each in answers:
+        if each.found is not None:
+            name = first.setdefault(agent_of(each.found), each.target.label)
+            if name != each.target.label:
+                found[each.target.label] = name
+    return found
+
+
 def _ask(
     target: AnyTarget,
     ask: Callable[[AnyTarget], Found],

@@ -19,7 +19,7 @@ from mig_agent.client.types import Available, Status
 from mig_agent.core.quantities import counted
 from mig_agent.core.slicemap import render_lines
 from mig_agent.migctl import failures
-from mig_agent.migctl.answers import Answer, Found
+from mig_agent.migctl.answers import Answer, Found, repeated
 from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, table, wants_color
 from mig_agent.migctl.status_page import (
@@ -76,10 +76,15 @@ def exit_code(answers: Sequence[Answer[Found]]) -> int:
 
 def status_page(answers: Sequence[Answer[Status]], page: Page, noun: str) -> str:
     """Return the map of all nodes; with `page.leases` also their leases and who waits."""
-    nodes = _nodes(answers)
+    nodes, twice = _nodes(answers), repeated(answers, agent_of)
     widest = max((len(each.name) for node in nodes for each in slice_maps(node)), default=0)
     parts = [[_summary(answers, noun)]]
-    parts += [_node(each, page, widest) for each in answers]
+    parts += [
+        [one_line(f"{each.target.label}: the same agent as {twice[each.target.label]}")]
+        if each.target.label in twice
+        else _node(each, page, widest)
+        for each in answers
+    ]
     parts.append([*map_legend(nodes, page), *fits_lines(available(nodes), page)])
     if page.leases:
         parts.append(tables_page(answers, page, noun).splitlines())
@@ -145,13 +150,26 @@ def _where(answers: Sequence[Answer[Status]], noun: str) -> str:
     return f" on {noun}s that answer" if any(each.found is None for each in answers) else ""
 
 
+def agent_of(node: Status) -> object:
+    """Return what tells the agent of a node apart from all others."""
+    return node.node, node.boot_id, node.started_at
+
+
+def _once(answers: Sequence[Answer[Status]]) -> list[tuple[str, Status]]:
+    """Return the nodes that answer, each under its first name."""
+    twice = repeated(answers, agent_of)
+    return [
+        (each.target.label, each.found) for each in answers if each.found is not None and each.target.label not in twice
+    ]
+
+
 def _nodes(answers: Sequence[Answer[Status]]) -> list[Status]:
-    return [each.found for each in answers if each.found is not None]
+    return [node for _, node in _once(answers)]
 
 
 def _summary(answers: Sequence[Answer[Status]], noun: str) -> str:
     nodes = _nodes(answers)
-    waiting, silent = sum(len(each.queue) for each in nodes), len(answers) - len(nodes)
+    waiting, silent = sum(len(each.queue) for each in nodes), sum(each.found is None for each in answers)
     words = [
         counted(len(answers), noun),
         counted(sum(len(each.gpus) for each in nodes), "GPU"),
@@ -188,7 +206,7 @@ def _table(
     Nodes may differ in their columns: one that only some of them need is there for all. Those in `cut` are shortened
     where the page is too narrow.
     """
-    tables = [(each.target.label, *_split(rows_of(each.found))) for each in answers if each.found is not None]
+    tables = [(name, *_split(rows_of(node))) for name, node in _once(answers)]
     tables = [each for each in tables if each[2]]
     if not tables:
         return ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mig_agent.migctl import failures
-from mig_agent.migctl.answers import Answer
+from mig_agent.migctl.answers import Answer, repeated
 from mig_agent.migctl.printing import print_json, print_whole
 from mig_agent.migctl.top_live import render, show_live
 from mig_agent.migctl.top_view import NodeReading, NodesReading, View
@@ -24,6 +24,8 @@ class TopAnswer:
     json: Json
     """As `migctl top -o json` prints it."""
     reading: NodeReading
+    agent: object
+    """What tells the agent apart from all others."""
 
 
 def ask_client(names: Callable[[Client], Callable[[int], str]]) -> Callable[[Client], TopAnswer]:
@@ -31,9 +33,11 @@ def ask_client(names: Callable[[Client], Callable[[int], str]]) -> Callable[[Cli
 
     def question(client: Client) -> TopAnswer:
         from mig_agent.client import to_json  # noqa: PLC0415 -- imported by then
+        from mig_agent.migctl.nodes_page import agent_of  # noqa: PLC0415 -- the same
 
         node, usage = client.status(), client.usage()
-        return TopAnswer(json=to_json.top(node, usage), reading=NodeReading.of(node, usage, names(client)))
+        reading = NodeReading.of(node, usage, names(client))
+        return TopAnswer(json=to_json.top(node, usage), reading=reading, agent=agent_of(node))
 
     return question
 
@@ -57,10 +61,15 @@ def show(
 
 
 def read(answers: Sequence[Answer[TopAnswer]], noun: str) -> NodesReading:
-    """Return the answers as one reading."""
+    """Return the answers as one reading; an agent that has several names counts once."""
     from mig_agent.migctl.nodes_page import troubles  # noqa: PLC0415 -- after the client is imported
 
-    found = {each.target.label: each.found.reading for each in answers if each.found is not None}
+    twice = repeated(answers, lambda each: each.agent)
+    found = {
+        each.target.label: each.found.reading
+        for each in answers
+        if each.found is not None and each.target.label not in twice
+    }
     return NodesReading(noun=noun, nodes=found, troubles=tuple(troubles(answers)))
 
 
