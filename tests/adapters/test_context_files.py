@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mig_agent.adapters.context_files import (
     FILE_NAME,
     KEYS,
-    Context,
+    AgentContext,
     ContextFile,
     change_file,
     check_name,
@@ -48,14 +48,14 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def test_what_a_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/alice")
+    monkeypatch.setenv("HOME", "/alice")
     path = write(tmp_path / "contexts.yaml", TEXT)
     found = parse_file(path)
     assert (found.current, found.current_line) == ("gpu3", 1)
     gpu3, here = found.contexts.values()
     assert (gpu3.name, gpu3.address, gpu3.mistake) == ("gpu3", "gpu3:7400", "")
     assert gpu3.tls_file("tls_ca") == str(tmp_path / "ca.crt"), "beside the file that names it"
-    assert gpu3.tls_file("tls_cert") == "/home/alice/alice.crt"
+    assert gpu3.tls_file("tls_cert") == "/alice/alice.crt"
     assert gpu3.tls_file("tls_key") == "/keys/alice.key"
     assert here.tls_file("tls_ca") == ""
     assert (gpu3.place(), gpu3.place("tls_key")) == (f"{path}, line 3", f"{path}, line 7")
@@ -146,8 +146,8 @@ def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         change_file(lambda before: before, {})
 
 
-def added(name: str) -> Context:
-    return Context(name=name, file=Path(), address="h:1")
+def added(name: str) -> AgentContext:
+    return AgentContext(name=name, file=Path(), address="h:1")
 
 
 def test_a_change_keeps_the_rest(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_what_is_written_is_read_again(
 ) -> None:
     """Names such as `null`, `1e3` and `no`, which YAML takes for other things, are texts here."""
     path = tmp_path_factory.getbasetemp() / "round.yaml"
-    context = Context(
+    context = AgentContext(
         name=name,
         file=path,
         address=values["address"],

@@ -36,7 +36,7 @@ _SYSTEM_FOLDERS = "/etc/xdg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class AgentContext:
     """One context, as its file has it."""
 
     name: str
@@ -53,7 +53,7 @@ class Context:
     hint: str = ""
 
     def place(self, key: str = "") -> str:
-        """Return where a key is written, or the context itself: `/home/ann/.config/mig-agent/contexts.yaml, line 4`."""
+        """Return where a key is written, or the context itself: `/etc/xdg/mig-agent/contexts.yaml, line 4`."""
         line = self.lines.get(key) or self.lines.get("")
         return f"{self.file}, line {line}" if line else str(self.file)
 
@@ -68,7 +68,7 @@ class ContextFile:
     """The contents of one file."""
 
     path: Path
-    contexts: Mapping[str, Context] = field(default_factory=dict)
+    contexts: Mapping[str, AgentContext] = field(default_factory=dict)
     current: str | None = None
     """The current context, empty for none; None if the file does not say."""
     current_line: int | None = None
@@ -81,9 +81,9 @@ class Contexts:
     files: tuple[ContextFile, ...]
 
     @property
-    def by_name(self) -> Mapping[str, Context]:
+    def by_name(self) -> Mapping[str, AgentContext]:
         """Every context, the user's first."""
-        found: dict[str, Context] = {}
+        found: dict[str, AgentContext] = {}
         for each in self.files:
             found |= {name: context for name, context in each.contexts.items() if name not in found}
         return found

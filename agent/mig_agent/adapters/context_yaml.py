@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from mig_agent.adapters.context_files import CONTEXTS_KEY, CURRENT_KEY, KEYS, Context, ContextFile, check_name
+from mig_agent.adapters.context_files import CONTEXTS_KEY, CURRENT_KEY, KEYS, AgentContext, ContextFile, check_name
 from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown
 from mig_agent.yaml_files import NULL, read_mapping
@@ -19,7 +19,7 @@ _HEADING = "# Contexts of migctl. `migctl context` writes this file anew, withou
 def parse_file(path: Path) -> ContextFile:
     """Return what a file says. Raises ConfigError."""
     root = read_mapping(path, holds="contexts", unreadable_hint="mend it, or name the agent with --address")
-    contexts: dict[str, Context] = {}
+    contexts: dict[str, AgentContext] = {}
     current, current_line = None, None
     seen: dict[str, int] = {}
     for key, value in () if root is None else root.value:
@@ -60,7 +60,7 @@ def _current(value: yaml.Node, path: Path) -> str:
     return name
 
 
-def _contexts(value: yaml.Node, path: Path) -> Iterator[tuple[str, Context]]:
+def _contexts(value: yaml.Node, path: Path) -> Iterator[tuple[str, AgentContext]]:
     if not isinstance(value, yaml.MappingNode):
         if value.tag == NULL:
             return
@@ -78,7 +78,7 @@ def _contexts(value: yaml.Node, path: Path) -> Iterator[tuple[str, Context]]:
         yield name, _context(name, entry, path, line)
 
 
-def _context(name: str, entry: yaml.Node, path: Path, line: int) -> Context:
+def _context(name: str, entry: yaml.Node, path: Path, line: int) -> AgentContext:
     """Return a context, with the first mistake in it."""
     values: dict[str, str] = {}
     lines = {"": line}
@@ -89,7 +89,7 @@ def _context(name: str, entry: yaml.Node, path: Path, line: int) -> Context:
     except ConfigError as error:
         where = "" if str(path) in error.message else f" ({path}, line {line})"
         mistake, hint = f"{error.message}{where}", error.hint
-    return Context(name=name, file=path, lines=lines, mistake=mistake, hint=hint, **values)
+    return AgentContext(name=name, file=path, lines=lines, mistake=mistake, hint=hint, **values)
 
 
 def _read_values(name: str, entry: yaml.Node, path: Path, values: dict[str, str], lines: dict[str, int]) -> None:

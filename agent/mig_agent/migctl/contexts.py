@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mig_agent.adapters import context_files
-from mig_agent.adapters.context_files import TLS_FILES, Context
+from mig_agent.adapters.context_files import TLS_FILES, AgentContext
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
@@ -45,7 +45,7 @@ def chosen_name(given: str, environment: Mapping[str, str] = os.environ) -> tupl
     return context_files.read_contexts(environment).current
 
 
-def find(name: str, said_by: str = "") -> Context:
+def find(name: str, said_by: str = "") -> AgentContext:
     """Return the context of this name, which may have a mistake. Raises UsageError if there is none.
 
     `said_by` is what names it, where that is no option of this command line.
@@ -67,7 +67,7 @@ def split_names(text: str) -> tuple[str, ...]:
     return names
 
 
-def every_context() -> tuple[Context, ...]:
+def every_context() -> tuple[AgentContext, ...]:
     """Return all contexts, by name, those with mistakes too. Raises UsageError if there are none."""
     known = context_files.read_contexts().by_name
     if not known:
@@ -77,7 +77,7 @@ def every_context() -> tuple[Context, ...]:
     return tuple(known[name] for name in sorted(known))
 
 
-def endpoint(context: Context | None, options: Mapping[str, str]) -> Endpoint:
+def endpoint(context: AgentContext | None, options: Mapping[str, str]) -> Endpoint:
     """Return where to connect: what `options` give by the names of a context's keys, else what the context has.
 
     What neither gives comes from the environment. Raises UsageError, for what a context has with its file and line.
@@ -107,7 +107,7 @@ def endpoint(context: Context | None, options: Mapping[str, str]) -> Endpoint:
     return Endpoint(address=address or None, tls=tls or Tls.from_environment())
 
 
-def _readable(context: Context, key: str) -> str:
+def _readable(context: AgentContext, key: str) -> str:
     """Return the path of a file that a context names; empty if it names none. Raises UsageError."""
     path = context.tls_file(key)
     if path:

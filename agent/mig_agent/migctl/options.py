@@ -19,7 +19,7 @@ from mig_agent.migctl.failures import StdoutClosedError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from mig_agent.adapters.context_files import Context
+    from mig_agent.adapters.context_files import AgentContext
     from mig_agent.client import Client
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.completions import Completer
@@ -141,7 +141,7 @@ class Common:
             )
         return contexts.endpoint(contexts.find(name, said_by) if name else None, asdict(self))
 
-    def several(self, *, all_contexts: bool) -> tuple[Context, ...]:
+    def several(self, *, all_contexts: bool) -> tuple[AgentContext, ...]:
         """Return the contexts to show in one view; none where only one agent is meant. Raises UsageError."""
         from mig_agent.migctl import contexts  # noqa: PLC0415 -- as above
 

@@ -14,7 +14,7 @@ from mig_agent.migctl.answers import Answer, Found, ask_all
 from mig_agent.migctl.contexts import Endpoint
 
 if TYPE_CHECKING:
-    from mig_agent.adapters.context_files import Context
+    from mig_agent.adapters.context_files import AgentContext
     from mig_agent.client import Client
     from mig_agent.client.to_json import Json
     from mig_agent.migctl.options import Common
@@ -43,12 +43,12 @@ class ContextTarget:
         return {NOUN: self.label, "address": self.address}
 
 
-def targets(chosen: Sequence[Context], common: Common) -> tuple[ContextTarget, ...]:
+def targets(chosen: Sequence[AgentContext], common: Common) -> tuple[ContextTarget, ...]:
     """Return what can be asked; a mistake in one context holds up no other."""
     return tuple(_target(each, common) for each in chosen)
 
 
-def _target(context: Context, common: Common) -> ContextTarget:
+def _target(context: AgentContext, common: Common) -> ContextTarget:
     endpoint, trouble = Endpoint(address=None, tls=None), ""
     try:
         endpoint = contexts.endpoint(context, asdict(common))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.adapters import context_files
-from mig_agent.adapters.context_files import TLS_FILES, Context, ContextFile
+from mig_agent.adapters.context_files import TLS_FILES, AgentContext, ContextFile
 from mig_agent.core.errors import UsageError
 from mig_agent.migctl import contexts, failures
 from mig_agent.migctl.options import Common, completer_of, verb
@@ -44,7 +44,8 @@ def context(ctx: click.Context) -> None:
 def list(common: Common) -> int:  # noqa: A001 -- the name of the command
     """Show all contexts; the one that commands ask has a star."""
     output = common.wants()
-    known = [each for _, each in sorted(context_files.read_contexts().by_name.items())]
+    found = context_files.read_contexts()
+    known = [each for _, each in sorted(found.by_name.items())]
     current, said_by = contexts.chosen_name("")
     if output == "json":
         print_json({"contexts": [_encoded(each, current) for each in known], "current": current or None})
@@ -66,7 +67,8 @@ def list(common: Common) -> int:  # noqa: A001 -- the name of the command
     header = ("", "NAME", "ADDRESS", "CERTIFICATE", "NOTE")
     width = len(header) if any(row[-1] for row in rows) else -1
     print_whole(table(header[:width], [row[:width] for row in rows]))
-    _warn(said_by)
+    if found.current[0]:
+        _warn(said_by)
     return failures.DONE
 
 
@@ -103,7 +105,7 @@ def add(common: Common, *, name: str, again: bool, current: bool) -> int:
     from mig_agent.client.addresses import parse_address  # noqa: PLC0415 -- a mistyped command line costs no gRPC
 
     given = parse_address(common.address)
-    made = Context(
+    made = AgentContext(
         name=name,
         file=context_files.user_file() or Path(),
         address=str(given) if given.path is None else f"unix://{given.path.absolute()}",
@@ -161,7 +163,7 @@ def _warn(said_by: str) -> None:
         failures.report_message(words, f"unset {said_by}", code=failures.DONE)
 
 
-def _encoded(each: Context, current: str) -> Json:
+def _encoded(each: AgentContext, current: str) -> Json:
     return {
         "context": each.name,
         "current": each.name == current,
