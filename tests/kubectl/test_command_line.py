@@ -130,8 +130,10 @@ def test_ctrl_c_is_quiet(tmp_path: Path) -> None:
         assert process.returncode == 130
 
 
-def test_top_live_until_q(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["q", "Ctrl-C"])
+def test_top_live(tmp_path: Path, end: str) -> None:
     ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     with web_server(lambda _asked: json_of({"items": [PENDING]})) as web:
         process = subprocess.Popen(
@@ -145,8 +147,12 @@ def test_top_live_until_q(tmp_path: Path) -> None:
         while "n1: its agent's pod is Pending" not in screen or len(web.asked) < 3:
             assert select.select([ours], (), (), 30)[0], screen
             screen += os.read(ours, 65536).decode()
-        os.write(ours, b"q")
+        if end == "q":
+            os.write(ours, b"q")
+        else:
+            process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+        assert termios.tcgetattr(theirs) == before
         assert process.communicate()[1] == b""
     os.close(ours)
     os.close(theirs)

@@ -399,8 +399,13 @@ def test_several_contexts(agent: Agent) -> None:
         terminal.until("sort: memory")
         agent.ask("request", "--gpu-memory", "4G", "--name", "bob")
         terminal.until("bob")
-        terminal.type(b"q")
-        assert terminal.process.wait(GENEROUS_SECONDS) == 0
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.wait(GENEROUS_SECONDS)
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        terminal.read()
+        assert "\x1b[?1049l" in terminal.written, "the first screen is shown again"
+        assert terminal.process.stderr is not None
+        assert not terminal.process.stderr.read()
 
 
 def test_an_agent_that_goes_away_and_comes_back(agent: Agent) -> None:

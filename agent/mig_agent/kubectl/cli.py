@@ -26,8 +26,6 @@ NOUN = "node"
 NAMESPACE = "mig-agent"
 SELECTOR = "app.kubernetes.io/name=mig-agent"
 _FORBIDDEN = 403
-_LEAST_LIVE_SECONDS = 3.0
-"""The shortest time limit of an answer in a live view: each takes a process on the node."""
 _FORMATS = ("text", "wide", "json")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -114,17 +112,15 @@ def top(*, watch: bool, interval: str, sort: str, words: str, **options: Any) ->
     seconds = parse_duration(interval)
     output = _format(options, "text", "json")
     agents = _agents(options)
-    live = watch and output != "json" and sys.stdout.isatty()
     from mig_agent.migctl import nodes_top  # noqa: PLC0415 -- as above
 
-    # A reading waits for its slowest node, so that it is a live one only with a short limit.
-    limit = min(agents.seconds, max(seconds, _LEAST_LIVE_SECONDS)) if live else agents.seconds
     return nodes_top.show(
-        lambda: _ask(agents, options, agents.top, limit),
+        lambda limit: _ask(agents, options, agents.top, limit),
         NOUN,
         View(order=sort, words=words),
-        output,
-        seconds if live else None,
+        output=output,
+        limit=agents.seconds,
+        interval=seconds if watch and output != "json" and sys.stdout.isatty() else None,
     )
 
 

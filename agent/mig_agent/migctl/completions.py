@@ -47,7 +47,7 @@ def complete_context(_context: click.Context, _parameter: click.Parameter, incom
 
     before, comma, last = incomplete.rpartition(",")
     try:
-        known = read_contexts().by_name.values()
+        known = [each for each in read_contexts().by_name.values() if not each.mistake]
     except MigAgentError:
         return []
     return [

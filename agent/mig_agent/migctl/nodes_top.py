@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mig_agent.client import Client
     from mig_agent.client.to_json import Json
 
+_LIVE_SECONDS = 3.0
+"""Time limit of an answer in a live view, where its readings come faster than that."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopAnswer:
@@ -43,16 +46,24 @@ def ask_client(names: Callable[[Client], Callable[[int], str]]) -> Callable[[Cli
 
 
 def show(
-    ask: Callable[[], Sequence[Answer[TopAnswer]]], noun: str, view: View, output: str, seconds: float | None
+    ask: Callable[[float], Sequence[Answer[TopAnswer]]],
+    noun: str,
+    view: View,
+    *,
+    output: str,
+    limit: float,
+    interval: float | None,
 ) -> int:
-    """Print what all nodes answer as text or `json`; with `seconds` show it live, read again after these.
+    """Print what all nodes answer as text or `json`, or show it live, read again after `interval` seconds.
 
+    `ask` gets the time limit of each answer: `limit`, or less in a live view, whose readings wait for the slowest node.
     Returns the exit code: NO_AGENT where a node gives no answer, and DONE after a live view. Raises what `ask` raises.
     """
-    if seconds is not None and output != "json":
-        show_live(lambda: read(ask(), noun), view, seconds)
+    if interval is not None:
+        live_limit = min(limit, max(interval, _LIVE_SECONDS))
+        show_live(lambda: read(ask(live_limit), noun), view, interval)
         return failures.DONE
-    answers = ask()
+    answers = ask(limit)
     if output == "json":
         print_json(encode(answers, noun))
     else:

@@ -57,12 +57,14 @@ def _target(context: AgentContext, common: Common) -> ContextTarget:
     return ContextTarget(label=context.name, address=context.address, endpoint=endpoint, trouble=trouble)
 
 
-def ask(chosen: Sequence[ContextTarget], question: Callable[[Client], Found]) -> tuple[Answer[Found], ...]:
-    """Return the answer of each context's agent to a question that changes nothing."""
+def ask(
+    chosen: Sequence[ContextTarget], question: Callable[[Client], Found], seconds: float = ANSWER_SECONDS
+) -> tuple[Answer[Found], ...]:
+    """Return the answer of each context's agent to a question that changes nothing; each has so many seconds."""
     from mig_agent.client import Client  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     def asked(target: ContextTarget) -> Found:
         with Client(target.endpoint.address, tls=target.endpoint.tls, patience=0.0) as client:
             return question(client)
 
-    return ask_all(chosen, asked, ANSWER_SECONDS)
+    return ask_all(chosen, asked, seconds)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from mig_agent import bootstrap
 from mig_agent.core.errors import MigAgentError
 from mig_agent.migctl import top_view
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _REDRAW_SECONDS = 1.0
 """Longest time between two drawings of the screen."""
-_OVERDUE_SECONDS = 3.0
+_OVERDUE_SECONDS = 4.0
 """Seconds after which a reading that takes that long is shown as missing."""
 _STYLES = {
     "trouble": "bold red",
@@ -50,6 +51,7 @@ def show_live(read: Callable[[], top_view.Reading], view: top_view.View, seconds
 
     from mig_agent.migctl.keys import Keyboard  # noqa: PLC0415 -- for a terminal alone
 
+    bootstrap.raise_when_interrupted()  # from here on the terminal has to be given back
     readings = _Readings(read, seconds)
     with Live(screen=True, auto_refresh=False) as live, Keyboard(live.stop, live.start) as keyboard:
         readings.begin(keyboard.wake)
@@ -94,7 +96,8 @@ class _Readings:
         age = time.monotonic() - self._at
         if not self._is_failing and age < self._seconds + _OVERDUE_SECONDS:
             return ""
-        return f"the agent does not answer: these figures are {age:.0f}s old"
+        who = "no answer" if self.latest.noun else "the agent does not answer"
+        return f"{who}: these figures are {age:.0f}s old"
 
     def _run(self, on_change: Callable[[], None]) -> None:
         while self.error is None:

@@ -14,7 +14,7 @@ from mig_agent.core.quantities import parse_duration
 from mig_agent.migctl import failures, nodes_top, top_view
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json, print_whole
-from mig_agent.migctl.several import NOUN, all_contexts_option, ask, targets
+from mig_agent.migctl.several import ANSWER_SECONDS, NOUN, all_contexts_option, ask, targets
 from mig_agent.migctl.top_live import render, show_live
 
 if TYPE_CHECKING:
@@ -38,11 +38,17 @@ def top(common: Common, *, once: bool, interval: str, sort: str, words: str, all
     output = common.wants()
     seconds = parse_duration(interval)
     view = top_view.View(order=sort, words=words)
-    live = not once and sys.stdout.isatty()
+    live = not once and output != "json" and sys.stdout.isatty()
     several = targets(common.several(all_contexts=all_contexts), common)
     if several:
+        question = nodes_top.ask_client(_names)
         return nodes_top.show(
-            lambda: ask(several, nodes_top.ask_client(_names)), NOUN, view, output, seconds if live else None
+            lambda limit: ask(several, question, limit),
+            NOUN,
+            view,
+            output=output,
+            limit=ANSWER_SECONDS,
+            interval=seconds if live else None,
         )
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
