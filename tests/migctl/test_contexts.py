@@ -168,6 +168,7 @@ MISTAKES = [
     (("status", "--context", "n1,n3"), "cannot find context n3"),
     (("status", "--all-contexts", "--context", "n1"), "cannot show several contexts and one agent"),
     (("status", "--all-contexts", "--address", "h:1"), "cannot show several contexts and one agent"),
+    (("status", "--context", "n1,n2", "--address", "h:1"), "cannot show several contexts and one agent"),
     (("status", "--all-contexts", "--watch"), "cannot watch several contexts. Hint: give the name of one"),
     (("status", "--all-contexts", "--gpu", "0"), "cannot choose GPUs of several contexts"),
     (("status", "--all-contexts", "-o", "svg"), "cannot draw several contexts"),

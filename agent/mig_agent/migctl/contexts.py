@@ -59,6 +59,31 @@ def find(name: str, said_by: str = "") -> AgentContext:
     return known[name]
 
 
+def endpoint_of(options: Mapping[str, str]) -> Endpoint:
+    """Return where the agent of a command is: by its options, else the context, else the environment.
+
+    Raises UsageError.
+    """
+    given = options["context"]
+    name, said_by = ("", "") if options["address"] and not given else chosen_name(given)
+    if "," in name:
+        raise UsageError(
+            f"cannot do that with several contexts ({shown(name)})", "`status` and `top` show several at once"
+        )
+    return endpoint(find(name, said_by) if name else None, options)
+
+
+def chosen_contexts(options: Mapping[str, str], *, all_contexts: bool) -> tuple[AgentContext, ...]:
+    """Return the contexts to show in one view; none where only one agent is meant. Raises UsageError."""
+    given = options["context"]
+    names = "" if options["address"] and not given else chosen_name(given)[0]
+    if not all_contexts and "," not in names:
+        return ()
+    if options["address"] or (all_contexts and given):
+        raise UsageError("cannot show several contexts and one agent", "leave out --address, or --all-contexts")
+    return every_context() if all_contexts else tuple(map(find, split_names(names)))
+
+
 def split_names(text: str) -> tuple[str, ...]:
     """Return the names in `gpu1,gpu2`, each once. Raises UsageError for an empty one."""
     names = tuple(dict.fromkeys(each.strip() for each in text.split(",")))

@@ -19,7 +19,6 @@ from mig_agent.migctl.failures import StdoutClosedError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from mig_agent.adapters.context_files import AgentContext
     from mig_agent.client import Client
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.completions import Completer
@@ -134,24 +133,7 @@ class Common:
         """Return where the agent is, by these options, else the context, else the environment. Raises UsageError."""
         from mig_agent.migctl import contexts  # noqa: PLC0415 -- as above
 
-        name, said_by = ("", "") if self.address and not self.context else contexts.chosen_name(self.context)
-        if "," in name:
-            raise UsageError(
-                f"cannot do that with several contexts ({shown(name)})", "`status` and `top` show several at once"
-            )
-        return contexts.endpoint(contexts.find(name, said_by) if name else None, asdict(self))
-
-    def several(self, *, all_contexts: bool) -> tuple[AgentContext, ...]:
-        """Return the contexts to show in one view; none where only one agent is meant. Raises UsageError."""
-        from mig_agent.migctl import contexts  # noqa: PLC0415 -- as above
-
-        if not all_contexts and (self.address or "," not in contexts.chosen_name(self.context)[0]):
-            return ()
-        if self.address or (all_contexts and self.context):
-            raise UsageError("cannot show several contexts and one agent", "leave out --address, or --all-contexts")
-        if all_contexts:
-            return contexts.every_context()
-        return tuple(map(contexts.find, contexts.split_names(contexts.chosen_name(self.context)[0])))
+        return contexts.endpoint_of(asdict(self))
 
 
 CONNECTION = """\

@@ -43,15 +43,19 @@ class ContextTarget:
         return {NOUN: self.label, "address": self.address}
 
 
-def targets(chosen: Sequence[AgentContext], common: Common) -> tuple[ContextTarget, ...]:
-    """Return what can be asked; a mistake in one context holds up no other."""
-    return tuple(_target(each, common) for each in chosen)
+def targets(common: Common, *, all_contexts: bool) -> tuple[ContextTarget, ...]:
+    """Return the contexts of a command that shows several; none where only one agent is meant. Raises UsageError.
+
+    A mistake in one context is its own trouble, and holds up no other.
+    """
+    options = asdict(common)
+    return tuple(_target(each, options) for each in contexts.chosen_contexts(options, all_contexts=all_contexts))
 
 
-def _target(context: AgentContext, common: Common) -> ContextTarget:
+def _target(context: AgentContext, options: Mapping[str, str]) -> ContextTarget:
     endpoint, trouble = Endpoint(address=None, tls=None), ""
     try:
-        endpoint = contexts.endpoint(context, asdict(common))
+        endpoint = contexts.endpoint(context, options)
     except UsageError as error:
         trouble = error.message
     return ContextTarget(label=context.name, address=context.address, endpoint=endpoint, trouble=trouble)

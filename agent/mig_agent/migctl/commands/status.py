@@ -67,7 +67,7 @@ def status(
     if watch and output == "svg":
         raise UsageError("cannot show a picture at each change", "leave out --watch, or -o svg")
     chosen = tuple(parse_gpu(each) for each in split(gpus))
-    several = common.several(all_contexts=all_contexts)
+    several = targets(common, all_contexts=all_contexts)
     if several:
         if watch or gpus or output == "svg":
             what = "watch" if watch else "choose GPUs of" if gpus else "draw"
@@ -76,9 +76,7 @@ def status(
         def select(client: Client) -> Status:
             return _selected(client, client.status(), mine=mine, user=user, gpus=())
 
-        return _show_several(
-            targets(several, common), select, output, wide=all_leases, filtered=mine or user is not None
-        )
+        return _show_several(several, select, output, wide=all_leases, filtered=mine or user is not None)
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:

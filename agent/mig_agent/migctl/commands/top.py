@@ -39,7 +39,7 @@ def top(common: Common, *, once: bool, interval: str, sort: str, words: str, all
     seconds = parse_duration(interval)
     view = top_view.View(order=sort, words=words)
     live = not once and output != "json" and sys.stdout.isatty()
-    several = targets(common.several(all_contexts=all_contexts), common)
+    several = targets(common, all_contexts=all_contexts)
     if several:
         question = nodes_top.ask_client(_names)
         return nodes_top.show(
