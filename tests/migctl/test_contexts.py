@@ -104,6 +104,12 @@ def test_over_tcp_with_the_files_of_the_context(
     assert "cannot use TLS without tls_key (context gpu, " in partial.stderr
     migctl("context", "add", "gpu", "--address", address, *files, "--tls-key", f"{folder}/client.key")
     assert node(migctl("--context", "gpu", "status")) == "n1"
+    elsewhere = migctl("--context", "gpu", "status", "--tls-server-name", "elsewhere", code=4)
+    assert "its certificate has another name" in elsewhere.stderr
+    named = (*files, "--tls-key", f"{folder}/client.key", "--tls-server-name", "elsewhere")
+    migctl("context", "add", "named", "--address", address, *named)
+    assert "its certificate has another name" in migctl("--context", "named", "status", code=4).stderr
+    assert node(migctl("--context", "named", "status", "--tls-server-name", "localhost")) == "n1"
     assert "BEGIN" not in file_of(person).read_text(), "names of files, and no key"
     missing = file_of(person)
     missing.write_text(missing.read_text().replace("client.crt", "gone.crt"))

@@ -13,7 +13,7 @@ from mig_agent.core.errors import ConfigError
 from mig_agent.core.quantities import shown
 from mig_agent.yaml_files import NULL, read_mapping
 
-_HEADING = "# Contexts of migctl. `migctl context` writes this file anew, without comments.\n"
+_HEADING = "# Contexts of migctl. `migctl context` rewrites this file, without comments.\n"
 
 
 def parse_file(path: Path) -> ContextFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mig_agent.adapters import context_files
@@ -110,7 +110,8 @@ def endpoint(context: AgentContext | None, options: Mapping[str, str]) -> Endpoi
     from mig_agent.client import Tls  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.client.addresses import parse_address  # noqa: PLC0415 -- as above
 
-    address, files, server_name = options["address"], {each: options[each] for each in TLS_FILES}, ""
+    address, server_name = options["address"], options["tls_server_name"]
+    files = {each: options[each] for each in TLS_FILES}
     if context is not None:
         if context.mistake:
             raise UsageError(context.mistake, context.hint)
@@ -123,13 +124,15 @@ def endpoint(context: AgentContext | None, options: Mapping[str, str]) -> Endpoi
                 raise UsageError(f"{error.message} ({where})", error.hint) from error
         for key in TLS_FILES:
             files[key] = files[key] or _readable(context, key)
-        server_name = context.tls_server_name
+        server_name = server_name or context.tls_server_name
         missing = [each for each in TLS_FILES if not files[each]]
         if 0 < len(missing) < len(TLS_FILES):
             where = f"context {context.name}, {context.place()}"
             raise UsageError(f"cannot use TLS without {' and '.join(missing)} ({where})", "it takes all three files")
-    tls = Tls.of(ca=files["tls_ca"], cert=files["tls_cert"], key=files["tls_key"], server_name=server_name)
-    return Endpoint(address=address or None, tls=tls or Tls.from_environment())
+    tls = Tls.of(ca=files["tls_ca"], cert=files["tls_cert"], key=files["tls_key"]) or Tls.from_environment()
+    if tls is not None and server_name:
+        tls = replace(tls, server_name=server_name)
+    return Endpoint(address=address or None, tls=tls)
 
 
 def _readable(context: AgentContext, key: str) -> str:

@@ -64,7 +64,7 @@ def _target(context: AgentContext, options: Mapping[str, str]) -> ContextTarget:
 def ask(
     chosen: Sequence[ContextTarget], question: Callable[[Client], Found], seconds: float = ANSWER_SECONDS
 ) -> tuple[Answer[Found], ...]:
-    """Return the answer of each context's agent to a question that changes nothing; each has so many seconds."""
+    """Return the answer of each context's agent to a question that changes nothing; `seconds` is each one's limit."""
     from mig_agent.client import Client  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     def asked(target: ContextTarget) -> Found:
