@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -117,6 +118,19 @@ def test_over_tcp_with_the_files_of_the_context(
     assert f"cannot read {folder}/gone.crt: No such file" in done.stderr
     assert f"(tls_cert of context gpu, {missing}, line 6)" in done.stderr
     assert node(migctl("--context", "gpu", "status", "--tls-cert", f"{folder}/client.crt")) == "n1"
+
+
+def test_one_whose_certificate_is_not_trusted_is_one_line(
+    migctl: Run, agents: tuple[Agent, Agent], folder: Path, tmp_path: Path, person: dict[str, str]
+) -> None:
+    """The gRPC library would log it, too. That is settled when it is imported, so this process is not forked."""
+    address = str(agents[0].serving()["listen"][1])
+    files = ("--tls-cert", f"{folder}/client.crt", "--tls-key", f"{folder}/client.key")
+    migctl("context", "add", "gpu", "--address", address, *files, "--tls-ca", str(Authority(tmp_path, "other").ca))
+    command = [sys.executable, "-m", "mig_agent.migctl", "status", "--all-contexts"]
+    done = subprocess.run(command, env=person, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (4, "")
+    assert f"\ngpu: cannot trust the agent at {address}: its certificate is not good" in done.stdout
 
 
 def test_add_list_use_and_remove(migctl: Run, person: dict[str, str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -49,7 +50,10 @@ def targets(common: Common, *, all_contexts: bool) -> tuple[ContextTarget, ...]:
     A mistake in one context is its own trouble, and holds up no other.
     """
     options = asdict(common)
-    return tuple(_target(each, options) for each in contexts.chosen_contexts(options, all_contexts=all_contexts))
+    chosen = contexts.chosen_contexts(options, all_contexts=all_contexts)
+    if chosen:  # and gRPC is not imported yet, whose own lines would come in between, and into a live view
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    return tuple(_target(each, options) for each in chosen)
 
 
 def _target(context: AgentContext, options: Mapping[str, str]) -> ContextTarget:
