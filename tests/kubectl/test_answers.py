@@ -83,7 +83,7 @@ def test_what_top_prints_is_read_into_rows(node: Status) -> None:
     (row,) = found.reading.rows()
     assert (row.gpu_index, row.used_mib, row.total_mib, row.compute_percent) == (0, 4096, 9984, None)
     assert (row.instance.holder, row.instance.profile, row.is_unused) == ("alice", "1g.10gb", False)
-    assert found.reading.leases == 1
+    assert [each.id for each in found.reading.node.leases] == ["l1"]
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"instances": 7}', '{"instances": [{"placement": 7, "usage": []}]}'])

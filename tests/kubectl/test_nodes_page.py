@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mig_agent.client.types import Status
 from mig_agent.migctl import nodes_page
-from mig_agent.migctl.answers import Answer
+from mig_agent.migctl.answers import Answer, troubles
 from mig_agent.migctl.status_page import Page
 
 PAGE = Page(unicode=False)
@@ -37,7 +37,7 @@ def test_leases_of_all_nodes_are_one_table(answers: tuple[Answer[Status], ...]) 
     assert first.split()[:6] == ["n1", "l1", "alice", "0", "0", "1g.10gb"]
     assert second.split()[:3] == ["n2", "l2", "carol"]
     assert second.endswith("unused"), "a column that one node needs is there for all"
-    assert nodes_page.troubles(answers) == ["n3: its agent's pod is Pending (ErrImagePull)"]
+    assert troubles(answers) == ["n3: its agent's pod is Pending (ErrImagePull)"]
 
 
 def test_the_queue_of_all_nodes(answers: tuple[Answer[Status], ...]) -> None:

@@ -14,7 +14,7 @@ from mig_agent.migctl import nodes_top
 from mig_agent.migctl.answers import Answer
 from mig_agent.migctl.nodes_top import TopAnswer
 from mig_agent.migctl.top_live import render
-from mig_agent.migctl.top_view import NodeReading, View, page, plain
+from mig_agent.migctl.top_view import View, page, plain
 
 
 def usage(used: int, compute: float | None = None) -> Usage:
@@ -37,7 +37,7 @@ def answer(name: str, node: Status, used: int, compute: float | None = None) -> 
     """As the agent's pod prints it."""
     encoded = to_json.top(node, {1: usage(used, compute)})
     pod = AgentPod(node=name, name=f"pod-{name}")
-    return Answer(pod, TopAnswer(json=encoded, reading=NodeReading.of_json(encoded), agent=pod))
+    return Answer(pod, nodes_top.of_json(encoded, pod))
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def usage(
 
 
 def reading(readings: dict[int, Usage] | None = None, gpus: int = 1, holders: Sequence[str] = HOLDERS) -> NodeReading:
-    return NodeReading.of(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
+    return NodeReading(node(gpus, holders), readings or {}, lambda uid: {1000: "alice"}.get(uid, f"uid {uid}"))
 
 
 def listed(of: NodeReading, view: View, width: int | None = None) -> list[str]:

@@ -28,23 +28,32 @@ def status(value: Json) -> types.Status:
     return replace(found, missing_gpus=silent)
 
 
-def top(value: Json) -> tuple[str, tuple[tuple[types.Instance, types.Usage, bool], ...]]:
-    """Decode `migctl top -o json`: the node's name, and each instance with its usage and whether its lease is unused.
+def top(value: Json) -> tuple[types.Status, dict[int, types.Usage]]:
+    """Decode `migctl top -o json`: the node as far as that shows it, and what is used on each instance, by generation.
 
     Raises ValueError if it is no such answer.
     """
     instances = value.get("instances") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(instances, list):
         raise ValueError("cannot decode what is used on a node: it is no answer of `migctl top -o json`")  # noqa: TRY004 -- as of `status`
-    return str(value.get("node", "")), tuple(_used(each) for each in instances if isinstance(each, dict))
+    gpus: dict[Json, dict[str, Json]] = {}
+    leases: dict[Json, Json] = {}
+    usage: dict[int, types.Usage] = {}
+    for each in (each for each in instances if isinstance(each, dict)):
+        index, lease, used = each.get("gpu_index"), each.get("lease"), each.get("usage")
+        gpu = gpus.setdefault(str(index), {"uuid": each.get("gpu"), "index": index, "instances": []})
+        gpu["instances"] = [*_list(gpu["instances"]), each]
+        if lease:
+            leases[str(lease)] = {"lease": lease, "unused": each.get("unused")}
+        if isinstance(used, dict):
+            usage[int(str(each.get("generation", 0)))] = _object(types.Usage, used)
+    found: dict[str, Json] = {"node": value.get("node"), "gpus": [*gpus.values()], "leases": [*leases.values()]}
+    node: types.Status = _object(types.Status, found)
+    return node, usage
 
 
-def _used(value: Mapping[str, Json]) -> tuple[types.Instance, types.Usage, bool]:
-    instance = replace(
-        _object(types.Instance, value), gpu=str(value.get("gpu", "")), gpu_index=int(str(value.get("gpu_index", 0)))
-    )
-    usage = value.get("usage")
-    return instance, _object(types.Usage, usage if isinstance(usage, dict) else {}), value.get("unused") is True
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
 
 
 @cache

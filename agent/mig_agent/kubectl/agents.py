@@ -17,8 +17,7 @@ from mig_agent.client.to_json import Json
 from mig_agent.client.types import Status
 from mig_agent.core.errors import MigAgentError
 from mig_agent.kubectl.agent_pods import CONTAINER, AgentPod, agent_pods
-from mig_agent.migctl.nodes_top import TopAnswer
-from mig_agent.migctl.top_view import NodeReading
+from mig_agent.migctl.nodes_top import TopAnswer, of_json
 
 _Decoded = TypeVar("_Decoded")
 
@@ -81,8 +80,7 @@ def status_of(done: Finished) -> Status:
 
 def top_of(done: Finished, pod: AgentPod) -> TopAnswer:
     """Return the use of instances that `migctl` printed. Raises NoAnswerError with what it said in its place."""
-    answer = _printed(done)
-    return TopAnswer(json=answer, reading=_decoded(answer, NodeReading.of_json), agent=pod)
+    return _decoded(_printed(done), lambda answer: of_json(answer, pod))
 
 
 def _printed(done: Finished) -> Json:

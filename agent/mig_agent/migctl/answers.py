@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from mig_agent.core.errors import MigAgentError
+from mig_agent.migctl.failures import one_line
 
 if TYPE_CHECKING:
     from mig_agent.client.to_json import Json
@@ -91,6 +92,11 @@ def repeated(answers: Sequence[Answer[Found]], agent_of: Callable[[Found], objec
             if name != each.target.label:
                 found[each.target.label] = name
     return found
+
+
+def troubles(answers: Sequence[Answer[Found]]) -> list[str]:
+    """Return a line for each node that gave no answer."""
+    return [one_line(f"{each.target.label}: {each.trouble}") for each in answers if each.found is None]
 
 
 def _ask(

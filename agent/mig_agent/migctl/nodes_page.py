@@ -19,7 +19,7 @@ from mig_agent.client.types import Available, Status
 from mig_agent.core.quantities import counted
 from mig_agent.core.slicemap import render_lines
 from mig_agent.migctl import failures
-from mig_agent.migctl.answers import Answer, Found, repeated
+from mig_agent.migctl.answers import Answer, Found, repeated, troubles
 from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, table, wants_color
 from mig_agent.migctl.status_page import (
@@ -108,15 +108,6 @@ def queue_page(answers: Sequence[Answer[Status]], page: Page, noun: str) -> str:
     return found or f"no request waits{_where(answers, noun)}"
 
 
-def troubles(answers: Sequence[Answer[Found]]) -> list[str]:
-    """Return a line for each node that gave no answer."""
-    return [_trouble(each) for each in answers if each.found is None]
-
-
-def _trouble(answer: Answer[Found]) -> str:
-    return one_line(f"{answer.target.label}: {answer.trouble}")
-
-
 def encode(answers: Sequence[Answer[Status]], noun: str) -> Json:
     """Encode what is known of each node, and what fits on all together."""
     return {
@@ -184,7 +175,7 @@ def _node(answer: Answer[Status], page: Page, widest: int) -> list[str]:
     """Return the part of one node; the maps of all begin in the same column, after `widest` characters."""
     node = answer.found
     if node is None:
-        return [_trouble(answer)]
+        return troubles([answer])
     # The name by which people know it, should the agent have another.
     named = replace(node, node=answer.target.label)
     gpus = [replace(each, name=each.name.ljust(widest)) for each in slice_maps(node)]

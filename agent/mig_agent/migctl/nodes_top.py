@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mig_agent.migctl import failures
-from mig_agent.migctl.answers import Answer, repeated
+from mig_agent.migctl.answers import Answer, repeated, troubles
 from mig_agent.migctl.printing import print_json, print_whole
 from mig_agent.migctl.top_live import render, show_live
 from mig_agent.migctl.top_view import NodeReading, NodesReading, View
@@ -31,18 +31,20 @@ class TopAnswer:
     """What tells the agent apart from all others."""
 
 
-def ask_client(names: Callable[[Client], Callable[[int], str]]) -> Callable[[Client], TopAnswer]:
-    """Return the question to an agent; `names` returns what names the users of its machine."""
+def ask_client(client: Client) -> TopAnswer:
+    """Ask an agent for what is used on its instances. Raises MigAgentError."""
+    from mig_agent.client import to_json  # noqa: PLC0415 -- imported by then
+    from mig_agent.migctl.nodes_page import agent_of  # noqa: PLC0415 -- the same
 
-    def question(client: Client) -> TopAnswer:
-        from mig_agent.client import to_json  # noqa: PLC0415 -- imported by then
-        from mig_agent.migctl.nodes_page import agent_of  # noqa: PLC0415 -- the same
+    node, usage = client.status(), client.usage()
+    return TopAnswer(json=to_json.top(node, usage), reading=NodeReading(node, usage, str), agent=agent_of(node))
 
-        node, usage = client.status(), client.usage()
-        reading = NodeReading.of(node, usage, names(client))
-        return TopAnswer(json=to_json.top(node, usage), reading=reading, agent=agent_of(node))
 
-    return question
+def of_json(value: Json, agent: object) -> TopAnswer:
+    """Return the answer that `migctl top -o json` has printed. Raises ValueError."""
+    from mig_agent.client import from_json  # noqa: PLC0415 -- as above
+
+    return TopAnswer(json=value, reading=NodeReading(*from_json.top(value), str), agent=agent)
 
 
 def show(
@@ -73,8 +75,6 @@ def show(
 
 def read(answers: Sequence[Answer[TopAnswer]], noun: str) -> NodesReading:
     """Return the answers as one reading; an agent that has several names counts once."""
-    from mig_agent.migctl.nodes_page import troubles  # noqa: PLC0415 -- after the client is imported
-
     twice = repeated(answers, lambda each: each.agent)
     found = {
         each.target.label: each.found.reading

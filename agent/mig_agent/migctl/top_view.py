@@ -12,7 +12,6 @@ from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.printing import memory, percent
 
 if TYPE_CHECKING:
-    from mig_agent.client.to_json import Json
     from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
 
 UNKNOWN: Final = "?"
@@ -41,10 +40,8 @@ class InstanceRow:
     gpu_index: int
     usage: Usage | None
     is_unused: bool
-    user_name: Callable[[int], str]
-    """Names a user of its node by uid."""
     node: str = ""
-    """The node's name; empty where only one is shown."""
+    """The name of its node; empty where only one is shown."""
 
     @property
     def used_mib(self) -> int | None:
@@ -70,85 +67,60 @@ class InstanceRow:
         return () if self.usage is None else self.usage.process_details
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class NodeReading:
-    """One reading of one node."""
+    """One reading of the node, and the names of its users."""
 
-    name: str
-    instances: tuple[InstanceRow, ...]
-    """By GPU and place."""
-    leases: int
-    waiting: int
-
-    @classmethod
-    def of(cls, node: Status, usage: Mapping[int, Usage], user_name: Callable[[int], str]) -> NodeReading:
-        """Return what is known of a node, and `user_name`, which names its users."""
-        unused = {each.id for each in node.leases if each.unused}
-        rows = (
-            InstanceRow(each, gpu.index, usage.get(each.generation), each.lease in unused, user_name)
-            for gpu in node.gpus
-            for each in sorted(gpu.instances, key=_start)
-        )
-        return cls(name=node.node, instances=tuple(rows), leases=len(node.leases), waiting=len(node.queue))
-
-    @classmethod
-    def of_json(cls, value: Json) -> NodeReading:
-        """Return what `migctl top -o json` tells of a node, which has no waiting requests. Raises ValueError."""
-        from mig_agent.client import from_json  # noqa: PLC0415 -- only where it is needed
-
-        name, used = from_json.top(value)
-        rows = tuple(
-            InstanceRow(instance, instance.gpu_index, usage, is_unused, lambda uid: f"uid {uid}")
-            for instance, usage, is_unused in used
-        )
-        return cls(
-            name=name,
-            instances=tuple(sorted(rows, key=lambda row: (row.gpu_index, _start(row.instance)))),
-            leases=len({row.instance.lease for row in rows if row.instance.lease}),
-            waiting=0,
-        )
-
+    node: Status
+    usage: Mapping[int, Usage]
+    user_name: Callable[[int], str]
     noun: ClassVar = ""
     troubles: ClassVar[tuple[str, ...]] = ()
 
-    def rows(self) -> Sequence[InstanceRow]:
-        """Return all instances."""
-        return self.instances
-
-    def names(self) -> str:
+    def counts(self) -> list[str]:
         """Return what the first line begins with."""
-        return f"{self.name}: {counted(self.leases, 'lease')}"
+        leases = f"{self.node.node}: {counted(len(self.node.leases), 'lease')}"
+        return [leases, *([f"{len(self.node.queue)} waiting"] if self.node.queue else [])]
+
+    def rows(self) -> list[InstanceRow]:
+        """Return all instances, by GPU and place."""
+        unused = {each.id for each in self.node.leases if each.unused}
+        return [
+            InstanceRow(each, gpu.index, self.usage.get(each.generation), each.lease in unused)
+            for gpu in self.node.gpus
+            for each in sorted(gpu.instances, key=_start)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesReading:
-    """One reading of several nodes."""
+    """One reading of several nodes. Users are shown by their uids, which mean others on each node."""
 
     noun: str
-    """What a node is called by its name: a node, or a context."""
+    """What stands before a node's name: node, or context."""
     nodes: Mapping[str, NodeReading]
     """What is known of each node that answers, by the name under which people know it."""
     troubles: tuple[str, ...]
     """A line for each node that does not answer."""
 
-    @property
-    def leases(self) -> int:
-        """Leases of all nodes."""
-        return sum(each.leases for each in self.nodes.values())
-
-    @property
-    def waiting(self) -> int:
-        """Waiting requests of all nodes."""
-        return sum(each.waiting for each in self.nodes.values())
-
-    def rows(self) -> Sequence[InstanceRow]:
-        """Return all instances, by node."""
-        return [replace(row, node=name) for name, each in self.nodes.items() for row in each.instances]
-
-    def names(self) -> str:
+    def counts(self) -> list[str]:
         """Return what the first line begins with."""
-        silent = f", no answer from {counted(len(self.troubles), self.noun)}" if self.troubles else ""
-        return f"{counted(len(self.nodes) + len(self.troubles), self.noun)}{silent}, {counted(self.leases, 'lease')}"
+        found = [each.node for each in self.nodes.values()]
+        waiting = sum(len(each.queue) for each in found)
+        return [
+            counted(len(found) + len(self.troubles), self.noun),
+            *([f"no answer from {counted(len(self.troubles), self.noun)}"] if self.troubles else []),
+            counted(sum(len(each.leases) for each in found), "lease"),
+            *([f"{waiting} waiting"] if waiting else []),
+        ]
+
+    def rows(self) -> list[InstanceRow]:
+        """Return all instances, by node, GPU and place."""
+        return [replace(row, node=name) for name, each in self.nodes.items() for row in each.rows()]
+
+    def user_name(self, uid: int) -> str:
+        """Return what a user is called."""
+        return f"uid {uid}"
 
 
 Reading: TypeAlias = NodeReading | NodesReading
@@ -241,9 +213,7 @@ def head(reading: Reading) -> str:
     """Return the first line: how many leases there are, and how much of what is leased is used."""
     leased = [row for row in reading.rows() if row.instance.lease]
     known = [row.used_mib for row in leased if row.used_mib is not None]
-    parts = [reading.names()]
-    if reading.waiting:
-        parts.append(f"{reading.waiting} waiting")
+    parts = reading.counts()
     if leased:
         used = memory(sum(known)) if known else UNKNOWN
         parts.append(f"{used} used of {memory(sum(row.total_mib for row in leased))} leased")
@@ -251,8 +221,8 @@ def head(reading: Reading) -> str:
 
 
 def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, list[Line]]:
-    """Return the header of the list, and its lines: nodes without an answer, then each instance with its processes."""
-    rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words)]
+    """Return the header of the list, and its lines: nodes without an answer, each instance with its processes."""
+    rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
     names = (reading.noun.upper(), *_HEADER)
     cells = [names, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
@@ -261,7 +231,7 @@ def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, l
     for row, texts in zip(rows, cells[1:], strict=True):
         lines.append(tuple(_cut(_styled(row, texts, widths, columns), width)))
         if view.with_processes:
-            lines += [tuple(_cut(_process(each, row), width)) for each in row.processes]
+            lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
     header = "  ".join(_aligned(names[column], column, widths[column]) for column in columns).rstrip()
     return tuple(_cut(iter([(header, "bold")]), width)), lines
 
@@ -282,14 +252,14 @@ def _aligned(text: str, column: int, size: int) -> str:
     return text.rjust(size) if column == _COMPUTE else text.ljust(size)
 
 
-def _matches(row: InstanceRow, words: str) -> bool:
+def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
     if not words:
         return True
     each = row.instance
     texts = [row.node, f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
     for process in row.processes:
         texts += [str(process.pid), process.command]
-        texts += [] if process.uid is None else [row.user_name(process.uid)]
+        texts += [] if process.uid is None else [reading.user_name(process.uid)]
     return any(words.lower() in text.lower() for text in texts)
 
 
@@ -329,8 +299,8 @@ def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int], colum
             yield "  ", ""
 
 
-def _process(each: ProcessUsage, row: InstanceRow) -> Iterator[Segment]:
-    user = UNKNOWN if each.uid is None else row.user_name(each.uid)
+def _process(each: ProcessUsage, reading: Reading) -> Iterator[Segment]:
+    user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
     used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
     yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
 

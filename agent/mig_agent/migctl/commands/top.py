@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import pwd
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -41,9 +40,8 @@ def top(common: Common, *, once: bool, interval: str, sort: str, words: str, all
     live = not once and output != "json" and sys.stdout.isatty()
     several = targets(common, all_contexts=all_contexts)
     if several:
-        question = nodes_top.ask_client(_names)
         return nodes_top.show(
-            lambda limit: ask(several, question, limit),
+            lambda limit: ask(several, nodes_top.ask_client, limit),
             NOUN,
             view,
             output=output,
@@ -63,12 +61,9 @@ def top(common: Common, *, once: bool, interval: str, sort: str, words: str, all
 
 
 def _read(client: Client) -> top_view.NodeReading:
-    return top_view.NodeReading.of(client.status(), client.usage(), _names(client))
-
-
-def _names(client: Client) -> Callable[[int], str]:
-    """Return what names the users of the agent's machine: they are this machine's where it is on this machine."""
-    return _user_name if client.address.path is not None else _uid
+    # The agent's users are this machine's where it is on this machine.
+    name = _user_name if str(client.address).startswith("unix:") else _uid
+    return top_view.NodeReading(client.status(), client.usage(), name)
 
 
 def _uid(uid: int) -> str:
