@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -126,6 +127,15 @@ def test_a_killed_daemon_is_known_and_never_started_again(daemons: MpsDaemons, t
     daemons.stop(SHARE)
     daemons.stop(SHARE)
     daemons.start(SHARE, terms)
+
+
+def test_a_daemon_whose_folder_is_gone_is_found_and_ended(daemons: MpsDaemons, terms: MpsTerms) -> None:
+    daemons.start(SHARE, terms)
+    shutil.rmtree(daemons.pipe_folder(SHARE).parent)
+    assert daemons.daemon(SHARE) is None
+    assert daemons.existing() == (SHARE,)
+    daemons.stop(SHARE)
+    assert (daemons.existing(), daemons.pids(SHARE)) == ((), ())
 
 
 def test_a_daemon_that_lost_its_limit_is_noticed(daemons: MpsDaemons, terms: MpsTerms, programs: StandIn) -> None:

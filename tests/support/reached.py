@@ -86,10 +86,10 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
-"""Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
+"""Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
 
 CGROUP = ("cgroup of a share", "cgroup of a share ended")
-"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the agent does not begin shares yet."""
+"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the enforcer alone; only `migctl run` makes the agent use it."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""

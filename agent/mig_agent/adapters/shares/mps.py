@@ -87,12 +87,13 @@ class MpsDaemons:
         return shutil.which(PROGRAM, path=self._search_path) is not None
 
     def existing(self) -> tuple[Generation, ...]:
-        """Return the generations that have a folder, whether or not a daemon runs there."""
+        """Return the generations that have a folder, or a daemon whose folder was removed under it."""
         try:
             names = os.listdir(self._folder)  # noqa: PTH208 -- names are all that is needed
         except FileNotFoundError:
-            return ()
-        return tuple(Generation(int(name)) for name in sorted(names) if name.isdigit())
+            names = []
+        found = {Generation(int(name)) for name in names if name.isdigit()}
+        return tuple(sorted(found | self._by_generation(of_mps=True).keys()))
 
     def pipe_folder(self, generation: Generation) -> Path:
         """Return the folder through which the clients of a daemon connect."""
@@ -168,7 +169,7 @@ class MpsDaemons:
         """
         what = f"end of the MPS daemon of share {generation}"
         home = self._folder / str(generation)
-        if not home.exists():
+        if not home.exists() and not self.pids(generation):
             return
         daemon = self.daemon(generation)
         if daemon is None or not daemon.is_stopped:
@@ -183,7 +184,7 @@ class MpsDaemons:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         try:
-            with FAILPOINTS.around("mps-removal"):
+            with FAILPOINTS.around("mps-removal"), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(home)
         except OSError as error:
             raise DriverError(DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}") from error
@@ -200,10 +201,13 @@ class MpsDaemons:
 
     def users(self) -> Mapping[Generation, tuple[int, ...]]:
         """Return the processes whose environment names a daemon's pipe folder, daemons and servers left out."""
+        return self._by_generation(of_mps=False)
+
+    def _by_generation(self, *, of_mps: bool) -> Mapping[Generation, tuple[int, ...]]:
         found: dict[Generation, list[int]] = {}
         for pid, variables, words in _processes():
             for each in variables:
-                if each.startswith(_PIPE_PREFIX) and not _is_of_mps(words):
+                if each.startswith(_PIPE_PREFIX) and _is_of_mps(words) is of_mps:
                     generation = self._generation_of(Path(os.fsdecode(each[len(_PIPE_PREFIX) :])))
                     if generation is not None:
                         found.setdefault(generation, []).append(pid)
