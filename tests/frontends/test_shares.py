@@ -103,6 +103,7 @@ async def test_a_node_that_shares_gpus_shows_kubernetes_what_it_did_before(tmp_p
         assert view.gpus[0].layout.shares is not None
         naming = Naming(whole_gpu="nvidia.com/gpu")
         assert resources_of(view, naming) == resources_of(_unshared(view), naming)
+        assert node.manager.count_creatable(memory_want("5G")) == 7, "those of the H100 alone"
 
 
 def _unshared(view: NodeView) -> NodeView:

@@ -11,11 +11,11 @@ from mig_agent.client import decode, from_json, to_json
 from mig_agent.client.slice_maps import mode_words, slice_maps, status_svg
 from mig_agent.client.types import Available, GpuModel, Profile, Status
 from mig_agent.kubectl.agent_pods import AgentPod
-from mig_agent.kubectl.answers import NodeAnswer
-from mig_agent.kubectl.cluster_page import status_page
+from mig_agent.migctl.answers import Answer
 from mig_agent.migctl.commands.profiles import _model
 from mig_agent.migctl.commands.show import _lines
 from mig_agent.migctl.lease_names import describe
+from mig_agent.migctl.nodes_page import status_page
 from mig_agent.migctl.printing import device_words, gpu_state
 from mig_agent.migctl.status_page import Page, render
 from mig_agent.migctl.top_view import NodeReading, View, list_lines, plain
@@ -136,7 +136,7 @@ def test_a_share_is_named_in_messages_about_leases() -> None:
 
 def test_the_page_of_a_cluster_counts_the_largest_share_of_all_nodes() -> None:
     pod = AgentPod(node="node-1", name="a")
-    page = status_page([NodeAnswer(pod=pod, status=NODE)], Page())
+    page = status_page([Answer(pod, NODE)], Page(), "node")
     assert "GPU 1 shared, L40S" in page
     assert "shares of up to 38.71 GiB" in page
 

@@ -493,8 +493,8 @@ def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
     if any(_only_shared(want, gpus) for want in wants):
         return Refusal(
             reason=Reason.TOO_MANY_DEVICES,
-            message=f"cannot place {describe_wants(wants)} together: {place} they would be shares of GPUs, and one process "
-            "cannot use two shares",
+            message=f"cannot place {describe_wants(wants)} together: {place} they would be shares of GPUs, and one "
+            "process cannot use two shares",
             hint="ask for each in a request of its own",
         )
     if len(set(wants)) == 1:
