@@ -100,12 +100,12 @@ def test_what_is_done_is_not_explained(agent: Agent) -> None:
 
 def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
     assert agent.ask("status")["reservation_after_seconds"] == 300
-    assert "GPUs are held free" not in agent.migctl("status").stdout
+    assert "GPUs are reserved" not in agent.migctl("status").stdout
     agent.migctl("request", "--mig-profile", "7g.40gb")
     waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
     try:
         eventually(lambda: agent.ask("status")["queue"], "it waits")
-        assert "after 5m in the queue, GPUs are held free for whoever is first" in agent.migctl("status").stdout
+        assert "after 5m in the queue, GPUs are reserved for the request that is first" in agent.migctl("status").stdout
     finally:
         waiting.kill()
         waiting.communicate()

@@ -168,7 +168,7 @@ def test_what_fits_now_and_what_is_unusable(agent: Agent) -> None:
     answer = agent.ask("status")
     assert [each["unusable_slices"] for each in answer["gpus"]] == [[7], []]
     assert {each["profile"]: each["count"] for each in answer["available"]}["1g.10gb"] == 7
-    assert "fits now (up to 79.25 GiB): 7 x 1g.10gb or " in agent.migctl("status").stdout
+    assert "fits now (up to 79.25 GiB), any one of: 7 x 1g.10gb, " in agent.migctl("status").stdout
 
 
 def test_cordon_several(agent: Agent) -> None:

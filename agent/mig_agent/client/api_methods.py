@@ -66,12 +66,12 @@ def cancel(request: str | types.Waiting, *, mine: bool, reason: str) -> Call[tup
             f"cannot cancel the request of {request.holder}: its id is not known",
             "the agent tells it to its caller and to administrators",
         )
-    request_id = request if isinstance(request, str) else request.request_id
+    request_id, caller = (request, "") if isinstance(request, str) else (request.request_id, request.caller)
     if mine == bool(request_id):
         raise UsageError("cannot tell which request to cancel", "give the id of a waiting request, or say mine")
     return Call(
         method="Cancel",
-        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason),
+        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason, caller=caller),
         read=lambda answer: tuple(decode.waiting(each) for each in answer.cancelled),
         # An administrator may cancel any request, but has own ones only on the socket on which they were made.
         for_admin=not mine,

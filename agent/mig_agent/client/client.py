@@ -142,7 +142,8 @@ class Client:
     ) -> tuple[types.Waiting, ...]:
         """Take a waiting request out of the queue by its id or a unique beginning of it, or with `mine` all of yours.
 
-        The client that waits is refused and told who cancelled it. Administrators may cancel any request.
+        The client that waits is refused and told who cancelled it. Administrators may cancel any request: two users'
+        requests may have the same id, then give the one of `Status.queue` that is meant.
         Raises Refused (such as `unknown-request`), NoAgent, and UsageError.
         """
         return self._call(api_methods.cancel(request_id, mine=mine, reason=reason))

@@ -175,7 +175,7 @@ class PartitionManagerServicer:
         if message.mine and message.request_id:
             raise UsageError("cannot cancel one request and all of yours", "give a request id, or mine")
         reason = parse_reason(message.reason)
-        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine)
+        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine, of=message.caller)
         return pb.CancelResponse(cancelled=[encode.queued_request(each) for each in cancelled])
 
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:

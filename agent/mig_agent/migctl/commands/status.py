@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.holder_names import user_of
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
@@ -19,7 +18,7 @@ from mig_agent.migctl.printing import can_unicode, print_json, print_whole, want
 
 if TYPE_CHECKING:
     from mig_agent.client import Client
-    from mig_agent.client.types import LeaseInfo, Status
+    from mig_agent.client.types import Status
     from mig_agent.migctl.status_page import Page
 
 _WIDEST_MAP = 120
@@ -101,7 +100,12 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
     """Return the node with what was asked for: GPUs, leases, waiting requests. Raises Refused (`unknown-gpu`)."""
-    from mig_agent.migctl.lease_names import own_leases, own_requests  # noqa: PLC0415 -- after the client is imported
+    from mig_agent.migctl.lease_names import (  # noqa: PLC0415 -- after the client is imported
+        lease_is_of,
+        own_leases,
+        own_requests,
+        request_is_of,
+    )
 
     leases, queue = node.leases, node.queue
     if mine:
@@ -109,17 +113,11 @@ def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpu
         leases = tuple(each for each in leases if each in own)
         queue = own_requests(client, node)
     if user is not None:
-        leases = tuple(each for each in leases if _is_of(each, user))
-        queue = tuple(each for each in queue if user in {each.holder, user_of(each.holder), each.tenant})
+        leases = tuple(each for each in leases if lease_is_of(each, user))
+        queue = tuple(each for each in queue if request_is_of(each, user))
     if not gpus:
         return replace(node, leases=leases, queue=queue)
     chosen = find_gpus(node, gpus)
     indexes_chosen = {each.index for each in chosen}
     leases = tuple(each for each in leases if any(one.gpu_index in indexes_chosen for one in each.devices))
     return replace(node, gpus=chosen, leases=leases, queue=queue)
-
-
-def _is_of(lease: LeaseInfo, name: str) -> bool:
-    from mig_agent.migctl.lease_names import names_of  # noqa: PLC0415 -- after the client is imported
-
-    return name in {*names_of(lease), user_of(lease.holder), lease.tenant, str(lease.holder_uid)}
