@@ -82,6 +82,19 @@ def test_names_and_beginnings_of_ids_work_wherever_a_lease_is_named(agent: Agent
     assert agent.ask("release", "sweep-1", code=3)["error"]["reason"] == "unknown-lease"
     assert f"`migctl events --lease {lease}` shows" in agent.migctl("show", lease, code=3).stderr
     assert lease in agent.migctl("events", "--lease", lease).stdout, "also of one that has ended"
+    ended = agent.migctl("events", "--lease", "sweep-1")
+    assert lease in ended.stdout
+    assert ended.stderr == f"migctl: sweep-1 is lease {lease}\n"
+    assert {each["lease"] for each in agent.ask("events", "--lease", lease[:6])["events"]} == {lease}
+    unknown = agent.migctl("events", "--lease", "sweep-9", code=3).stderr
+    assert unknown.startswith(
+        "migctl: cannot find lease sweep-9: none is called so, and none of which an event is remem"
+    )
+    late = agent.migctl("events", "--lease", "sweep-1", "--since", "1ms")
+    assert (late.stdout, late.stderr) == (
+        "",
+        "migctl: nothing is remembered of lease sweep-1 in this time; --since 30d looks further back\n",
+    )
     another = agent.ask("request", "--gpu-memory", "4G", "--name", "sweep-2")["lease"]
     agent.migctl("release", "sweep-2", "sweep-3", code=3)
     assert [each["lease"] for each in agent.ask("status")["leases"]] == [another], "a mistake releases none"

@@ -159,6 +159,8 @@ def event_pages(
     found = page.events
     # An older agent does not number its events, and tells nothing of earlier ones.
     while page.events and page.events[0].number and page.earlier and len(found) < limit:
+        # By its id: a name may mean a later lease by now.
+        lease = page.events[0].lease if _id_of(lease) else ""
         page = yield events(since, gpu, limit - len(found), lease, before=page.events[0].number)
         found = page.events + found
     return types.EventPage(events=found, earlier=page.earlier)

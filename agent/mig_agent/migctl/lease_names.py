@@ -14,6 +14,7 @@ from mig_agent.migctl.printing import place
 
 if TYPE_CHECKING:
     from mig_agent.client import Client, Refused
+    from mig_agent.client.tokens import RememberedTokens
     from mig_agent.client.types import LeaseInfo, Status, Waiting
 
 LONGEST_NAME = 128
@@ -125,9 +126,48 @@ def find_lease(client: Client, text: str, node: Status | None = None) -> str:
         raise Refused(
             reason="unknown-lease",
             message=f"cannot find lease {shown(text)}: no lease of {node.node} is called so",
-            hint="`migctl status --leases` lists them; one that has ended is named by its whole id",
+            hint="`migctl status --leases` lists them; `migctl events --lease NAME` is about one that has ended",
         )
     return found[0].id
+
+
+def find_any_lease(client: Client, text: str) -> str:
+    """Return the id of the active lease that is meant, else the text itself, by which the agent looks for ended ones.
+
+    Raises UsageError if several active leases are meant.
+    """
+    from mig_agent.client import Refused  # noqa: PLC0415 -- whoever has a client has imported it
+
+    try:
+        return find_lease(client, text)
+    except Refused as error:
+        if error.reason != "unknown-lease":
+            raise
+        return text
+
+
+def find_remembered(client: Client, remembered: RememberedTokens, text: str) -> str:
+    """Return the id of the lease that is meant, of those whose tokens are remembered: its agent may know it no more.
+
+    A whole id is returned as it is, and so is that of an active lease where none is remembered. Raises UsageError if
+    several are meant, and Refused (`unknown-lease`) if none is called so.
+    """
+    if _WHOLE_ID.fullmatch(text):
+        return text
+    named = remembered.names(str(client.address))
+    found = [lease for lease, name in named.items() if lease.startswith(text) or name == text]
+    if len(found) > 1:
+        raise _ambiguous(text, "lease", [f"{each} ({named[each] or 'no name'})" for each in found])
+    found = found[:1] or [find_any_lease(client, text)]
+    if found == [text]:
+        from mig_agent.client import Refused  # noqa: PLC0415 -- whoever has a client has imported it
+
+        raise Refused(
+            reason="unknown-lease",
+            message=f"cannot recover lease {shown(text)}: migctl remembers none that is called so, and none is active",
+            hint="with its whole id and its token nothing needs to be remembered: `migctl recover ID --token TOKEN`",
+        )
+    return found[0]
 
 
 def find_request(client: Client, text: str, node: Status, user: str | None = None) -> Waiting:

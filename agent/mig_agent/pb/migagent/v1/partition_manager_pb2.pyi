@@ -1936,7 +1936,9 @@ class EventsRequest(google.protobuf.message.Message):
     before: builtins.int
     """Only those before this number: the first one of an answer, to read on backwards. 0: up to now."""
     lease: builtins.str
-    """Only about this lease, by its id. Empty: any."""
+    """Only about this lease, by its id, a beginning of one or a name of its holder, such as "train" of "alice (train)": the
+    latest of those that the remembered events are about; `unknown-lease` where there is none. Empty: any.
+    """
     def __init__(
         self,
         *,
