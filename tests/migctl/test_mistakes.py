@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_agent.client import Refused
-from mig_agent.core.errors import Blocker
+from mig_agent.core.errors import THE_GPU, Blocker
 from mig_agent.migctl import failures
 from mig_agent.migctl.cli import run_command_line
 
@@ -267,6 +268,25 @@ def test_what_blocks_each_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert lines[-1] == "  and 5 more GPUs"
     assert len(lines) == 1 + failures.MOST_GPUS + 1
     assert len(json.loads(out)["error"]["blockers"]) == 61, "programs get all of it"
+
+
+def test_what_the_message_says_of_a_blocker_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    held = Blocker(gpu_index=2, what="7g.80gb on slices 0-7", state="leased", lease="l1", holder="hog")
+    message = f"cannot disable MIG mode on GPU 2: {held.what} {held.condition}"
+    for blockers, lines in (
+        ((held,), 1),
+        ((Blocker(gpu_index=3, what=THE_GPU, state="cordoned"), held), 2),
+        ((replace(held, gpu_index=3), held), 2),
+    ):
+        failures.report(Refused(reason="in-use", message=message, blockers=blockers), json=False)
+        printed = capsys.readouterr().err.splitlines()
+        assert len(printed) == lines
+        assert printed[0] == f"migctl: {message}"
+    cordoned = Blocker(gpu_index=1, what=THE_GPU, state="cordoned")
+    failures.report(
+        Refused(reason="x", message="cannot place 4G: GPU 1 is cordoned by root", blockers=(cordoned,)), json=False
+    )
+    assert capsys.readouterr().err == "migctl: cannot place 4G: GPU 1 is cordoned by root\n"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

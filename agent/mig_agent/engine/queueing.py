@@ -19,7 +19,7 @@ from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.planning.wait_blockers import wait_blockers
-from mig_agent.core.quantities import counted
+from mig_agent.core.quantities import counted, format_duration
 from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -450,12 +450,15 @@ class RequestQueue:
             outcome = self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
-        why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
+        # Of "cannot place 4G on GPU 0: why" the beginning says what was asked for.
+        message = outcome.message if isinstance(outcome, Refusal) else f"cannot serve {describe(request)}"
+        asked, colon, why = message.partition(": ")
+        waited = format_duration(math.ceil(request.wait_seconds or 0))
         self.dequeue(
             request.key,
             Refusal(
                 reason=Reason.WAITED_TOO_LONG,
-                message=f"cannot serve {describe(request)} within {request.wait_seconds:g} s{why}",
+                message=f"{asked} within {waited}{colon}{why}",
                 hint="wait longer, or ask for less",
                 blockers=outcome.blockers if isinstance(outcome, Refusal) else (),
                 explanation=outcome.explanation if isinstance(outcome, Refusal) else (),

@@ -122,10 +122,17 @@ def _print_message(message: str, hint: str, blockers: Sequence[Blocker], program
     by_gpu: dict[int, list[Blocker]] = {}
     for each in blockers:
         by_gpu.setdefault(each.gpu_index, []).append(each)
-    lines += [f"  {one_line(_summary(each))}" for each in tuple(by_gpu.values())[:MOST_GPUS]]
-    if len(by_gpu) > MOST_GPUS:
-        lines.append(f"  and {len(by_gpu) - MOST_GPUS} more GPUs")
+    listed = [each for each in by_gpu.values() if not (len(each) == 1 and _is_said(each[0], message))]
+    lines += [f"  {one_line(_summary(each))}" for each in listed[:MOST_GPUS]]
+    if len(listed) > MOST_GPUS:
+        lines.append(f"  and {len(listed) - MOST_GPUS} more GPUs")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _is_said(blocker: Blocker, message: str) -> bool:
+    """Return True if the message says all that would be listed of a blocker."""
+    where = f"GPU {blocker.gpu_index}"
+    return blocker.describe() in message or (where in message and f"{blocker.what} {blocker.condition}" in message)
 
 
 def _summary(blockers: Sequence[Blocker]) -> str:

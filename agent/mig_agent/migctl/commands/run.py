@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mig_agent.core.errors import MigAgentError, UsageError
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import format_duration, parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.gpu_names import of_model
@@ -151,7 +152,8 @@ class _HeldByRun:
         if getattr(error, "end_reason", "") == "expired":
             self.is_over.set()
             self._launcher.end(self._kill_after)
-            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL in {self._kill_after:g} s")
+            kill_after = format_duration(math.ceil(self._kill_after))
+            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL within {kill_after}")
         else:
             _say(f"{error}; the command goes on, and its device is leased to others once no process uses it")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import format_duration, parse_duration
 from mig_agent.migctl import failures, top_view
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json, print_whole
@@ -147,7 +147,7 @@ class _Readings:
         age = time.monotonic() - self._at
         if not self._is_failing and age < self._seconds + _OVERDUE_SECONDS:
             return ""
-        return f"the agent does not answer: these figures are {age:.0f}s old"
+        return f"the agent does not answer: these figures are {format_duration(age)} old"
 
     def _run(self, on_change: Callable[[], None]) -> None:
         from mig_agent.client import ClientError  # noqa: PLC0415 -- imported by then
