@@ -7,6 +7,7 @@ import string
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mig_agent.client import Refused
 from mig_agent.core.errors import THE_GPU, Blocker
 from mig_agent.migctl import failures
-from mig_agent.migctl.cli import run_command_line
+from mig_agent.migctl.cli import cli, run_command_line
 
 NOWHERE = ["--address", "unix:///nowhere/mig-agent.sock"]
 VERBS = ["request", "run", "release", "renew", "status", "profiles", "plan", "reclaim", "cordon", "uncordon", "mode"]
@@ -216,6 +217,17 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         assert out.count("--address") == out.count("--tls") == 1, "one line leads to all of them"
         assert "migctl help connection" in out
         assert "--output" in out
+
+
+@pytest.mark.parametrize("verb", ["", *cli.list_commands(click.Context(cli))])
+def test_help_fits_a_terminal_and_nothing_in_it_is_cut(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command_line([*verb.split(), "--help"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...")]
 
 
 @pytest.mark.parametrize("typed", ["", "help", "-h", "-o json"])

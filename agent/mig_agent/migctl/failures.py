@@ -154,7 +154,7 @@ def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, .
         case UsageError():
             return USAGE, Reason.INVALID_REQUEST, error.message, error.hint, False, ()
         case click.ClickException():
-            message, hint = _message_and_hint(error)
+            message, hint = message_and_hint(error)
             return USAGE, Reason.INVALID_REQUEST, message, hint, False, ()
         case _ if is_client_error(error):
             code = _CODES.get(error.reason, REFUSED)
@@ -168,10 +168,10 @@ def is_client_error(error: Exception) -> TypeGuard[ClientError]:
     return isinstance(error, MigAgentError) and hasattr(error, "retryable")
 
 
-def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
-    """Return click's message in migctl's form: a message that starts with "cannot", and a hint."""
+def message_and_hint(error: click.ClickException, program: str = "migctl") -> tuple[str, str]:
+    """Return click's message in the form of all errors: a message that starts with "cannot", and a hint."""
     context = getattr(error, "ctx", None)
-    see = f"see `{context.command_path} --help`" if context is not None else "see `migctl --help`"
+    see = f"see `{context.command_path if context is not None else program} --help`"
     match error:
         case click.NoSuchOption():
             near = near_guess(error.option_name, _options_of(context))

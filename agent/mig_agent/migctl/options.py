@@ -170,7 +170,9 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the listed options."""
-        listed = [each for each in self.get_params(ctx) if each.name not in self._unlisted]
+        # Arguments are in the usage line and in the text.
+        params = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        listed = [each for each in params if each.name not in self._unlisted]
         records = [record for each in listed if (record := each.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
             formatter.write_dl(records)

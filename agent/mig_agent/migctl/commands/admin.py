@@ -108,7 +108,7 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     return failures.DONE
 
 
-@verb()
+@verb(short_help="Take over foreign instances, as idle ones.")
 @click.argument("uuids", metavar="[UUID]...", nargs=-1)
 @click.option(
     "--gpu",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Waiting
 
 
-@verb()
+@verb(short_help="Take waiting requests out of the queue.")
 @click.argument("requests", metavar="REQUEST...", nargs=-1, shell_complete=completer_of("request"))
 @click.option("--mine", is_flag=True, help="All of your waiting requests.")
 @click.option("--user", metavar="NAME", help="Whose request it is, where several users have one of that id or name.")

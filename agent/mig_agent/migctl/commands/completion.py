@@ -11,7 +11,7 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.options import completer_of
 
 
-@click.command()
+@click.command(short_help="Print what makes a shell complete commands and options.")
 @click.argument("shell", metavar="bash|zsh|fish", shell_complete=completer_of("shell"))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:

@@ -11,7 +11,7 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.options import CONNECTION, Common, completer_of, verb
 
 
-@click.command()
+@click.command(short_help="Show this help, or that of a command.")
 @click.argument("topic", metavar="[COMMAND|connection]", required=False, shell_complete=completer_of("topic"))
 @click.pass_context
 def help(context: click.Context, topic: str | None) -> int:  # noqa: A001 -- the name of the command
@@ -36,7 +36,7 @@ def help(context: click.Context, topic: str | None) -> int:  # noqa: A001 -- the
     return failures.DONE
 
 
-@verb()
+@verb(short_help="Show the version of migctl.")
 def version(common: Common) -> int:
     """Show the version of migctl; `migctl status -o json` has the agent's."""
     if common.wants() == "json":

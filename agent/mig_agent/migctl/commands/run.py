@@ -30,7 +30,10 @@ _SEVERAL = "a process sees only one MIG device at a time"
 _EACH_HINT = "give --each to run the command once on each device"
 
 
-@verb(context_settings={"allow_interspersed_args": False})
+@verb(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a command on devices of its own; they end with it.",
+)
 @asking_options
 @click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
 @click.option(

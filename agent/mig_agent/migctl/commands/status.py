@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _WIDEST_MAP = 120
 
 
-@verb()
+@verb(short_help="Show GPUs, what fits now, who holds what, and who waits.")
 @click.option("--leases", "all_leases", is_flag=True, help="List every lease, however many there are.")
 @click.option("--mine", is_flag=True, help="Only your own leases and requests.")
 @click.option("--user", metavar="NAME", help="Only the leases and requests of this user, tenant or pod.")
@@ -43,7 +43,7 @@ def status(
     """Show the GPUs, what fits on them now, who holds which part, and who waits.
 
     \b
-      migctl status            a line for each GPU; leases as far as that stays short
+      migctl status            a line for each GPU; leases if they are few
       migctl status --leases   every lease, with its GPU and slices
       migctl status --mine     what is yours
       migctl status --gpu 2    one GPU in full

@@ -47,7 +47,9 @@ _STYLES = {
 @verb()
 @click.option("--once", is_flag=True, help="Print it once. Also when stdout is no terminal.")
 @click.option("--interval", metavar="TIME", default="2s", show_default=True, help="Between two readings.")
-@click.option("--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="By what.")
+@click.option(
+    "--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="The order of the rows."
+)
 @click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
 def top(common: Common, *, once: bool, interval: str, sort: str, words: str) -> int:
     """Show memory, compute and processes of each instance, live. What the driver does not tell is shown as `?`.

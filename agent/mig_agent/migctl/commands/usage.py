@@ -37,7 +37,7 @@ _CSV = (
 )
 
 
-@verb()
+@verb(short_help="Show who leased how much, and what of it was used.")
 @click.option(
     "--since",
     metavar="TIME",
