@@ -133,6 +133,10 @@ def test_mine_is_what_this_user_requested(agent: Agent, folder: Path) -> None:
             assert len(agent.ask("release", "--mine")["released"]) == 2
             assert [each["lease"] for each in agent.ask("status")["leases"]] == [theirs.id]
             assert agent.migctl("release", "--mine").stdout == "you hold no lease here\n"
+            nothing = agent.migctl("status", "--mine").stdout.splitlines()[-1]
+            assert nothing == "you hold no lease here, and no request of yours waits"
+            nothing = agent.migctl("status", "--user", "carol").stdout.splitlines()[-1]
+            assert nothing == "no lease is held by carol, and no request of that user, tenant or pod waits"
             theirs.release()
     finally:
         person.close()

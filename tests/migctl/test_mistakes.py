@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import string
 from dataclasses import replace
 from pathlib import Path
@@ -67,6 +68,18 @@ MISTAKES = [
     ("request --gpu-fraction 4G", "--gpu-memory 4G"),
     ("request --gpu-fraction inf", "infinite"),
     ("request --num-gpus 0", "0 whole GPUs"),
+    ("request --num-gpus 99999999999999999999", "as a number of GPUs: it is too large"),
+    ("request --device ''", "cannot take an empty text as a device. Hint: write a profile such as 1g.10gb"),
+    ("request --device 1g.10gb,4G", "as a device: it has a comma. Hint: repeat it: --device 1g.10gb --device 4G"),
+    ("request --gpu-memory 4G --gpu-model ''", "cannot take an empty text as a model of GPU"),
+    ("show", "cannot call `migctl show` without LEASE"),
+    ("mode", "cannot call `migctl mode` without enable|disable"),
+    ("status --user ''", "cannot take an empty text as a user"),
+    ("cancel x --user ''", "cannot take an empty text as a user"),
+    ("usage --by ''", "cannot group by an empty text. Hint: --by takes user, tenant, name or profile"),
+    ("adopt ''", "cannot take an empty text as the UUID of an instance"),
+    ("run --gpu-memory 4G -- ''", "cannot run an empty text"),
+    ("events --limit 99999999999999999999", "as a number of events: it is too large"),
     ("request --num-gpus 1.5", "number of GPUs"),
     ("request --num-gpus -1", "-1 whole GPUs"),
     ("request --gpu 0.2", "--gpu-fraction 0.2"),
@@ -142,7 +155,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("typed", "words"), MISTAKES, ids=[typed or "nothing" for typed, _ in MISTAKES])
 def test_a_mistake_gets_one_line_and_2(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(typed.split()) == 2
+    assert run_command_line(shlex.split(typed)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("migctl: cannot ")

@@ -185,6 +185,7 @@ def test_the_head_says_how_much_of_what_is_leased_is_used() -> None:
     assert whole.splitlines()[0] == "node-1: 3 leases, 1.5 GiB used of 38.5 GiB leased"
     assert "? used of" in render(reading(), View())
     assert "no instances" in render(reading(holders=()), View())
+    assert "no instance has that in it" in render(reading(), View(words="zzz"))
 
 
 def test_the_bar_is_full_only_where_the_memory_is() -> None:

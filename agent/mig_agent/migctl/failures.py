@@ -180,7 +180,8 @@ def message_and_hint(error: click.ClickException, program: str = "migctl") -> tu
                 f"did you mean {near}?" if near else see,
             )
         case click.MissingParameter():
-            return f"cannot do that without {_parameter(error)}", see
+            called = f"call `{context.command_path}`" if context is not None else "do that"
+            return f"cannot {called} without {_parameter(error)}", see
         case click.BadParameter():
             return f"cannot take that for {_parameter(error)}: {_lowered(error.message)}", see
         case click.UsageError():

@@ -56,6 +56,8 @@ class Page:
     """True to list all leases and the whole queue; False to do so only where the page stays short."""
     map: bool = True
     """False for the leases and the queue alone."""
+    nothing: str = ""
+    """Shown where there are neither leases nor waiting requests."""
 
 
 def render(node: Status, page: Page) -> str:
@@ -63,6 +65,8 @@ def render(node: Status, page: Page) -> str:
     body = _map(node, page) if page.map else []
     rows, queue = _lease_table(node, page), _queue(node, page)
     listed = [rows] if rows else []
+    if page.nothing and not rows and not queue:
+        listed = [[page.nothing]]
     if page.leases:
         parts = [head(node), *body, *listed, *queue]
         return _joined(parts, blank=True)

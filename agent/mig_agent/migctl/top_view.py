@@ -305,8 +305,13 @@ def page(reading: NodeReading, view: View, width: int, height: int, trouble: str
     top = [(trouble, "trouble") if trouble else (head(reading), "bold"), (view.keys(width), "keys")]
     screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in top]
     if not lines:
-        return [*screen, (), (("no instances" if not view.words else "no instance has that in it", ""),)]
+        return [*screen, (), ((nothing(view), ""),)]
     return [*screen, header, *shown, *([((below, "keys"),)] if below else [])]
+
+
+def nothing(view: View) -> str:
+    """Return what is shown in place of an empty list."""
+    return "no instance has that in it" if view.words else "no instances"
 
 
 def page_size(height: int) -> int:

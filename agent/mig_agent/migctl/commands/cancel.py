@@ -10,7 +10,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.requests import parse_reason
 from mig_agent.migctl import failures
 from mig_agent.migctl.lease_names import check_name, find_request
-from mig_agent.migctl.options import Common, completer_of, verb
+from mig_agent.migctl.options import Common, check_user, completer_of, verb
 from mig_agent.migctl.printing import print_json
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def cancel(common: Common, *, requests: tuple[str, ...], mine: bool, user: str |
     your own is meant. The command that waits ends, and says who cancelled it. A lease is ended by `migctl release`.
     """
     output, words = common.wants(), parse_reason(reason)
+    check_user(user)
     for each in requests:
         check_name(each, "a waiting request")
     if mine and user is not None:

@@ -9,6 +9,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import completer_of
+from mig_agent.migctl.printing import print_whole
 
 
 @click.command(short_help="Print what makes a shell complete commands and options.")
@@ -25,5 +26,5 @@ def completion(context: click.Context, shell: str) -> int:
     found = get_completion_class(shell) if shell in {"bash", "zsh", "fish"} else None
     if found is None:
         raise UsageError(f"cannot complete in {shown(shell)}", "write bash, zsh or fish")
-    print(found(context.find_root().command, {}, "migctl", "_MIGCTL_COMPLETE").source())
+    print_whole(found(context.find_root().command, {}, "migctl", "_MIGCTL_COMPLETE").source())
     return failures.DONE

@@ -94,8 +94,9 @@ def _limit(text: str | None) -> int:
     if text == "all":
         return _ALL
     if not text.isdecimal() or len(text) > _LONGEST_LIMIT:
+        large = ": it is too large" if text.isdecimal() else ""
         raise UsageError(
-            f"cannot take {shown(text) or 'an empty text'} as a number of events", "write a number, or all"
+            f"cannot take {shown(text) or 'an empty text'} as a number of events{large}", "write a number, or all"
         )
     return int(text)
 
@@ -103,7 +104,8 @@ def _limit(text: str | None) -> int:
 def _say_what_is_left_out(page: EventPage) -> None:
     if page.earlier:
         number, total = len(page.events), len(page.events) + page.earlier
-        words = f"migctl: showing the last {number} of {total} events; --limit {total} or --limit all shows the others"
+        last = "last" if number == 1 else f"last {number}"
+        words = f"migctl: showing the {last} of {total} events; --limit {total} or --limit all shows the others"
         print(words, file=sys.stderr, flush=True)
 
 

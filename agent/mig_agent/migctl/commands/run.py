@@ -69,6 +69,8 @@ def run(
     check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
     kill_after_seconds = parse_duration(kill_after)
+    if command and not command[0].strip():
+        raise UsageError("cannot run an empty text", "write the command after --")
     if not command and not dry_run:
         raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
     _check_devices(asking, each=each)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
+from mig_agent.core.quantities import shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
-from mig_agent.migctl.options import Common, completer_of, split, verb
+from mig_agent.migctl.options import Common, check_user, completer_of, split, verb
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def status(
     output = common.wants("svg")
     if watch and output == "svg":
         raise UsageError("cannot show a picture at each change", "leave out --watch, or -o svg")
+    check_user(user)
     chosen = tuple(parse_gpu(each) for each in split(gpus))
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
@@ -95,7 +97,15 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
         boxes=bool(gpus),
         leases=all_leases or filtered or bool(gpus),
         map=bool(gpus) or not filtered,
+        nothing=_nothing(user) if filtered else "",
     )
+
+
+def _nothing(user: str | None) -> str:
+    """Return what is said where a filter leaves nothing, so that nobody takes it for an idle node."""
+    if user is None:
+        return "you hold no lease here, and no request of yours waits"
+    return f"no lease is held by {shown(user)}, and no request of that user, tenant or pod waits"
 
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:

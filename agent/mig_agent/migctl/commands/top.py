@@ -78,7 +78,7 @@ def render(reading: top_view.NodeReading, view: top_view.View) -> str:
     """Return the list as plain text, as wide as it needs to be."""
     header, lines = top_view.list_lines(reading, view, None)
     head = top_view.head(reading)
-    return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\nno instances"
+    return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\n{top_view.nothing(view)}"
 
 
 def _read(client: Client) -> top_view.NodeReading:
