@@ -217,8 +217,9 @@ class Client:
     ) -> tuple[types.Event, ...]:
         """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest.
 
-        Of one GPU or one lease where these are given. A limit of 0 is what the agent gives at once (1000). The agent
-        keeps the newest 10,000 events. Raises Refused, NoAgent, and UsageError.
+        Of one GPU or one lease where these are given: a lease by its id, or the latest of a name. A limit of 0 is what
+        the agent gives at once (1000). The agent keeps the newest 10,000 events. Raises Refused, NoAgent, and
+        UsageError.
         """
         return self.event_page(since=since, gpu=gpu, limit=limit, lease=lease).events
 
