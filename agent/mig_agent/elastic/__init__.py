@@ -38,5 +38,5 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what belongs to a framework when it is first used."""
     if name in {"keras", "torch"}:
-        return import_module(f"mig_agent.elastic.{name}")
+        return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,8 +14,8 @@ from mig_agent.elastic.batch_plan import BatchPlan, checked
 from mig_agent.elastic.checkpoints import CheckpointFolder
 from mig_agent.elastic.environment import FOLDER_VARIABLE, ProcessPlace
 from mig_agent.elastic.loaders import source_of
-from mig_agent.elastic.notice import Notice
-from mig_agent.elastic.sample_order import Order, Position, Share, shares
+from mig_agent.elastic.notice import YieldNotice
+from mig_agent.elastic.sample_order import LocalBatch, Order, Position, local_batches
 from mig_agent.elastic.words import say
 
 YIELD_CODE = 75
@@ -32,7 +32,7 @@ class Yielded(SystemExit):
 class Job:
     """A training in global steps; `init` makes one."""
 
-    def __init__(self, batches: BatchPlan, max_batch: int, place: ProcessPlace, notice: Notice) -> None:
+    def __init__(self, batches: BatchPlan, max_batch: int, place: ProcessPlace, notice: YieldNotice) -> None:
         self.plan: BatchPlan = batches
         self.max_batch: int = max_batch
         """The most samples on one device at a time."""
@@ -41,7 +41,7 @@ class Job:
         """Returns whether any process of the job says True; all of them call it together."""
         self._notice = notice
         self._position = Position()
-        self._share: Share | None = None
+        self._local_batch: LocalBatch | None = None
         """The samples that the loop's body works on."""
         self._checkpoints: _Saving | None = None
 
@@ -82,14 +82,14 @@ class Job:
     @property
     def position(self) -> Position:
         """What is done: in the body of the loop, the step of the last micro-batch counts as done."""
-        if self._share is not None and self._share.is_last:
-            return self._share.done
+        if self._local_batch is not None and self._local_batch.is_last:
+            return self._local_batch.done
         return self._position
 
     @property
     def is_last(self) -> bool:
         """True while the body of the loop works on the last micro-batch of its global step."""
-        return self._share is not None and self._share.is_last
+        return self._local_batch is not None and self._local_batch.is_last
 
     @property
     def weight(self) -> float:
@@ -98,14 +98,14 @@ class Job:
         With it, the gradients of a global step, averaged over the processes (as DDP does) and summed over accumulation
         steps, are the exact mean over the global batch. `elastic.torch.Optimizer` does that by itself.
         """
-        if self._share is None:
+        if self._local_batch is None:
             raise UsageError("cannot tell a weight: no micro-batch is at work", "use it in the loop over job.batches()")
-        return self._share.weight * self.place.processes
+        return self._local_batch.weight * self.place.processes
 
     @property
-    def share(self) -> Share | None:
+    def local_batch(self) -> LocalBatch | None:
         """The samples that the loop's body works on; None outside of it."""
-        return self._share
+        return self._local_batch
 
     def epochs(self, number: int) -> Iterator[int]:
         """Yield the epochs that are left of so many, beginning with the one in which the training is."""
@@ -135,7 +135,7 @@ class Job:
                 f"cannot go on at sample {self._position.sample}: this epoch has {len(indices)}",
                 "the data is not what it was when the checkpoint was saved",
             )
-        mine = shares(
+        mine = local_batches(
             indices,
             self._position,
             self.plan,
@@ -143,15 +143,15 @@ class Job:
             rank=self.rank,
             devices_here=self.place.devices_here,
         )
-        for share, batch in source.batches(mine):
-            self._share = share
+        for local, batch in source.batches(mine):
+            self._local_batch = local
             try:
                 yield batch
             except GeneratorExit:  # the loop was left; with its last micro-batch the step was done
-                self._position, self._share = self.position, None
+                self._position, self._local_batch = self.position, None
                 raise
-            self._position, self._share = self.position, None
-            if share.is_last:
+            self._position, self._local_batch = self.position, None
+            if local.is_last:
                 self._between_steps()
         self._position = self._position.next_epoch()
 

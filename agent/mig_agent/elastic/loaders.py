@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 from mig_agent.core.errors import UsageError
-from mig_agent.elastic.sample_order import Order, Share, in_order, shuffled
+from mig_agent.elastic.sample_order import LocalBatch, Order, in_order, shuffled
 
 
 class SampleSource(Protocol):
@@ -22,8 +21,8 @@ class SampleSource(Protocol):
         """Return the order of the samples; with `shuffle` None as the loader itself would have it."""
         ...
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, Any]]:
-        """Yield each share with its samples, in order."""
+    def batches(self, local_batches: Iterable[LocalBatch]) -> Iterator[tuple[LocalBatch, Any]]:
+        """Yield each local batch with its samples, in order."""
         ...
 
 
@@ -38,17 +37,18 @@ class SequenceSource:
         """Return the order of the samples: that of the sequence, unless they are to be shuffled."""
         return shuffled(self.length, seed) if shuffle else in_order(self.length)
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, Any]]:
-        """Yield each share with the list of its samples."""
-        for share in shares:
-            yield share, [self._samples[index] for index in share.indices]
+    def batches(self, local_batches: Iterable[LocalBatch]) -> Iterator[tuple[LocalBatch, Any]]:
+        """Yield each local batch with the list of its samples."""
+        for local in local_batches:
+            yield local, [self._samples[index] for index in local.indices]
 
 
 def source_of(loader: object) -> SampleSource:
     """Return where the samples of a loader come from. Raises UsageError if it cannot start in the middle."""
     if hasattr(loader, "dataset") and hasattr(loader, "collate_fn"):
-        found: SampleSource = import_module("mig_agent.elastic.torch").DataLoaderSource(loader)
-        return found
+        from mig_agent.elastic.torch import DataLoaderSource  # noqa: PLC0415 -- only for those who use PyTorch
+
+        return DataLoaderSource(loader)
     if hasattr(loader, "__len__") and hasattr(loader, "__getitem__") and not isinstance(loader, dict):
         return SequenceSource(loader)  # type: ignore[arg-type] # it has what is used of a sequence
     raise UsageError(

@@ -15,7 +15,7 @@ from mig_agent.elastic.words import say
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
-class Notice:
+class YieldNotice:
     """Remembers that this process is to yield.
 
     The file is named by MIG_AGENT_NOTICE_FILE. One that is there from the beginning was for the process before this
@@ -54,7 +54,10 @@ class Notice:
     @property
     def is_given(self) -> bool:
         """True once this process is to yield."""
-        return self._by_signal or self._written() != self._before
+        written = self._written()
+        if written is None:
+            self._before = None  # the next one is new, whatever it is like
+        return self._by_signal or written != self._before
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a forked process, which ends as it would have

@@ -36,7 +36,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Share:
+class LocalBatch:
     """The samples that one process takes in one accumulation step."""
 
     indices: tuple[int, ...]
@@ -73,9 +73,9 @@ def shuffled(length: int, seed: int) -> Order:
     return order
 
 
-def shares(
+def local_batches(
     order: Sequence[int], position: Position, batches: BatchPlan, *, max_batch: int, rank: int, devices_here: int = 1
-) -> Iterator[Share]:
+) -> Iterator[LocalBatch]:
     """Yield what a process takes from its position to the end of the epoch.
 
     Each process has `devices_here` consecutive devices of the plan, and takes the samples of all of them.
@@ -90,5 +90,5 @@ def shares(
             size = sum(each.size for each in row[mine])
             indices = order[first : first + size] if size else order[position.sample : position.sample + 1]
             is_last = number == len(current.steps)
-            yield Share(tuple(indices), size / current.global_batch, number, is_last, done)
+            yield LocalBatch(tuple(indices), size / current.global_batch, number, is_last, done)
         position = done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
@@ -15,7 +14,7 @@ from mig_agent.elastic.batch_plan import checked, plan
 from mig_agent.elastic.environment import ProcessPlace
 from mig_agent.elastic.job import Job, Yielded
 from mig_agent.elastic.max_batch import AUTO, BatchSizeCache, default_cache, from_table, is_out_of_memory
-from mig_agent.elastic.notice import Notice
+from mig_agent.elastic.notice import YieldNotice
 from mig_agent.elastic.words import say
 
 MaxBatch: TypeAlias = "int | str | Mapping[str, int]"
@@ -45,7 +44,7 @@ def init(global_batch: int, max_batch: MaxBatch, *, name: str = "", devices: int
         raise UsageError(f"cannot take {max_batch!r} as max_batch", 'write a number, "auto" or {"10G": 8, "40G": 40}')
     else:
         most = checked("max_batch", max_batch)
-    job = Job(plan(global_batch, most, place.devices), most, place, Notice(os.environ))
+    job = Job(plan(global_batch, most, place.devices), most, place, YieldNotice(os.environ))
     if adapter is not None:
         adapter.watch(most)
     _jobs[:] = [job]
@@ -103,5 +102,7 @@ def _memory_mib_from_torch() -> int | None:
     """Return the memory of the first device as PyTorch sees it, where the program uses PyTorch."""
     if "torch" not in sys.modules:
         return None
-    found: int | None = import_module("mig_agent.elastic.torch").device_memory()
+    from mig_agent.elastic.torch import device_memory  # noqa: PLC0415 -- it is imported by now
+
+    found = device_memory()
     return found // _MIB if found else None

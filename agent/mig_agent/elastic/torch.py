@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from mig_agent.core.errors import UsageError
 from mig_agent.elastic.job import Job
-from mig_agent.elastic.sample_order import Order, Position, Share, in_order, shuffled
+from mig_agent.elastic.sample_order import LocalBatch, Order, Position, in_order, shuffled
 from mig_agent.elastic.start import current_job
 
 
@@ -76,17 +76,17 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        share = self._job.share
-        if share is None:
+        local = self._job.local_batch
+        if local is None:
             raise UsageError("cannot step: no micro-batch is at work", "step in the loop over job.batches()")
-        if self._step != share.done:  # the step before was left, or GradScaler skipped its end
+        if self._step != local.done:  # the step before was left, or GradScaler skipped its end
             self._forget()
-        self._step, self._taken = share.done, self._taken + 1
-        if not share.is_last:
+        self._step, self._taken = local.done, self._taken + 1
+        if not local.is_last:
             self._keep()
             return loss
         # GradScaler leaves out the step of a micro-batch whose gradients are not finite: then none of them counts.
-        if self._taken == share.number:
+        if self._taken == local.number:
             self._add_kept()
             if self._before_step is not None:
                 self._before_step()
@@ -129,8 +129,8 @@ class Optimizer(torch.optim.Optimizer):
                 parameter.register_hook(self._weighted)
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
-        share = self._job.share
-        return gradient if share is None else gradient * self._job.weight
+        local = self._job.local_batch
+        return gradient if local is None else gradient * self._job.weight
 
     def _keep(self) -> None:
         """Move the gradients to the sums, so that the next micro-batch begins with none."""
@@ -169,7 +169,7 @@ class Scheduler:
 
     def step(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 -- what the scheduler takes
         """Step with the last micro-batch of a global step, and outside of the loop over batches."""
-        if self._job.share is None or self._job.is_last:
+        if self._job.local_batch is None or self._job.is_last:
             self.scheduler.step(*arguments, **options)
 
 
@@ -215,9 +215,9 @@ class DataLoaderSource:
                 )
         return shuffled(self.length, seed) if shuffle else in_order(self.length)
 
-    def batches(self, shares: Iterable[Share]) -> Iterator[tuple[Share, Any]]:
-        """Yield each share with its batch; workers are ahead of the training as ever."""
-        loader, ahead = self._loader, deque[Share]()
+    def batches(self, local_batches: Iterable[LocalBatch]) -> Iterator[tuple[LocalBatch, Any]]:
+        """Yield each local batch with its batch; workers are ahead of the training as ever."""
+        loader, ahead = self._loader, deque[LocalBatch]()
         options: dict[str, Any] = {}
         if loader.num_workers:
             options = {
@@ -226,7 +226,7 @@ class DataLoaderSource:
             }
         again = DataLoader(
             loader.dataset,
-            batch_sampler=_Recorded(shares, ahead),
+            batch_sampler=_Recorded(local_batches, ahead),
             num_workers=loader.num_workers,
             collate_fn=loader.collate_fn,
             pin_memory=loader.pin_memory,
@@ -240,16 +240,16 @@ class DataLoaderSource:
 
 
 class _Recorded:
-    """Gives a DataLoader the indices of each share, and remembers which ones it has taken."""
+    """Gives a DataLoader the indices of each local batch, and remembers which ones it has taken."""
 
-    def __init__(self, shares: Iterable[Share], taken: deque[Share]) -> None:
-        self._shares = shares
+    def __init__(self, local_batches: Iterable[LocalBatch], taken: deque[LocalBatch]) -> None:
+        self._batches = local_batches
         self._taken = taken
 
     def __iter__(self) -> Iterator[list[int]]:
-        for share in self._shares:
-            self._taken.append(share)
-            yield list(share.indices)
+        for local in self._batches:
+            self._taken.append(local)
+            yield list(local.indices)
 
 
 class _Undisturbed:
