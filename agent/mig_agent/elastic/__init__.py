@@ -15,7 +15,8 @@ from importlib import import_module
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.elastic.batch_plan import BatchPlan, MicroBatch, plan
 from mig_agent.elastic.checkpoints import CheckpointError
-from mig_agent.elastic.job import YIELD_CODE, Job, Yielded
+from mig_agent.elastic.environment import YIELD_CODE
+from mig_agent.elastic.job import Job, Yielded
 from mig_agent.elastic.sample_order import Position
 from mig_agent.elastic.start import current_job, init
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from mig_agent.core.errors import UsageError
 
+YIELD_CODE = 75
+"""The exit code that says "start me again": EX_TEMPFAIL of sysexits.h."""
 PROFILE_VARIABLE = "MIG_AGENT_DEVICE_PROFILE"
 MEMORY_VARIABLE = "MIG_AGENT_DEVICE_MEMORY"
 NOTICE_VARIABLE = "MIG_AGENT_NOTICE_FILE"

@@ -12,14 +12,11 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import parse_duration
 from mig_agent.elastic.batch_plan import BatchPlan, checked
 from mig_agent.elastic.checkpoints import CheckpointFolder
-from mig_agent.elastic.environment import FOLDER_VARIABLE, ProcessPlace
+from mig_agent.elastic.environment import FOLDER_VARIABLE, YIELD_CODE, ProcessPlace
 from mig_agent.elastic.loaders import source_of
 from mig_agent.elastic.notice import YieldNotice
 from mig_agent.elastic.sample_order import LocalBatch, Order, Position, local_batches
 from mig_agent.elastic.words import say
-
-YIELD_CODE = 75
-"""The exit code that says "start me again": EX_TEMPFAIL of sysexits.h."""
 
 
 class Yielded(SystemExit):
