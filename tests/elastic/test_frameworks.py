@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from support.documents import ROOT
+from support.documents import ROOT, blocks
 
 FRAMEWORKS = ("torch", "keras")
 
@@ -68,6 +68,32 @@ def test_it(framework: str, check: str, tmp_path_factory: pytest.TempPathFactory
         pytest.skip(f"no {framework} here: hack/elastic.sh installs it")
     failed = outcomes(framework, tmp_path_factory.getbasetemp() / framework)[check]
     assert not failed, failed
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_program_of_the_page(framework: str, tmp_path: Path) -> None:
+    """Told to yield when it has saved nothing yet, and then started again until it is done."""
+    if not python_with(framework):
+        pytest.skip(f"no {framework} here: hack/elastic.sh installs it")
+    (program,) = (body for body, settings in blocks(ROOT / "docs/elastic.md", "python") if settings == [framework])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}/agent",
+        "CUDA_VISIBLE_DEVICES": "",
+        "MIG_AGENT_DEVICE_MEMORY": "4864",
+        "KERAS_BACKEND": "jax",
+    }
+    told = program + "\nassert job.position.epoch == 3 and job.steps in {3, 4}\n"
+    early = program.replace("job.epochs(3)", "job.epochs(__import__('signal').raise_signal(10) or 3)").replace(
+        "model.fit(", "__import__('signal').raise_signal(10); model.fit("
+    )
+    command = [python_with(framework), "-c"]
+    for text, code in ((early, 75), (told, 0), (told, 0)):
+        done = subprocess.run(
+            [*command, text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert done.returncode == code, done.stderr
+    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["lock", "step-000000000001"]
 
 
 def test_without_frameworks_the_rest_works() -> None:

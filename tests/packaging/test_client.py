@@ -108,7 +108,9 @@ def test_a_program_gets_a_device_with_it(light: Path, agent: Agent) -> None:
 
 def test_the_blocking_client_is_also_for_python_3_10(tmp_path: Path) -> None:
     """Where there is one to run it is run below; here the types of each version's library say what it has."""
-    files = sorted(map(str, (ROOT / "agent/mig_agent/client").glob("*.py")))
+    files = sorted(
+        str(path) for name in ("client", "elastic") for path in (ROOT / "agent/mig_agent" / name).glob("*.py")
+    )
     command = (sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "--python-version", "3.10", *files)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     # The package for asyncio refuses to be imported there.
