@@ -89,6 +89,18 @@ def test_a_damaged_one_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert found.state.read_text() == "weights again"
 
 
+def test_one_whose_content_is_damaged_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    """Its files have the right sizes. It does not count as kept either."""
+    filled(tmp_path, 1, 2).close()
+    (tmp_path / "step-000000000002" / "state").write_text("weights of 3")
+    folder = filled(tmp_path)
+    assert folder.newest() is not None
+    folder.write(at(2), lambda path: path.write_text("weights again"))
+    found = folder.newest()
+    assert found is not None
+    assert found.state.read_text() == "weights again"
+
+
 def test_damaged_ones_do_not_count_as_kept(tmp_path: Path) -> None:
     folder = filled(tmp_path, 1, 2)
     (tmp_path / "step-000000000002" / "state").write_text("weigh")

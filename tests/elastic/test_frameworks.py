@@ -93,7 +93,7 @@ def test_the_program_of_the_page(framework: str, tmp_path: Path) -> None:
             [*command, text], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=120
         )
         assert done.returncode == code, done.stderr
-    assert sorted(each.name for each in (tmp_path / "checkpoints").iterdir()) == ["lock", "step-000000000001"]
+    assert sorted(each.name for each in (tmp_path / "checkpoints/c").iterdir()) == ["lock", "step-000000000001"]
 
 
 def test_without_frameworks_the_rest_works() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import signal
@@ -207,6 +209,51 @@ def check_the_scaler_of_pytorch_takes_it(_folder: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
+    near(weights_of(model), plain("SGD"))
+
+
+def check_wrong_uses_are_told(_folder: Path) -> None:
+    model = network()
+    job = elastic.init(GLOBAL_BATCH, 3)
+    optimizer = Optimizer(INNER["SGD"](model.parameters()))
+
+    def told(action: Callable[[], object]) -> str:
+        try:
+            action()
+        except elastic.UsageError as error:
+            return str(error)
+        return ""
+
+    assert "cannot wrap LBFGS" in told(lambda: Optimizer(torch.optim.LBFGS(model.parameters())))
+    assert "no micro-batch is at work" in told(optimizer.step)
+    before = weights_of(model)
+    heard = io.StringIO()
+    with contextlib.redirect_stderr(heard):
+        for number, (inputs, outputs) in enumerate(job.batches(DataLoader(data())), 1):
+            mse_loss(model(inputs), outputs).backward()
+            if number % 3 == 0:  # an accumulation of the program's own
+                optimizer.step()
+                assert "cannot step twice" in told(optimizer.step)
+                optimizer.zero_grad()
+    near(weights_of(model), before)
+    assert heard.getvalue().count("elastic: step 1 is left out: 1 of its 3 micro-batches were stepped") == 1
+    assert heard.getvalue().count("\n") == 1
+
+
+def check_a_step_that_is_left_is_done_again(_folder: Path) -> None:
+    model = network()
+    job = elastic.init(GLOBAL_BATCH, 3)
+    optimizer = Optimizer(INNER["SGD"](model.parameters()))
+    left = iter([0, 1, 5, 11, 17])
+    for epoch in range(2):
+        while job.position.epoch == epoch:
+            leave_at = next(left, -1)
+            for number, (inputs, outputs) in enumerate(job.batches(DataLoader(data(), shuffle=True))):
+                optimizer.zero_grad()
+                mse_loss(model(inputs), outputs).backward()
+                optimizer.step()
+                if number == leave_at:
+                    break
     near(weights_of(model), plain("SGD"))
 
 

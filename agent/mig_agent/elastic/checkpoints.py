@@ -55,6 +55,8 @@ class CheckpointFolder:
         self.path = path
         self._keep = keep
         self._lock: int | None = None
+        self._damaged: set[Path] = set()
+        """Those that were found to be damaged; their files may have the right sizes."""
 
     def open(self) -> None:
         """Make the folder, keep other processes from writing to it, and remove what a crash has left unfinished.
@@ -88,6 +90,7 @@ class CheckpointFolder:
                 return _read(folder)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 say(f"ignoring the checkpoint {folder}: {error}")
+                self._damaged.add(folder)
         return None
 
     def write(self, position: Position, save: Callable[[Path], object]) -> None:
@@ -96,7 +99,7 @@ class CheckpointFolder:
         What `save` raises passes through; the checkpoint before is still there then.
         """
         target = self.path / f"{_PREFIX}{position.step:012d}"
-        if _is_whole(target):
+        if self._is_whole(target):
             return
         temporary: Path | None = None
         try:
@@ -134,6 +137,7 @@ class CheckpointFolder:
         with FAILPOINTS.around("checkpoint-rename"):
             temporary.rename(target)
         _sync(self.path)
+        self._damaged.discard(target)
 
     def _remove_old(self) -> None:
         """Remove all but the newest whole checkpoints."""
@@ -142,13 +146,22 @@ class CheckpointFolder:
             if whole >= self._keep:
                 with FAILPOINTS.around("checkpoint-removal"):
                     shutil.rmtree(folder, ignore_errors=True)
-            elif _is_whole(folder):
+            elif self._is_whole(folder):
                 whole += 1
 
     def _by_step(self) -> list[Path]:
         """Return the checkpoints that are there, the newest first."""
         found = [each for each in self.path.glob(f"{_PREFIX}*") if each.name.removeprefix(_PREFIX).isdecimal()]
         return sorted(found, key=lambda each: int(each.name.removeprefix(_PREFIX)), reverse=True)
+
+    def _is_whole(self, folder: Path) -> bool:
+        """Return whether a checkpoint is there and not known to be damaged; only `newest` reads all of its files."""
+        try:
+            manifest = json.loads((folder / _MANIFEST).read_bytes())
+            right = all((folder / name).stat().st_size == size for name, (size, _) in manifest["files"].items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        return right and folder not in self._damaged
 
     def _take_lock(self, lock: int) -> None:
         until = time.monotonic() + _LOCK_SECONDS
@@ -181,15 +194,6 @@ def _read(folder: Path) -> Checkpoint:
         if found[1] != checksum:
             raise ValueError(f"{name} is not what was written")
     return Checkpoint(Position(**manifest["position"]), folder / _STATE)
-
-
-def _is_whole(folder: Path) -> bool:
-    """Return whether the checkpoint is there, with files of the right sizes; their content is read at a start alone."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_bytes())
-        return all((folder / name).stat().st_size == size for name, (size, _) in manifest["files"].items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def _sum(path: Path) -> tuple[int, int]:

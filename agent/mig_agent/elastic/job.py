@@ -29,7 +29,11 @@ class Yielded(SystemExit):
 class Job:
     """A training in global steps; `init` makes one."""
 
-    def __init__(self, batches: BatchPlan, max_batch: int, place: ProcessPlace, notice: YieldNotice) -> None:
+    def __init__(
+        self, batches: BatchPlan, *, max_batch: int, name: str, place: ProcessPlace, notice: YieldNotice
+    ) -> None:
+        self.name: str = name
+        """The name of the training, which tells its checkpoints from those of others."""
         self.plan: BatchPlan = batches
         self.max_batch: int = max_batch
         """The most samples on one device at a time."""
@@ -174,10 +178,10 @@ class Job:
         """Go on from the last good checkpoint, and save others from now on; return whether there was one.
 
         `save(path)` writes the state of the training to a file or a folder of that name, `load(path)` reads it.
-        `folder`: where checkpoints are; None: MIG_AGENT_CHECKPOINTS, or else `checkpoints`. `every`: how often
+        `folder`: where checkpoints are; None: MIG_AGENT_CHECKPOINTS, or else `checkpoints/NAME`. `every`: how often
         `batches` saves, in time (`10m`) or global steps (100); None: only to yield. Raises UsageError.
         """
-        chosen = Path(folder or os.environ.get(FOLDER_VARIABLE, "") or "checkpoints")
+        chosen = Path(folder or os.environ.get(FOLDER_VARIABLE, "") or Path("checkpoints", self.name))
         saving = _Saving(CheckpointFolder(chosen, keep=keep), save, every)
         if self.master:
             saving.folder.open()

@@ -29,13 +29,14 @@ def init(global_batch: int, max_batch: MaxBatch, *, name: str = "", devices: int
 
     `max_batch`: the most samples on one device at a time: a number; a table by memory, `{"10G": 8, "40G": 40}`; or
     `auto`, which begins with what fitted last, or with all, and halves when the device is out of memory: the program
-    ends with exit code 75 then, to be started again. It is remembered by `name` (None: the program's) and the device's
-    profile. `devices`: how many this process uses; None: those that CUDA_VISIBLE_DEVICES names, or one in each process
-    of torchrun. Raises UsageError.
+    ends with exit code 75 then, to be started again. It is remembered by `name` and the device's profile.
+    `name`: the training's, in the names of files; empty: that of the program. `devices`: how many this process uses;
+    None: those that CUDA_VISIBLE_DEVICES names, or one in each process of torchrun. Raises UsageError.
     """
     checked("global_batch", global_batch)
     place = ProcessPlace.from_environment(os.environ, None if devices is None else checked("devices", devices))
-    adapter = _AutomaticBatch(name or Path(sys.argv[0]).stem, place) if max_batch == AUTO else None
+    name = (name or Path(sys.argv[0]).stem.lstrip("-") or "training").replace("/", "-")
+    adapter = _AutomaticBatch(name, place) if max_batch == AUTO else None
     if adapter is not None:
         most = adapter.first(-(-global_batch // place.devices))
     elif isinstance(max_batch, Mapping):
@@ -44,7 +45,8 @@ def init(global_batch: int, max_batch: MaxBatch, *, name: str = "", devices: int
         raise UsageError(f"cannot take {max_batch!r} as max_batch", 'write a number, "auto" or {"10G": 8, "40G": 40}')
     else:
         most = checked("max_batch", max_batch)
-    job = Job(plan(global_batch, most, place.devices), most, place, YieldNotice(os.environ))
+    batches = plan(global_batch, most, place.devices)
+    job = Job(batches, max_batch=most, name=name, place=place, notice=YieldNotice(os.environ))
     if adapter is not None:
         adapter.watch(most)
     _jobs[:] = [job]

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 from mig_agent.core.errors import UsageError
 from mig_agent.elastic.job import Job
-from mig_agent.elastic.sample_order import LocalBatch, Order, Position, in_order, shuffled
+from mig_agent.elastic.sample_order import LocalBatch, Order, in_order, shuffled
 from mig_agent.elastic.start import current_job
+from mig_agent.elastic.words import say
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -38,6 +39,11 @@ class Optimizer(torch.optim.Optimizer):
         what changes it as a whole, such as clipping. `weigh_gradients`: False if the loss is multiplied by
         `job.weight`, as it must be where parameters are not those of the model, as with FSDP.
         """
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise UsageError(
+                "cannot wrap LBFGS: it computes the loss several times in one step, and a global batch comes in parts",
+                "use an optimizer that takes one gradient a step",
+            )
         # Not the initializer of the base class: all that it would set is the inner optimizer's.
         self.optimizer = optimizer
         self._job = job or current_job()
@@ -46,10 +52,12 @@ class Optimizer(torch.optim.Optimizer):
         self._weighed: set[int] = set()
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
         """For each parameter the weighted gradients of this global step's micro-batches that came before."""
-        self._step: Position | None = None
-        """The position after the global step whose gradients are in the sums; None where nothing is."""
+        self._last: LocalBatch | None = None
+        """The micro-batch whose gradients came last."""
         self._taken = 0
-        """Micro-batches of it whose gradients are there."""
+        """Micro-batches of its global step whose gradients have come."""
+        self._has_told = False
+        """True once a step that was left out has been told of."""
         if self._job.place.processes > 1:
             self._job.agree = any_process
         self._weigh()
@@ -79,19 +87,23 @@ class Optimizer(torch.optim.Optimizer):
         local = self._job.local_batch
         if local is None:
             raise UsageError("cannot step: no micro-batch is at work", "step in the loop over job.batches()")
-        if self._step != local.done:  # the step before was left, or GradScaler skipped its end
-            self._forget()
-        self._step, self._taken = local.done, self._taken + 1
+        last = self._last
+        if local is last:
+            raise UsageError("cannot step twice in one micro-batch", "call optimizer.step() once for each")
+        if last is None or last.done != local.done or last.number >= local.number:  # another step has begun
+            self._drop()
+        self._last, self._taken = local, self._taken + 1
         if not local.is_last:
             self._keep()
             return loss
-        # GradScaler leaves out the step of a micro-batch whose gradients are not finite: then none of them counts.
         if self._taken == local.number:
             self._add_kept()
             if self._before_step is not None:
                 self._before_step()
             self.optimizer.step()
-        self._forget()
+        else:  # GradScaler leaves out a micro-batch whose gradients are not finite: then none of them counts
+            self._tell(local)
+        self._drop()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002 -- as PyTorch has it
@@ -129,8 +141,10 @@ class Optimizer(torch.optim.Optimizer):
                 parameter.register_hook(self._weighted)
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
-        local = self._job.local_batch
-        return gradient if local is None else gradient * self._job.weight
+        if self._job.local_batch is None:
+            return gradient
+        weight = self._job.weight
+        return gradient if weight == 1.0 else gradient * weight
 
     def _keep(self) -> None:
         """Move the gradients to the sums, so that the next micro-batch begins with none."""
@@ -149,9 +163,18 @@ class Optimizer(torch.optim.Optimizer):
             if kept is not None:
                 parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
 
-    def _forget(self) -> None:
+    def _tell(self, local: LocalBatch) -> None:
+        if not self._has_told and self._job.master:
+            self._has_told = True
+            say(
+                f"step {local.done.step} is left out: {self._taken} of its {local.number} micro-batches were stepped. "
+                "GradScaler does that; otherwise call optimizer.step() after each one"
+            )
+
+    def _drop(self) -> None:
+        """Forget the gradients of a step that is over, or was left in its middle."""
         self._sums.clear()
-        self._step, self._taken = None, 0
+        self._taken = 0
 
 
 class Scheduler:
