@@ -125,6 +125,8 @@ def test_it_runs_with_python_3_10(wheel: Path, agent: Agent, tmp_path: Path) -> 
     python = tmp_path / "old/bin/python"
     run(python, "-m", "pip", "--quiet", "install", wheel, cwd=tmp_path)
     assert run(python, "-I", "-c", PROGRAM, cwd=tmp_path, MIG_AGENT_ADDRESS=agent.address).startswith("MIG-")
+    elastic = "from mig_agent import elastic; print(elastic.init(256, 64, devices=1).steps)"
+    assert run(python, "-I", "-c", elastic, cwd=tmp_path).strip() == "4"
     code = "try: from mig_agent.client import AsyncClient\nexcept ImportError as error: print(error)"
     assert "it needs Python 3.11 or newer" in run(python, "-I", "-c", code, cwd=tmp_path)
     done = subprocess.run([tmp_path / "old/bin/migctl", "status"], capture_output=True, text=True, check=False)
