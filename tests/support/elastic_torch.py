@@ -212,6 +212,21 @@ def check_the_scaler_of_pytorch_takes_it(_folder: Path) -> None:
     near(weights_of(model), plain("SGD"))
 
 
+def check_parameters_that_are_unfrozen_later(_folder: Path) -> None:
+    model = network()
+    model[0].requires_grad_(requires_grad=False)
+    job = elastic.init(GLOBAL_BATCH, 3)
+    optimizer = Optimizer(INNER["SGD"](model.parameters()))
+    assert not model[0].weight.requires_grad
+    model[0].requires_grad_()
+    for _ in job.epochs(2):
+        for inputs, outputs in job.batches(DataLoader(data(), shuffle=True)):
+            mse_loss(model(inputs), outputs).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    near(weights_of(model), plain("SGD"))
+
+
 def check_wrong_uses_are_told(_folder: Path) -> None:
     model = network()
     job = elastic.init(GLOBAL_BATCH, 3)

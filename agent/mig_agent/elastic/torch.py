@@ -136,9 +136,13 @@ class Optimizer(torch.optim.Optimizer):
         if not self._weighs:
             return
         for parameter in self._parameters():
-            if parameter.requires_grad and id(parameter) not in self._weighed:
+            if id(parameter) not in self._weighed:
                 self._weighed.add(id(parameter))
+                # A frozen one takes no hook, and may be trained later.
+                is_trained = parameter.requires_grad
+                parameter.requires_grad_(True)
                 parameter.register_hook(self._weighted)
+                parameter.requires_grad_(is_trained)
 
     def _weighted(self, gradient: torch.Tensor) -> torch.Tensor:
         if self._job.local_batch is None:
