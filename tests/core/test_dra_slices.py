@@ -135,7 +135,7 @@ def test_dropped_counters_are_noticed() -> None:
         answer = slice_object(written, NODE)
         answer["spec"].pop("sharedCounters", None)
         for each in answer["spec"].get("devices", ()):
-            del each["consumesCounters"]  # type: ignore[misc] -- as a server does with its gate off
+            del each["consumesCounters"]  # type: ignore[misc]  # as a server does with its gate off
         assert dropped_counters(written, read_slice(answer))
 
 
