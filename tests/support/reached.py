@@ -55,6 +55,8 @@ REACHED: dict[str, frozenset[str]] = {
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
     "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
+    "DRA driver": frozenset({"driver-folder", "driver-socket", "driver-socket-removal"}),
+    "DRA driver of a dead agent": frozenset({"stale-driver-socket"}),
     "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
     "web page's tokens": frozenset({"web-token", "web-token-rename"}),
@@ -62,6 +64,7 @@ REACHED: dict[str, frozenset[str]] = {
     "node shown": frozenset({"node-status", "node-labels"}),
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
+    "slices published": frozenset({"resource-slice", "resource-slice-again", "resource-slice-removal"}),
 }
 
 LEDGER = ("ledger backed up", "ledger restored")
@@ -76,7 +79,10 @@ CDI = ("CDI file", "CDI file removed")
 KUBELET = ("kubelet's plugin", "kubelet's plugin of a dead agent")
 """Killed in `tests/faults/test_plugin_sockets.py`: only for a kubelet does the agent make them."""
 
-API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
+DRIVER = ("DRA driver", "DRA driver of a dead agent")
+"""Kinds that `tests/faults/test_driver_sockets.py` kills: only for a kubelet does the agent make these sockets."""
+
+API_SERVER = ("node shown", "event on Kubernetes", "uninstalled", "slices published")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
