@@ -105,7 +105,8 @@ def lease_of(space: Space, name: str) -> LeaseInfo:
 
 
 @pytest.mark.parametrize(
-    ("memory", "profile"), [("4Gi", "1g.5gb"), ("8Gi", "1g.10gb"), ("15Gi", "3g.20gb"), ("45Gi", "7g.80gb")]
+    ("memory", "profile"),
+    [("4Gi", "1g.5gb"), ("8Gi", "1g.10gb"), ("15Gi", "3g.20gb"), ("30Gi", "7g.40gb"), ("45Gi", "7g.80gb")],
 )
 def test_a_claim_by_memory_runs_on_the_smallest_slot(space: Space, memory: str, profile: str) -> None:
     claim(space, "gpu", memory)

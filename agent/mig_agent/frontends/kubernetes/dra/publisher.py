@@ -21,12 +21,14 @@ from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes.dra.allocations import Allocations
 from mig_agent.frontends.kubernetes.dra.api import DriverApi
 
-SETTLE_SECONDS: Final = 0.3
-"""The pause between two listings: every write of a slice has the scheduler try all pods that wait for devices."""
+SETTLE_SECONDS: Final = 1.0
+"""The pause after a listing: every write of a slice has the scheduler try all pods that wait for devices."""
 CHECK_SECONDS: Final = 30.0
 """The longest time between two comparisons with the API server."""
 WATCHFUL_SECONDS: Final = 10.0
 """How long they are compared often after the kubelet has registered the driver, about when it deletes the slices."""
+WATCHFUL_PAUSE_SECONDS: Final = 0.3
+"""The pause between two comparisons meanwhile."""
 GATE_SECONDS: Final = 300.0
 """The pause after the API server dropped counters, which it does until its feature gate is switched on."""
 RETRY_SECONDS: Final = (0.5, 15.0)
@@ -105,10 +107,12 @@ class Publisher:
                 self._manager.report_problem(_PART, error.words)
                 _LOG.warning(error.words, hint="it is tried again by itself")
                 self._poke.set()
+            if pause == SETTLE_SECONDS and asyncio.get_running_loop().time() < self._watchful_until:
+                await asyncio.sleep(WATCHFUL_PAUSE_SECONDS)
+                continue
             await asyncio.sleep(pause)
-            is_watchful = asyncio.get_running_loop().time() < self._watchful_until
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._poke.wait(), SETTLE_SECONDS if is_watchful else CHECK_SECONDS)
+                await asyncio.wait_for(self._poke.wait(), CHECK_SECONDS)
 
     async def _publish(self) -> bool:
         """Make the API server's slices the wanted ones; return False, with none published, if it drops counters."""
