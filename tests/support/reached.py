@@ -32,6 +32,8 @@ REACHED: dict[str, frozenset[str]] = {
     "creation undone": _MAKING | {DESTROY},
     "hold": _MAKING,
     "hold ended": frozenset({COMMIT}),
+    "share": frozenset({COMMIT, "mps-folder", "mps-program", "mps-access"}),
+    "share ended": frozenset({COMMIT, "mps-program", "mps-removal"}),
     "release": frozenset({COMMIT}),
     "renew": frozenset({COMMIT}),
     "reclaim": _REMOVING,
@@ -91,7 +93,7 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled", "slices publis
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
-"""Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
+"""Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""

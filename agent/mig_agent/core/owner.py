@@ -81,6 +81,11 @@ class OwnerKind:
         return False
 
     @property
+    def runs_in_containers(self) -> bool:
+        """True if the devices are used in containers, which see only what was put into them."""
+        return False
+
+    @property
     def noun(self) -> str:
         """The word for this kind of owner in messages: `pod`."""
         return "owner"
@@ -190,6 +195,11 @@ class PodOwner(OwnerKind):
     def is_reserved(self) -> bool:
         """True if the owner is expected on this node; until it is bound, the lease is controlled by its token."""
         return not self.is_bound
+
+    @property
+    def runs_in_containers(self) -> bool:
+        """True if the devices are used in containers, which see only what was put into them."""
+        return True
 
     @property
     def is_in_use(self) -> bool:
