@@ -180,6 +180,7 @@ def test_two_shares_by_mps_have_limits_of_their_own(ground: Ground, figure: Figu
     """Two daemons on one GPU in DEFAULT compute mode; each limits its own clients."""
     enforcer = ground.mps()
     shares = [share(ground, FIRST), share(ground, SECOND)]
+    free = 0
     try:
         for each in shares:
             enforcer.begin(each)
