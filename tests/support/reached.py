@@ -68,6 +68,10 @@ REACHED: dict[str, frozenset[str]] = {
     "node shown": frozenset({"node-status", "node-labels"}),
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
+    "elastic checkpoint": frozenset(
+        {f"checkpoint-{each}" for each in ("folder", "lock", "begun", "state", "manifest", "rename", "removal")}
+    ),
+    "batch size remembered": frozenset({"batch-size-folder", "batch-size-file", "batch-size-rename"}),
 }
 
 LEDGER = ("ledger backed up", "ledger restored")
@@ -93,6 +97,9 @@ CGROUP = ("cgroup of a share", "cgroup of a share ended")
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""
+
+ELASTIC = ("elastic checkpoint", "batch size remembered")
+"""Killed in `tests/elastic`: a training does these, in a process of its own."""
 
 CONTEXTS = ("contexts written",)
 """Killed in `tests/faults/test_context_files.py`: `migctl context` does it, and no agent."""

@@ -19,7 +19,7 @@ def crash_table() -> list[str]:
     size = f"**{len(names)} failpoints, before and after each** x **{len(REACHED)} kinds**"
     rows = [f"| {kind} | {', '.join(f'`{each}`' for each in sorted(through))} |" for kind, through in REACHED.items()]
     return [
-        f"{size}: {KILLS} of these combinations occur, and the agent is killed in each of them.",
+        f"{size}: {KILLS} of these combinations occur, and the agent, or a training, is killed in each of them.",
         "",
         "| kind | failpoints that it reaches |",
         "|---|---|",

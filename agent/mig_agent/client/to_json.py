@@ -35,7 +35,9 @@ KEYS: Final[Mapping[type, str]] = {
     ),
     types.SharedMemory: "enforced_by usable_mib taken_mib others_mib overhead_mib least_mib promise without_process?",
     types.Available: "profile memory_mib count",
-    types.Waiting: "request_id holder tenant priority position since wants estimate blockers limit-",
+    types.Waiting: (
+        "request_id holder tenant priority position since wants estimate blockers limit- caller? reserved_gpus"
+    ),
     types.StartEstimate: ("earliest_seconds=earliest median_seconds=median latest_seconds=latest basis leases"),
     types.LedgerDoubt: "since why kept_as restored recoverable",
     types.Gpu: (

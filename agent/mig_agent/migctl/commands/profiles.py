@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mig_agent.core.quantities import format_mib
+from mig_agent.core.quantities import counted, format_mib
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import print_json, table
@@ -43,7 +43,7 @@ def _model(each: GpuModel) -> str:
     ]
     header = ("PROFILE", "MEMORY", "COMPUTE", "SLICES", "PLACES", "STARTS AT")
     whole = all(one.name == "whole" for one in each.profiles)
-    slices = "without MIG mode" if whole else f"{each.memory_slices} memory slices"
+    slices = "without MIG mode" if whole else counted(each.memory_slices, "memory slice")
     return "\n".join((f"{each.model} (GPU {indices}), {slices}", table(header, rows), *_shares(each)))
 
 
