@@ -50,7 +50,7 @@ def test_status_draws_shared_gpus_as_bars_in_gib() -> None:
     page = render(NODE, Page())
     assert max(map(len, page.splitlines())) <= 80
     assert re.search(r"^GPU 1 shared, L40S +│█b.*│ 38.84 GiB free +│$", page, re.MULTILINE)
-    assert "6 x 1g.10gb or shares of up to 38.71 GiB" in page
+    assert "6 x 1g.10gb, shares of up to 38.71 GiB" in page
     assert "fits now (up to 38.71 GiB)" in page
     assert "idle" not in page, "the whole GPU is not there while it is shared"
     assert re.search(r"^l2 +bob +1 +- +share 4 GiB ", page, re.MULTILINE)
