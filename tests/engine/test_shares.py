@@ -409,6 +409,7 @@ async def test_processes_without_a_share_are_named(tmp_path: Path, enforcer: Fil
         node.simulator.occupy("0", name="nvidia-cuda-mps-server", used_mib=60)
         stranger = node.simulator.occupy("0", name="python sneak.py", used_mib=700)
         for _ in range(2):
+            await node.manager._parts.share_watch.look()
             await node.look()
         await node.quiet()
         (event,) = node.told(EventKind.PROCESS_FOUND)

@@ -58,6 +58,8 @@ REACHED: dict[str, frozenset[str]] = {
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
     "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
+    "DRA driver": frozenset({"driver-folder", "driver-socket", "driver-socket-removal"}),
+    "DRA driver of a dead agent": frozenset({"stale-driver-socket"}),
     "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
     "cgroup of a share": frozenset({"cgroup-controller", "cgroup-folder", LIMIT, "cgroup-join"}),
@@ -72,6 +74,7 @@ REACHED: dict[str, frozenset[str]] = {
         {f"checkpoint-{each}" for each in ("folder", "lock", "begun", "state", "manifest", "rename", "removal")}
     ),
     "batch size remembered": frozenset({"batch-size-folder", "batch-size-file", "batch-size-rename"}),
+    "slices published": frozenset({"resource-slice", "resource-slice-again", "resource-slice-removal"}),
 }
 
 LEDGER = ("ledger backed up", "ledger restored")
@@ -86,7 +89,10 @@ CDI = ("CDI file", "CDI file removed")
 KUBELET = ("kubelet's plugin", "kubelet's plugin of a dead agent")
 """Killed in `tests/faults/test_plugin_sockets.py`: only for a kubelet does the agent make them."""
 
-API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
+DRIVER = ("DRA driver", "DRA driver of a dead agent")
+"""Kinds that `tests/faults/test_driver_sockets.py` kills: only for a kubelet does the agent make these sockets."""
+
+API_SERVER = ("node shown", "event on Kubernetes", "uninstalled", "slices published")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")

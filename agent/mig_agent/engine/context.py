@@ -276,8 +276,13 @@ class Context:
             sharing = ObservedSharing(terms=None, why_not=str(error), users={each.generation: () for each in shares})
         return replace(observed, sharing=sharing)
 
-    def share_users(self, gpu: GpuUuid, shares: Sequence[Instance]) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
-        """Return the processes that use leased shares of a GPU; blocking. May raise DriverError."""
+    def share_users(
+        self, gpu: GpuUuid, shares: Sequence[Instance]
+    ) -> tuple[Mapping[Generation, tuple[ProcessUsage, ...]], tuple[ProcessUsage, ...]]:
+        """Return the processes that use each leased share of a GPU, and those that use none; blocking.
+
+        May raise DriverError.
+        """
         return self.share_survey.users(gpu, _enforced(shares))
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:

@@ -80,9 +80,11 @@ class ShareWatch:
             return
         shares = [each for each in self._limited_by_process() if each.slot.gpu == gpu]
         try:
-            users = await worker.read("read who uses its shares", lambda: context.share_users(gpu, shares))
+            users, others = await worker.read("read who uses its shares", lambda: context.share_users(gpu, shares))
         except DriverError:
             return  # the next reconciliation reports it
+        if not self._leased_meanwhile(gpu, shares):
+            self._report(gpu, others)
         for share in shares:
             used = sum(each.used_mib or 0 for each in users.get(share.generation, ()))
             if used > share.slot.profile.memory_mib:
@@ -121,6 +123,12 @@ class ShareWatch:
         context.journal.record(
             context.journal.event(kind, words, instance=share, lease=lease.id, holder=str(lease.holder), pid=newest)
         )
+
+    def _leased_meanwhile(self, gpu: GpuUuid, shares: Sequence[Instance]) -> bool:
+        """Return whether there are other shares on a GPU than these, whose processes were not told apart."""
+        there = self._context.state.gpus[gpu].instances.values()
+        now = {each.generation for each in there if each.kind.shares_memory}
+        return now != {each.generation for each in shares}
 
     def _limited_by_process(self) -> Iterator[Instance]:
         for record in self._context.state.gpus.values():

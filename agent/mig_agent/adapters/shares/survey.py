@@ -46,16 +46,14 @@ class ShareSurvey:
         if not working and not shares:
             return ObservedSharing(terms=None, why_not=why_not)
         on_gpu = self._driver.processes(gpu) if observed.processes else ()
-        users = self._users(gpu, shares, on_gpu)
-        used = {each.pid for found in users.values() for each in found}
-        others = tuple(each for each in on_gpu if each.pid not in used and not self._is_mps_server(each.pid))
+        users, others = self._users(gpu, shares, on_gpu)
         terms = self._terms(observed, working, shares, rules, others) if working else None
         return ObservedSharing(terms=terms, why_not=why_not, lost=self._lost(shares), users=users, others=others)
 
     def users(
         self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]]
-    ) -> Mapping[Generation, tuple[ProcessUsage, ...]]:
-        """Return the processes on a GPU that use each of these leased shares on it."""
+    ) -> tuple[Mapping[Generation, tuple[ProcessUsage, ...]], tuple[ProcessUsage, ...]]:
+        """Return the processes on a GPU that use each of these leased shares on it, and those that use none."""
         return self._users(gpu, shares, self._driver.processes(gpu))
 
     def _terms(
@@ -97,7 +95,7 @@ class ShareSurvey:
 
     def _users(
         self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]
-    ) -> dict[Generation, tuple[ProcessUsage, ...]]:
+    ) -> tuple[dict[Generation, tuple[ProcessUsage, ...]], tuple[ProcessUsage, ...]]:
         # Who uses which share is looked up again when others are on the GPU, or there are other shares.
         key = frozenset(each.pid for each in on_gpu), frozenset(share.generation for share, _ in shares)
         known = self._known.get(gpu)
@@ -108,7 +106,12 @@ class ShareSurvey:
                 mine = () if enforcer is None or not on_gpu else enforcer.processes(share)
                 pids[share.generation] = frozenset(mine)
             known = self._known[gpu] = (key, pids)
-        return {generation: tuple(each for each in on_gpu if each.pid in mine) for generation, mine in known[1].items()}
+        users = {
+            generation: tuple(each for each in on_gpu if each.pid in mine) for generation, mine in known[1].items()
+        }
+        used = frozenset[int]().union(*known[1].values())
+        others = tuple(each for each in on_gpu if each.pid not in used and not self._is_mps_server(each.pid))
+        return users, others
 
     def _lost(self, shares: Sequence[tuple[Share, Enforcement | None]]) -> dict[Generation, str]:
         lost: dict[Generation, str] = {}
