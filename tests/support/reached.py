@@ -99,7 +99,7 @@ MPS = ("MPS daemon", "MPS daemon ended")
 """Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
 
 CGROUP = ("cgroup of a share", "cgroup of a share ended")
-"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the enforcer alone, which is quicker."""
+"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the enforcer alone, which the agent uses for `migctl run`."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""
