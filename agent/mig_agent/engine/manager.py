@@ -168,8 +168,13 @@ class Manager:
 
         `force` is for administrators: it also ends the lease of a bound pod, where the kubelet has allocated no device
         for it and no process is on its instances.
+
+        Waits a while until the memory of its shares is free, so that the caller's next request finds it.
         """
+        known = self._context.state.leases.get(lease)
         await self._parts.leases.release(lease, token, caller, force=force)
+        if known is not None:
+            await self._parts.shares.wait_until_ended(known.instances)
 
     async def renew(self, lease: LeaseId, token: str, ttl_seconds: float | None, caller: Caller) -> Lease:
         """Set a lease's deadline to `ttl_seconds` from now, or with None remove it; return the lease."""

@@ -6,7 +6,8 @@ start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +20,8 @@ from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState
 from mig_agent.engine.context import Context
 from mig_agent.engine.instances import InstanceDestroyer, StepFailedError
 
+LONGEST_WAIT_SECONDS = 15.0
+"""How long the release of a lease waits for the end of its shares."""
 _UNKNOWN_GPU = GpuUuid("")
 
 
@@ -30,7 +33,7 @@ class Shares:
         self._context = context
         self._destroyer = destroyer
         self._recorded = unloaded
-        self._ending: set[Generation] = set()
+        self._ending: dict[Generation, asyncio.Task[None]] = {}
         self._told: dict[Generation, str] = {}
         """The error of each share that could not be ended, lest it be reported with each attempt."""
         self._thread = CallThread("shares")
@@ -47,9 +50,16 @@ class Shares:
         context.state.put(replace(share, state=InstanceState.DESTROYING, lease=None))
         context.journal.republish()
         if not context.closing and not context.driver_use.paused:
-            self._ending.add(share.generation)
             context.driver_use.enter()
-            context.tasks.spawn(f"end-share-{share.generation}", self._end(share.generation))
+            self._ending[share.generation] = context.tasks.spawn(
+                f"end-share-{share.generation}", self._end(share.generation)
+            )
+
+    async def wait_until_ended(self, shares: Iterable[Generation]) -> None:
+        """Wait until those of these shares that are being ended have gone, or have failed to, for a bounded time."""
+        ending = [self._ending[each] for each in shares if each in self._ending]
+        if ending:
+            await asyncio.wait(ending, timeout=LONGEST_WAIT_SECONDS)
 
     async def _end(self, generation: Generation) -> None:
         context = self._context
@@ -60,7 +70,7 @@ class Shares:
             async with context.gpu_workers[known.slot.gpu].lock:
                 await self._end_locked(generation)
         finally:
-            self._ending.discard(generation)
+            self._ending.pop(generation, None)
             context.driver_use.leave()
 
     async def _end_locked(self, generation: Generation) -> None:
