@@ -88,7 +88,14 @@ def test_settings_are_those_of_the_agent(schema: dict[str, Any]) -> None:
     assert list(schema["properties"]["settings"]["properties"]) == list(ROWS)
 
 
-TYPES = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
 
 
 def taken(value: object, by: Mapping[str, Any]) -> bool:
