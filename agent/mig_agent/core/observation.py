@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.model import GpuUuid, Layout, LeaseId, MigMode, Placement
@@ -40,6 +41,15 @@ class ObservedGpu:
     """Pids on the GPU itself, without MIG mode."""
 
 
+SM_PERCENT_OF: Final = "the instance"
+"""Whose multiprocessors are 100 % in the driver's SM_UTIL of a MIG sample: an assumption that no hardware has confirmed.
+
+nvml.h says only "percentage of SMs that were busy (0.0 - 100.0)". That these are the instance's own follows from DCGM:
+it reads the same metric from nvmlGpmMigSampleGet, and passes it on unscaled for a GPU instance (DcgmGpmManager.cpp in
+github.com/NVIDIA/DCGM). `pytest -m gpu tests/adapters/test_nvml_gpu.py` shows it on a GPU with an idle instance.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeUsage:
     """Compute use of one instance between two readings, in percent; None where the driver does not report it."""
@@ -47,7 +57,7 @@ class ComputeUsage:
     seconds: float
     """The time between the readings."""
     sm_percent: float
-    """The mean share of its multiprocessors (SMs) that were busy."""
+    """The mean share of the multiprocessors (SMs) that were busy, of those that SM_PERCENT_OF says."""
     tensor_percent: float | None = None
     """The share of the time in which its multiprocessors did tensor operations."""
     memory_bandwidth_percent: float | None = None
