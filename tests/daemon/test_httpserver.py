@@ -54,7 +54,10 @@ def test_it_answers(server: BoundedServer) -> None:
     assert "example 7.0" in read(server)
 
 
-def test_connections_that_say_nothing_are_bounded_and_in_nobodys_way(server: BoundedServer) -> None:
+def test_connections_that_say_nothing_are_bounded_and_in_nobodys_way(
+    server: BoundedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpserver, "SECONDS_FOR_HEAD", 4 * GENEROUS_SECONDS)  # it is the number that ends them
     eventually(lambda: not answering(), "the answers of the test before are over")
     with ExitStack() as stack:
         silent = [
@@ -70,7 +73,7 @@ def test_connections_that_say_nothing_are_bounded_and_in_nobodys_way(server: Bou
             assert words.startswith(b"HTTP/1.1 503 ")
             assert words.endswith(b"cannot answer: too many connections are open; try again later\n")
         assert "example 7.0" in read(server)
-        assert answering() <= MOST_WITHOUT_HEAD
+        eventually(lambda: answering() <= MOST_WITHOUT_HEAD, "the threads of those that were closed have ended")
     eventually(lambda: not answering(), "the places are free again")
     assert "example 7.0" in read(server)
 

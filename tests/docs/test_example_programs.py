@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from mig_agent.config import load
-from support.agent import Agent
+from support.agent import PROCESS_SECONDS, Agent
 from support.documents import ROOT, blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -21,7 +21,13 @@ CERTIFICATES = EXAMPLES / "kubernetes/certificates.yaml"
 
 def run(person: dict[str, str], *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command, env=person, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+        command,
+        env=person,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done

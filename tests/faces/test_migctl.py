@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.agent import GENEROUS_SECONDS, Agent, eventually
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, eventually
 
 
 def device_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -409,7 +409,13 @@ class TestRun:
     def test_its_command_reads_standard_input(self, agent: Agent) -> None:
         command = [sys.executable, "-m", "mig_agent.migctl", "run", "--gpu-memory", "4G", "--", "cat"]
         done = subprocess.run(
-            command, input="through", capture_output=True, text=True, check=True, env=agent.person(), timeout=60
+            command,
+            input="through",
+            capture_output=True,
+            text=True,
+            check=True,
+            env=agent.person(),
+            timeout=PROCESS_SECONDS,
         )
         assert done.stdout == "through"
 
@@ -488,7 +494,7 @@ class TestRun:
         agent.restart_after_crash()
         assert len(agent.ask("status")["leases"]) == 1
         (folder / "end").touch()
-        _, words = running.communicate(timeout=2 * GENEROUS_SECONDS)
+        _, words = running.communicate(timeout=PROCESS_SECONDS)
         assert running.returncode == 0, words
         eventually(lambda: not agent.ask("status")["leases"], "its lease has ended")
 

@@ -21,6 +21,7 @@ from mig_agent.config import load
 from mig_agent.config.field_types import Row
 from mig_agent.config.settings import ROWS
 from mig_agent.core.errors import ConfigError, UsageError
+from support.agent import PROCESS_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/chart/mig-agent"
@@ -191,7 +192,12 @@ def test_the_stop_is_waited_for() -> None:
 
 def test_the_image_has_what_the_tests_run_with() -> None:
     done = subprocess.run(
-        [sys.executable, "hack/lock.py", "check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "hack/lock.py", "check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == 0, done.stderr
 

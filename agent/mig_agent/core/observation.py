@@ -42,7 +42,7 @@ class ObservedGpu:
 
 
 SM_PERCENT_OF: Final = "the instance"
-"""Whose multiprocessors are 100 % in the driver's SM_UTIL of a MIG sample: an assumption that no hardware has confirmed.
+"""Whose multiprocessors are 100 % in the driver's SM_UTIL of a MIG sample: an assumption, not tried on hardware.
 
 nvml.h says only "percentage of SMs that were busy (0.0 - 100.0)". That these are the instance's own follows from DCGM:
 it reads the same metric from nvmlGpmMigSampleGet, and passes it on unscaled for a GPU instance (DcgmGpmManager.cpp in
