@@ -28,7 +28,7 @@ SECONDS_EACH = 10.0
 """Time limit of an answer, from the end of the request's head on."""
 MOST_WITHOUT_HEAD = 32
 """Number of connections whose request is still to come; a further one ends the one that has been open longest."""
-SECONDS_FOR_HEAD = 2.0
+SECONDS_FOR_HEAD = 5.0
 """Time limit for receiving the request line and the headers."""
 _MOST_HEAD_BYTES = 1 << 15
 BEGIN_STREAM = "begin-stream"
