@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import selectors
 import socket
 import threading
 import time
@@ -127,6 +128,8 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
     request_queue_size = 128
+    timeout = 0.0
+    """How long `handle_request` waits for a connection."""
 
     def __init__(
         self, host: str, port: int, application: Callable[..., Any], *, has_token: Callable[[str], bool] | None = None
@@ -139,6 +142,8 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self.wsgi_application = application
         self._has_token = has_token
+        self._serving: threading.Thread | None = None
+        self._ending, self._ended = socket.socketpair()
         self._lock = threading.Lock()
         self._without_head: dict[socket.socket, None] = {}
         """The connections whose request is still to come, the one that has been open longest first."""
@@ -148,12 +153,29 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
 
     def begin(self, name: str) -> None:
         """Serve in a thread until `end`."""
-        threading.Thread(target=self.serve_forever, name=name, daemon=True).start()
+        self._serving = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._serving.start()
 
     def end(self) -> None:
-        """Stop serving."""
-        self.shutdown()
+        """Stop serving; takes no longer than a connection that is being accepted."""
+        self._ending.close()
+        if self._serving is not None:
+            self._serving.join()
         self.server_close()
+
+    def server_close(self) -> None:
+        """Close what it listens at."""
+        super().server_close()
+        self._ending.close()
+        self._ended.close()
+
+    def _serve(self) -> None:
+        """Accept connections until the other end of `_ended` is closed, without waking up in between."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self, selectors.EVENT_READ)
+            selector.register(self._ended, selectors.EVENT_READ)
+            while all(key.fileobj is not self._ended for key, _ in selector.select()):
+                self.handle_request()
 
     def server_bind(self) -> None:
         """Bind without looking up the name of this host, as the base class does."""
@@ -178,7 +200,11 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
             with contextlib.suppress(OSError):
                 oldest.send(_TOO_MANY_CONNECTIONS, socket.MSG_DONTWAIT)
             _cut(oldest)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread could be started
+            self._lift(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 -- as the base class has it
         """Handle a connection within its time limits, in its thread."""
