@@ -34,14 +34,16 @@ def _property(row: Row) -> dict[str, Any]:
     if kind.section is not None:
         return {"description": words, "type": ["object", "string"], "maxLength": kind.longest}
     if kind.is_switch:
-        return {"description": words, "type": ["boolean", "string"], "maxLength": kind.longest}
+        texts = {"maxLength": kind.longest}
+        return {"description": words, "type": ["boolean", "string", "integer"], "minimum": 0, "maximum": 1, **texts}
     if kind.choices:
         return {"description": words, "type": "string", "enum": list(kind.choices)}
     found: dict[str, Any] = {"description": words, "type": list(kind.yaml_types), "maxLength": kind.longest}
     if {"integer", "number"} & set(kind.yaml_types):
         found["minimum"] = row.at_least or 0
-        if row.at_most is not None:
-            found["maximum"] = row.at_most
+        most = 0 if kind.is_off_for_zero else row.at_most
+        if most is not None:
+            found["maximum"] = most
     if kind.pattern:
         found["pattern"] = kind.pattern
     return found

@@ -143,6 +143,14 @@ def agent_takes(row: Row, value: object) -> bool:
     return True
 
 
+def test_the_schema_takes_zero_and_one_where_the_agent_does() -> None:
+    for name, row in ROWS.items():
+        shape = chart_schema()["properties"]["settings"]["properties"][name]
+        for value in (0, 1, 5, False, True):
+            refused = not row.kind.choices and not row.kind.many and not taken(value, shape)
+            assert not refused or not agent_takes(row, value), (name, value)
+
+
 @given(
     row=st.sampled_from([row for row in ROWS.values() if not row.kind.many and row.kind.section is None]),
     value=st.one_of(

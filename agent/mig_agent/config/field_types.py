@@ -72,6 +72,8 @@ class Kind:
     """The types, by JSON schema's names, that a valid value may have in YAML: `off` is a boolean."""
     pattern: str = ""
     """A regular expression that every valid text matches, for schemas; empty: it is not told."""
+    is_off_for_zero: bool = False
+    """True if the number 0 means `off`, and no other number is valid."""
     choices: tuple[str, ...] = ()
     """The only words that are valid, if they are few."""
     section: Callable[[Section], object] | None = None
@@ -292,7 +294,8 @@ DURATION_OR_OFF = Kind(
     words=f"{_DURATION_WORDS}, or `off`",
     parse=_parse_duration_or_off,
     show=_show_duration,
-    yaml_types=("string", "boolean"),
+    yaml_types=("string", "boolean", "integer"),
+    is_off_for_zero=True,
     pattern=_matching(f"{_DURATION}|[Oo][Ff][Ff]|[Nn][Oo]|[Ff][Aa][Ll][Ss][Ee]|0"),
 )
 DURATION_OR_AUTO = Kind(
