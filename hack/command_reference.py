@@ -34,7 +34,7 @@ def _lines() -> Iterator[str]:
 
 
 def _command(command: click.Command, context: click.Context) -> Iterator[str]:
-    yield from (f"### migctl {command.name}", "")
+    yield from (f"### {context.command_path}", "")
     arguments = [each for each in command.collect_usage_pieces(context) if each != "[OPTIONS]"]
     if arguments:
         yield from (f"`{' '.join([context.command_path, '[OPTIONS]', *arguments])}`", "")
@@ -45,6 +45,12 @@ def _command(command: click.Command, context: click.Context) -> Iterator[str]:
         else:
             yield from (" ".join(line.strip() for line in lines), "")
     rows = [record for each in command.get_params(context) if (record := _row(each, context)) is not None]
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            below = command.get_command(context, each)
+            if below is not None:
+                yield from _command(below, click.Context(below, info_name=each, parent=context))
+        return
     if rows:
         yield from ("| option | |", "|---|---|", *(f"| `{option}` | {words} |" for option, words in rows), "")
 

@@ -32,8 +32,13 @@ _FILES = {
     "/var/lib/mig-agent": "The ledger of leases and the key of their tokens: root.",
     "/usr/share/doc/mig-agent": "The guide, the pages for administrators, an example of all settings.",
 }
+_CLIENT_FILES = {
+    "~/.config/mig-agent/contexts.yaml": "Your contexts.",
+    "/etc/xdg/mig-agent/contexts.yaml": "Contexts for every user of this machine.",
+}
 _CLIENT_ENVIRONMENT = {
     "MIG_AGENT_ADDRESS": "Where the agent is, without --address: unix:///path or host:port.",
+    "MIG_AGENT_CONTEXT": "The context to use, without --context and without an address: see migctl context.",
     "MIG_AGENT_TLS_CA, MIG_AGENT_TLS_CERT, MIG_AGENT_TLS_KEY, MIG_AGENT_TLS_SERVER_NAME": (
         "The same as --tls-ca, --tls-cert, --tls-key and --tls-server-name."
     ),
@@ -59,6 +64,7 @@ def _migctl() -> str:
         [
             *_described(cli, "migctl"),
             *_environment(_CLIENT_ENVIRONMENT),
+            *_definitions("FILES", {f"\\fI{_text(path)}\\fR": words for path, words in _CLIENT_FILES.items()}),
             *_see_also("mig-agent(8)", "mig-agent-config(5)", "/usr/share/doc/mig-agent/guide.md"),
         ],
     )

@@ -75,6 +75,9 @@ def test_the_map_of_both_nodes(wide_space: Space, kubectl: Kubectl, viewer: Path
         ("n1", True),
         ("n2", True),
     ]
+    top = kubectl("mig", "top", "--sort", "gpu", KUBECONFIG=str(viewer)).stdout.splitlines()
+    assert top[0].startswith("2 nodes, 2 leases")
+    assert [row.split()[0] for row in top[2:] if wide_space.name in row] == ["n1", "n2"]
     found = json.loads(kubectl("mig", "status", "--node", "n2", "-o", "json").stdout)
     (node,) = found["nodes"]
     assert node["status"]["leases"][0]["pod"]["name"] == "large"

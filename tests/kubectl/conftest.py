@@ -12,7 +12,7 @@ from mig_agent.client.types import (
     Waiting,
 )
 from mig_agent.kubectl.agent_pods import AgentPod
-from mig_agent.kubectl.answers import NodeAnswer
+from mig_agent.migctl.answers import Answer
 from support.answers import GPU, LEASE
 
 
@@ -38,7 +38,7 @@ def node() -> Status:
 
 
 @pytest.fixture
-def answers(node: Status) -> tuple[NodeAnswer, ...]:
+def answers(node: Status) -> tuple[Answer[Status], ...]:
     """Two nodes that answer, and one that does not."""
     other = replace(
         node,
@@ -52,7 +52,7 @@ def answers(node: Status) -> tuple[NodeAnswer, ...]:
         ),
     )
     return (
-        NodeAnswer(AgentPod(node="n1", name="mig-agent-1"), node),
-        NodeAnswer(AgentPod(node="n2", name="mig-agent-2"), other),
-        NodeAnswer(AgentPod(node="n3", name="mig-agent-3"), trouble="its agent's pod is Pending (ErrImagePull)"),
+        Answer(AgentPod(node="n1", name="mig-agent-1"), node),
+        Answer(AgentPod(node="n2", name="mig-agent-2"), other),
+        Answer(AgentPod(node="n3", name="mig-agent-3"), trouble="its agent's pod is Pending (ErrImagePull)"),
     )

@@ -10,11 +10,11 @@ import pytest
 
 from mig_agent.adapters.kubeapi.pod_exec import Finished
 from mig_agent.client import to_json
-from mig_agent.client.types import Status
-from mig_agent.kubectl import answers as asking
+from mig_agent.client.types import Status, Usage
 from mig_agent.kubectl.agent_pods import AgentPod
-from mig_agent.kubectl.agents import NoAnswerError, status_of
-from mig_agent.kubectl.answers import ask_nodes
+from mig_agent.kubectl.agents import NoAnswerError, status_of, top_of
+from mig_agent.migctl import answers as asking
+from mig_agent.migctl.answers import ask_all
 
 
 def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,10 +34,10 @@ def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.Monk
     pods = [AgentPod(node=f"n{number}", name="p") for number in range(1, 5)]
     pods.append(AgentPod(node="n5", name="p", trouble="its agent's pod is Pending"))
     began = time.monotonic()
-    found = ask_nodes(pods, ask, 0.2)
+    found = ask_all(pods, ask, 0.2)
     over.set()
     assert time.monotonic() - began < 30
-    assert [each.pod for each in found] == pods
+    assert [each.target for each in found] == pods
     assert [each.trouble for each in found] == [
         "no answer within 0.2 s",
         "cannot connect",
@@ -45,7 +45,7 @@ def test_one_that_hangs_holds_up_no_other(node: Status, monkeypatch: pytest.Monk
         "",
         "its agent's pod is Pending",
     ]
-    assert found[3].status is node
+    assert found[3].found is node
 
 
 def test_what_migctl_prints_is_the_status(node: Status) -> None:
@@ -71,3 +71,26 @@ def test_what_else_it_prints_is_the_reason(done: Finished, words: str) -> None:
         return
     with pytest.raises(NoAnswerError, match=words):
         status_of(done)
+
+
+def test_what_top_prints_is_read_into_rows(node: Status) -> None:
+    usage = Usage(
+        generation=1, memory_used_mib=4096, memory_total_mib=9984, utilization_percent=None, processes=(4711,)
+    )
+    text = json.dumps(to_json.top(node, {1: usage}))
+    found = top_of(Finished(0, text, "", ""), AgentPod(node="n1", name="p"))
+    assert found.json == json.loads(text)
+    (row,) = found.reading.rows()
+    assert (row.gpu_index, row.used_mib, row.total_mib, row.compute_percent) == (0, 4096, 9984, None)
+    assert (row.instance.holder, row.instance.profile, row.is_unused) == ("alice", "1g.10gb", False)
+    assert [each.id for each in found.reading.node.leases] == ["l1"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"instances": 7}', '{"instances": [{"placement": 7, "usage": []}]}'])
+def test_what_is_no_top_at_all(text: str) -> None:
+    pod = AgentPod(node="n1", name="p")
+    if "placement" in text:
+        assert len(top_of(Finished(0, text, "", ""), pod).reading.rows()) == 1, "what cannot be understood is left out"
+        return
+    with pytest.raises(NoAnswerError, match="no answer of `migctl top -o json`"):
+        top_of(Finished(0, text, "", ""), pod)

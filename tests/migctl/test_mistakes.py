@@ -23,8 +23,9 @@ VERBS += ["pause", "resume", "events", "top", "completion", "show", "help", "ver
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A person who has set nothing."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    for name in ("ADDRESS", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("ADDRESS", "CONTEXT", "TLS_CA", "TLS_CERT", "TLS_KEY"):
         monkeypatch.delenv(f"MIG_AGENT_{name}", raising=False)
 
 

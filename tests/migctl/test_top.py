@@ -30,8 +30,8 @@ from mig_agent.client.types import (
     Status,
     Usage,
 )
-from mig_agent.migctl.commands.top import render
 from mig_agent.migctl.keys import decode
+from mig_agent.migctl.top_live import render
 from mig_agent.migctl.top_view import ORDERS, NodeReading, View, list_lines, page, page_size, plain
 from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 
@@ -388,6 +388,24 @@ def test_on_a_terminal_keys_are_not_echoed_and_q_leaves_it_as_it_was(agent: Agen
         terminal.read()
         assert termios.tcgetattr(terminal.slave) == terminal.before
         assert terminal.written.rstrip().endswith("\x1b[?25h") or "\x1b[?1049l" in terminal.written[-40:]
+
+
+def test_several_contexts(agent: Agent) -> None:
+    agent.migctl("context", "add", "one", "--address", agent.address)
+    agent.migctl("context", "add", "away", "--address", "unix:///nowhere/agent.sock")
+    with on_a_terminal(agent, "--all-contexts") as terminal:
+        terminal.until("away: cannot reach the agent")
+        terminal.type(b"s")
+        terminal.until("sort: memory")
+        agent.ask("request", "--gpu-memory", "4G", "--name", "bob")
+        terminal.until("bob")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.wait(GENEROUS_SECONDS)
+        assert termios.tcgetattr(terminal.slave) == terminal.before
+        terminal.read()
+        assert "\x1b[?1049l" in terminal.written, "the first screen is shown again"
+        assert terminal.process.stderr is not None
+        assert not terminal.process.stderr.read()
 
 
 def test_an_agent_that_goes_away_and_comes_back(agent: Agent) -> None:

@@ -21,7 +21,7 @@ from support.wheel import ROOT
 _DECLARED = tomllib.loads((ROOT / "client/pyproject.toml").read_text())
 _FILES = _DECLARED["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
 _LIBRARIES = ("google", "grpc", "cython_runtime", "_cython", "typing_extensions")
-_FOR_MIGCTL = ("click", "rich", "markdown_it", "mdurl", "pygments")
+_FOR_MIGCTL = ("click", "rich", "markdown_it", "mdurl", "pygments", "yaml", "_yaml")
 PROGRAM = """
 import importlib.abc, io, json, os, sys, traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -48,7 +48,7 @@ for words in lines:
         except BaseException:
             code = "traceback: " + traceback.format_exc()
     ends.append([words, code, out.getvalue(), err.getvalue()])
-print(json.dumps(ends))
+print(json.dumps(ends), flush=True)
 os._exit(0)
 """
 ARGUMENTS = {
@@ -70,6 +70,7 @@ ARGUMENTS = {
     "usage": [[], ["-o", "csv"]],
     "advise": [["--name", "x"]],
     "completion": [["bash"]],
+    "context": [[], ["list"], ["add", "x", "--address", "unix:///x"], ["list"], ["use", "x"], ["remove", "x"]],
     "bundle": [["{folder}/b.tar.gz"]],
     "doctor": [[], ["-o", "json"], ["--config", "{folder}/none.yaml"]],
 }
@@ -152,6 +153,15 @@ def test_every_verb_with_an_agent(staged: Path, agent: Agent, tmp_path: Path) ->
 def test_every_verb_without_an_agent(staged: Path, tmp_path: Path) -> None:
     variables = environment(tmp_path, MIG_AGENT_ADDRESS=f"unix://{tmp_path}/none.sock")
     check_words(ends(staged, command_lines(tmp_path), dict(variables)))
+
+
+def test_only_contexts_need_yaml(staged: Path, agent: Agent, tmp_path: Path) -> None:
+    lines = [["status"], ["top", "--once"], ["context", "list"], ["context", "add", "x", "--address", "unix:///x"]]
+    variables = dict(agent.person({"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path)}))
+    found = ends(staged, lines, variables, without=("yaml", "_yaml"))
+    check_words(found)
+    assert [code for _, code, _, _ in found] == [0, 0, 0, 127]
+    assert "there is no yaml here. Hint: pip install 'mig-agent-client[migctl]'" in found[-1][3]
 
 
 def test_every_verb_without_rich(staged: Path, agent: Agent, tmp_path: Path) -> None:

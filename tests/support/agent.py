@@ -62,9 +62,8 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("MIG_AGENT_") and name not in {"CUDA_VISIBLE_DEVICES", "NOTIFY_SOCKET"}
     }
-    return (
-        clean | {"XDG_STATE_HOME": str(folder / "person"), "NO_COLOR": "1", "COLUMNS": "100", CHECK_THREADS: "1"} | more
-    )
+    own = {"XDG_STATE_HOME": str(folder / "person"), "XDG_CONFIG_HOME": str(folder / "person"), "XDG_CONFIG_DIRS": "/-"}
+    return clean | own | {"NO_COLOR": "1", "COLUMNS": "100", CHECK_THREADS: "1"} | more
 
 
 class Agent:

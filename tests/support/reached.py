@@ -59,6 +59,7 @@ REACHED: dict[str, frozenset[str]] = {
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
     "web page's tokens": frozenset({"web-token", "web-token-rename"}),
     "web page off": frozenset({"web-token-removal"}),
+    "contexts written": frozenset({"contexts-folder", "contexts-lock", "contexts-file", "contexts-rename"}),
     "node shown": frozenset({"node-status", "node-labels"}),
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
@@ -84,6 +85,9 @@ MPS = ("MPS daemon", "MPS daemon ended")
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""
+
+CONTEXTS = ("contexts written",)
+"""Killed in `tests/faults/test_context_files.py`: `migctl context` does it, and no agent."""
 
 KILLS = 2 * sum(map(len, REACHED.values()))
 """Places and kinds that reach them: one before each door, one after it."""

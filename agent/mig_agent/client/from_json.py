@@ -28,6 +28,34 @@ def status(value: Json) -> types.Status:
     return replace(found, missing_gpus=silent)
 
 
+def top(value: Json) -> tuple[types.Status, dict[int, types.Usage]]:
+    """Decode `migctl top -o json`: the node as far as that shows it, and what is used on each instance, by generation.
+
+    Raises ValueError if it is no such answer.
+    """
+    instances = value.get("instances") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(instances, list):
+        raise ValueError("cannot decode what is used on a node: it is no answer of `migctl top -o json`")  # noqa: TRY004 -- as of `status`
+    gpus: dict[Json, dict[str, Json]] = {}
+    leases: dict[Json, Json] = {}
+    usage: dict[int, types.Usage] = {}
+    for each in (each for each in instances if isinstance(each, dict)):
+        index, lease, used = each.get("gpu_index"), each.get("lease"), each.get("usage")
+        gpu = gpus.setdefault(str(index), {"uuid": each.get("gpu"), "index": index, "instances": []})
+        gpu["instances"] = [*_list(gpu["instances"]), each]
+        if lease:
+            leases[str(lease)] = {"lease": lease, "unused": each.get("unused")}
+        if isinstance(used, dict):
+            usage[int(str(each.get("generation", 0)))] = _object(types.Usage, used)
+    found: dict[str, Json] = {"node": value.get("node"), "gpus": [*gpus.values()], "leases": [*leases.values()]}
+    node: types.Status = _object(types.Status, found)
+    return node, usage
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
 @cache
 def _plan(kind: type) -> tuple[tuple[Field[Any], Any, str], ...]:
     """Return each field of a dataclass with its type and its key in JSON."""

@@ -14,19 +14,17 @@ from mig_agent.config.problems import Problem
 from mig_agent.config.sections import Section, section_of
 from mig_agent.config.settings import ROWS
 from mig_agent.core.quantities import shown
+from mig_agent.yaml_files import NULL, YamlFileError, read_mapping
 
 _CUDA_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _OTHERS = frozenset(
     ENVIRONMENT_PREFIX + name
     for name in (
-        *("ADDRESS", "LEASE", "DEVICE_INDEX", "DEVICE_COUNT", "TLS_CA", "TLS_SERVER_NAME"),
+        *("ADDRESS", "CONTEXT", "LEASE", "DEVICE_INDEX", "DEVICE_COUNT", "TLS_CA", "TLS_SERVER_NAME"),
         *("CONFIG", "CRASH_AT", "CHECK_THREADS"),
     )
 )
 """Variables of the clients, and of this program, that are no settings."""
-_MOST_BYTES = 1 << 20
-"""The most of a file that is read."""
-_NULL = "tag:yaml.org,2002:null"
 _SIMILARITY = 0.8
 """Similarity from which a variable counts as a mistyped setting.
 
@@ -101,37 +99,12 @@ def _of_gpus(message: str, hint: str) -> Found:
 
 def from_file(path: Path) -> Found:
     """Return the values of a YAML file; the problems name the lines of its mistakes."""
+    hint = "give another with --config"
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise OSError(0, "Is a directory" if path.is_dir() else "it is no plain file")  # noqa: TRY301 -- worded as the others below
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise OSError(0, f"it is larger than {_MOST_BYTES >> 20} MiB")  # noqa: TRY301 -- as above
-        text = raw.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        return _of_file(path, f"cannot read the configuration {path}: {why}", "give another with --config")
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        number = error.problem_mark.line + 1 if error.problem_mark else None
-        line = "" if number is None else f", line {number}"
-        return _of_file(path, f"cannot read {path}{line}: {error.problem}", "it must be YAML: `name: value`", number)
-    except (yaml.YAMLError, RecursionError) as error:
-        what = (
-            "is nested too deeply" if isinstance(error, RecursionError) else "has characters that YAML does not allow"
-        )
-        return _of_file(path, f"cannot read {path}: it {what}", "")
-    if root is None:
-        return Found()
-    if not isinstance(root, yaml.MappingNode):
-        return _of_file(path, f"cannot use {path}: it holds no settings", "write one `name: value` a line")
-    return _settings_of(root, path)
-
-
-def _of_file(path: Path, message: str, hint: str, line: int | None = None) -> Found:
-    return Found(problems=[Problem(message=message, hint=hint, file=path, line=line)])
+        root = read_mapping(path, noun="the configuration", holds="settings", unreadable_hint=hint)
+    except YamlFileError as error:
+        return Found(problems=[Problem(message=error.message, hint=error.hint, file=path, line=error.line)])
+    return Found() if root is None else _settings_of(root, path)
 
 
 def _settings_of(root: yaml.MappingNode, path: Path) -> Found:
@@ -155,7 +128,7 @@ def _settings_of(root: yaml.MappingNode, path: Path) -> Found:
         if message:
             setting = name if name in ROWS else ""
             found.problems.append(Problem(message=message, hint=hint, setting=setting, file=path, line=line))
-        elif written is not None and value.tag != _NULL:
+        elif written is not None and value.tag != NULL:
             found.given[name] = Given(written, place, path, line)
         lines.setdefault(name, line)
     return found

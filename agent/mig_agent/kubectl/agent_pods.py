@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mig_agent.client.to_json import Json
+
 CONTAINER = "agent"
 _SILENT_REASONS = {"ContainerCreating", "PodInitializing"}
 """Reasons that need no message of the kubelet's."""
@@ -20,6 +22,16 @@ class AgentPod:
     name: str
     trouble: str = ""
     """Why the agent in it cannot be asked; empty if it can."""
+
+    @property
+    def label(self) -> str:
+        """The name of the node, or of the pod where no node is known."""
+        return self.node or self.name
+
+    @property
+    def keys(self) -> Mapping[str, Json]:
+        """What JSON says of it."""
+        return {"node": self.node, "pod": self.name}
 
 
 def agent_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[AgentPod, ...]:

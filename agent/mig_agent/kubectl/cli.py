@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,17 +13,19 @@ from mig_agent import __version__
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import parse_duration, shown
 from mig_agent.migctl import failures
-from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
+from mig_agent.migctl.top_view import ORDERS, View
 
 if TYPE_CHECKING:
-    from mig_agent.kubectl.answers import NodeAnswer
-    from mig_agent.migctl.status_page import Page
+    from mig_agent.kubectl.agent_pods import AgentPod
+    from mig_agent.kubectl.agents import Agents
+    from mig_agent.migctl.answers import Answer, Found
+    from mig_agent.migctl.nodes_page import StatusPage
 
 PROGRAM = "kubectl mig"
+NOUN = "node"
 NAMESPACE = "mig-agent"
 SELECTOR = "app.kubernetes.io/name=mig-agent"
 _FORBIDDEN = 403
-_WIDEST_MAP = 120
 _FORMATS = ("text", "wide", "json")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -60,6 +61,7 @@ def cli(context: click.Context, /) -> None:
       kubectl mig status --node n1     of one node
       kubectl mig leases               every lease, with its node, GPU and slices
       kubectl mig queue                the requests that wait
+      kubectl mig top                  memory and compute in use, by instance
 
     \b
     Exit codes: 0 done, 2 wrong usage, 4 a node or the cluster gives no answer.
@@ -73,27 +75,53 @@ def cli(context: click.Context, /) -> None:
 @_options
 def status(**options: Any) -> int:  # noqa: ANN401 -- see _OPTIONS
     """Show a map of every node, and what fits now on all together; with -o wide also leases and who waits."""
-    from mig_agent.kubectl import cluster_page  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+    from mig_agent.migctl import nodes_page  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
-    return _show(options, cluster_page.status_page, whole=True)
+    return _show(options, nodes_page.status_page, whole=True)
 
 
 @cli.command()
 @_options
 def leases(**options: Any) -> int:  # noqa: ANN401 -- see _OPTIONS
     """Show every lease of every node."""
-    from mig_agent.kubectl import cluster_page  # noqa: PLC0415 -- as above
+    from mig_agent.migctl import nodes_page  # noqa: PLC0415 -- as above
 
-    return _show(options, cluster_page.leases_page)
+    return _show(options, nodes_page.leases_page)
 
 
 @cli.command()
 @_options
 def queue(**options: Any) -> int:  # noqa: ANN401 -- see _OPTIONS
     """Show the requests that wait on every node, when they are likely to start, and what blocks them."""
-    from mig_agent.kubectl import cluster_page  # noqa: PLC0415 -- as above
+    from mig_agent.migctl import nodes_page  # noqa: PLC0415 -- as above
 
-    return _show(options, cluster_page.queue_page)
+    return _show(options, nodes_page.queue_page)
+
+
+@cli.command()
+@_options
+@click.option("--watch", is_flag=True, help="Show it live, until q or Ctrl-C.")
+@click.option("--interval", metavar="TIME", default="2s", show_default=True, help="With --watch: between readings.")
+@click.option("--sort", type=click.Choice(ORDERS), default="memory", show_default=True, help="By what.")
+@click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
+def top(*, watch: bool, interval: str, sort: str, words: str, **options: Any) -> int:  # noqa: ANN401 -- see _OPTIONS
+    """Show the memory and compute that are used on every instance of every node; unknown figures as `?`.
+
+    With --watch the keys are those of `migctl top`: q quits, arrows and Page Up and Down scroll, s sorts, / filters.
+    """
+    seconds = parse_duration(interval)
+    output = _format(options, "text", "json")
+    agents = _agents(options)
+    from mig_agent.migctl import nodes_top  # noqa: PLC0415 -- as above
+
+    return nodes_top.show(
+        lambda limit: _ask(agents, options, agents.top, limit),
+        NOUN,
+        View(order=sort, words=words),
+        output=output,
+        limit=agents.seconds,
+        interval=seconds if watch and output != "json" and sys.stdout.isatty() else None,
+    )
 
 
 def run_command_line(arguments: Sequence[str]) -> int:
@@ -125,48 +153,47 @@ def _reported(error: Exception) -> Exception:
     return NoAgent(words if words.startswith("cannot ") else f"cannot go on: {words}", hint)
 
 
-def _show(options: dict[str, Any], page: Callable[..., str], *, whole: bool = False) -> int:
-    output = options["output"]
-    if output not in _FORMATS:
-        raise UsageError(f"cannot print as {shown(output)}", "-o takes text, wide or json")
-    answers = _ask(options)
-    from mig_agent.kubectl import cluster_page  # noqa: PLC0415 -- as above
+def _show(options: dict[str, Any], page: StatusPage, *, whole: bool = False) -> int:
+    output = _format(options, *_FORMATS)
+    agents = _agents(options)
+    answers = _ask(agents, options, agents.status, agents.seconds)
+    from mig_agent.migctl import nodes_page  # noqa: PLC0415 -- as above
 
-    if output == "json":
-        print_json(cluster_page.encode(answers))
-    else:
-        print_whole(page(answers, _page(wide=output == "wide")))
-        if not whole:
-            sys.stderr.writelines(f"{each}\n" for each in cluster_page.troubles(answers))
-    return failures.NO_AGENT if any(each.status is None for each in answers) else failures.DONE
+    return nodes_page.print_page(answers, page, NOUN, output=output, whole=whole)
 
 
-def _page(*, wide: bool) -> Page:
-    from mig_agent.migctl.status_page import Page  # noqa: PLC0415 -- as above
-
-    return Page(
-        width=min(shutil.get_terminal_size((80, 24)).columns, _WIDEST_MAP),
-        color=wants_color(),
-        unicode=can_unicode(),
-        cut=sys.stdout.isatty() and not wide,
-        leases=wide,
-    )
+def _format(options: dict[str, Any], *known: str) -> str:
+    """Return the output format. Raises UsageError for one that is not known."""
+    output = str(options["output"])
+    if output not in known:
+        raise UsageError(f"cannot print as {shown(output)}", f"-o takes {', '.join(known[:-1])} or {known[-1]}")
+    return output
 
 
-def _ask(options: dict[str, Any]) -> tuple[NodeAnswer, ...]:
-    """Return the answer of every node that was asked for. Raises UsageError, ConfigError and KubeApiError."""
+def _agents(options: dict[str, Any]) -> Agents:
+    """Return the agents of the cluster. Raises UsageError and ConfigError."""
     seconds = parse_duration(options["timeout"])
     from mig_agent.kubectl.agents import Agents  # noqa: PLC0415 -- as above
-    from mig_agent.kubectl.answers import ask_nodes  # noqa: PLC0415 -- as above
 
-    namespace = options["namespace"]
-    agents = Agents.connect(
-        options["kubeconfig"], options["context"], namespace=namespace, selector=options["selector"], seconds=seconds
+    return Agents.connect(
+        options["kubeconfig"],
+        options["context"],
+        namespace=options["namespace"],
+        selector=options["selector"],
+        seconds=seconds,
     )
+
+
+def _ask(
+    agents: Agents, options: dict[str, Any], ask: Callable[[AgentPod], Found], seconds: float
+) -> tuple[Answer[Found], ...]:
+    """Return the answer of every node that was asked for. Raises UsageError and KubeApiError."""
+    from mig_agent.migctl.answers import ask_all  # noqa: PLC0415 -- as above
+
     pods = agents.pods()
     if not pods:
         raise UsageError(
-            f"cannot find an agent: namespace {shown(namespace)} has no pods with {shown(options['selector'])}",
+            f"cannot find an agent: namespace {shown(agents.namespace)} has no pods with {shown(agents.selector)}",
             "give the namespace in which the chart is installed: -n NAMESPACE",
         )
     known = {each.node for each in pods}
@@ -176,4 +203,4 @@ def _ask(options: dict[str, Any]) -> tuple[NodeAnswer, ...]:
             hint = f"did you mean {near}?" if near else "see `kubectl mig status`"
             raise UsageError(f"cannot find an agent on node {shown(node)}", hint)
     chosen = [each for each in pods if not options["nodes"] or each.node in options["nodes"]]
-    return ask_nodes(chosen, agents.status, seconds)
+    return ask_all(chosen, ask, seconds)

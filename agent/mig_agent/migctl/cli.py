@@ -42,6 +42,7 @@ _VERBS = {
     "advise": "advise",
     "doctor": "doctor",
     "bundle": "bundle",
+    "context": "context",
     "completion": "completion",
     "help": "help",
     "version": "help",

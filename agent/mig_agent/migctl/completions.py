@@ -41,6 +41,20 @@ def complete_topic(context: click.Context, _parameter: click.Parameter, incomple
     return [CompletionItem(each) for each in (*commands, "connection") if each.startswith(incomplete)]
 
 
+def complete_context(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the name of a context, of several the last."""
+    from mig_agent.adapters.context_files import read_contexts  # noqa: PLC0415 -- only where it is needed
+
+    before, comma, last = incomplete.rpartition(",")
+    try:
+        known = [each for each in read_contexts().by_name.values() if not each.mistake]
+    except MigAgentError:
+        return []
+    return [
+        CompletionItem(f"{before}{comma}{each.name}", help=each.address) for each in known if each.name.startswith(last)
+    ]
+
+
 def complete_shell(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a shell."""
     return [CompletionItem(each) for each in ("bash", "zsh", "fish") if each.startswith(incomplete)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,9 +19,10 @@ from mig_agent.migctl.failures import StdoutClosedError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from mig_agent.client import Client, Tls
+    from mig_agent.client import Client
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.completions import Completer
+    from mig_agent.migctl.contexts import Endpoint
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 OptionMaker = Callable[[], click.Option]
@@ -45,6 +46,13 @@ COMMON_OPTIONS: tuple[OptionMaker, ...] = (
         ["--address"],
         metavar="ADDRESS",
         help="Where the agent is: unix:///path or host:port. Default: MIG_AGENT_ADDRESS, else the node's own agent.",
+    ),
+    partial(
+        click.Option,
+        ["--context"],
+        metavar="NAME",
+        shell_complete=completer_of("context"),
+        help="The agent that has this name in your contexts: `migctl context list`. Default: MIG_AGENT_CONTEXT.",
     ),
     partial(
         click.Option,
@@ -89,6 +97,7 @@ class Common:
     """The values of COMMON_OPTIONS; an empty text means that the option was not given."""
 
     address: str = ""
+    context: str = ""
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -117,16 +126,14 @@ class Common:
         from mig_agent.client import Client  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
         bootstrap.raise_when_interrupted()  # from here on there may be a place in the queue, or a lease
-        return Client(self.address or None, tls=self.tls(), **settings)
+        chosen = self.endpoint()
+        return Client(chosen.address, tls=chosen.tls, **settings)
 
-    def tls(self) -> Tls | None:
-        """Return the certificates of these options, else of the environment; None if neither has any."""
-        from mig_agent.client import Tls  # noqa: PLC0415 -- as above
+    def endpoint(self) -> Endpoint:
+        """Return where the agent is, by these options, else the context, else the environment. Raises UsageError."""
+        from mig_agent.migctl import contexts  # noqa: PLC0415 -- as above
 
-        given = Tls.of(ca=self.tls_ca, cert=self.tls_cert, key=self.tls_key) or Tls.from_environment()
-        if given is not None and self.tls_server_name:
-            given = replace(given, server_name=self.tls_server_name)
-        return given
+        return contexts.endpoint_of(asdict(self))
 
 
 CONNECTION = """\
@@ -134,6 +141,9 @@ Connection options, of every command; each is taken before the command, too.
 
   --address ADDRESS       Where the agent is: unix:///path or host:port.
                           Default: MIG_AGENT_ADDRESS, else this machine's own agent.
+  --context NAME          The agent that has this name in your contexts
+                          (migctl context list). Default: MIG_AGENT_CONTEXT, else the
+                          current one (migctl context use). An address comes before it.
 Over TCP, where both sides show a certificate:
   --tls-ca FILE           Who may sign the agent's certificate (PEM).
   --tls-cert FILE         Your certificate (PEM).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from mig_agent.core.quantities import counted
 from mig_agent.migctl.failures import one_line
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 UNKNOWN: Final = "?"
 """Shown for what the driver does not report, such as how busy an instance is before Hopper; never 0."""
 _HEADER = ("GPU", "PROFILE", "STATE", "USED", "OF", "", "COMPUTE", "", "HOLDER")
-_STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 2, 4, 5, 6, 7, 8
+"""The columns behind that of the node, which has no name and no width where there is only one."""
+_STATE, _OF, _MEMORY_BAR, _COMPUTE, _COMPUTE_BAR, _HOLDER = 3, 5, 6, 7, 8, 9
 _DROPPED_WHEN_NARROW = (_COMPUTE_BAR, _MEMORY_BAR, _OF)
 """The columns that a narrow terminal does without, the first that goes first."""
 _HOLDER_CELLS = 16
@@ -39,6 +40,8 @@ class InstanceRow:
     gpu_index: int
     usage: Usage | None
     is_unused: bool
+    node: str = ""
+    """The name of its node; empty where only one is shown."""
 
     @property
     def used_mib(self) -> int | None:
@@ -71,6 +74,13 @@ class NodeReading:
     node: Status
     usage: Mapping[int, Usage]
     user_name: Callable[[int], str]
+    noun: ClassVar = ""
+    troubles: ClassVar[tuple[str, ...]] = ()
+
+    def counts(self) -> list[str]:
+        """Return what the first line begins with."""
+        leases = f"{self.node.node}: {counted(len(self.node.leases), 'lease')}"
+        return [leases, *([f"{len(self.node.queue)} waiting"] if self.node.queue else [])]
 
     def rows(self) -> list[InstanceRow]:
         """Return all instances, by GPU and place."""
@@ -80,6 +90,40 @@ class NodeReading:
             for gpu in self.node.gpus
             for each in sorted(gpu.instances, key=_start)
         ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesReading:
+    """One reading of several nodes. Users are shown by their uids, which mean others on each node."""
+
+    noun: str
+    """What stands before a node's name: node, or context."""
+    nodes: Mapping[str, NodeReading]
+    """What is known of each node that answers, by the name under which people know it."""
+    troubles: tuple[str, ...]
+    """A line for each node that does not answer."""
+
+    def counts(self) -> list[str]:
+        """Return what the first line begins with."""
+        found = [each.node for each in self.nodes.values()]
+        waiting = sum(len(each.queue) for each in found)
+        return [
+            counted(len(found) + len(self.troubles), self.noun),
+            *([f"no answer from {counted(len(self.troubles), self.noun)}"] if self.troubles else []),
+            counted(sum(len(each.leases) for each in found), "lease"),
+            *([f"{waiting} waiting"] if waiting else []),
+        ]
+
+    def rows(self) -> list[InstanceRow]:
+        """Return all instances, by node, GPU and place."""
+        return [replace(row, node=name) for name, each in self.nodes.items() for row in each.rows()]
+
+    def user_name(self, uid: int) -> str:
+        """Return what a user is called."""
+        return f"uid {uid}"
+
+
+Reading: TypeAlias = NodeReading | NodesReading
 
 
 def _start(instance: Instance) -> int:
@@ -165,32 +209,30 @@ class View:
         return "   ".join(shown)
 
 
-def head(reading: NodeReading) -> str:
+def head(reading: Reading) -> str:
     """Return the first line: how many leases there are, and how much of what is leased is used."""
-    node = reading.node
     leased = [row for row in reading.rows() if row.instance.lease]
     known = [row.used_mib for row in leased if row.used_mib is not None]
-    parts = [f"{node.node}: {counted(len(node.leases), 'lease')}"]
-    if node.queue:
-        parts.append(f"{len(node.queue)} waiting")
+    parts = reading.counts()
     if leased:
         used = memory(sum(known)) if known else UNKNOWN
         parts.append(f"{used} used of {memory(sum(row.total_mib for row in leased))} leased")
     return one_line(", ".join(parts))
 
 
-def list_lines(reading: NodeReading, view: View, width: int | None) -> tuple[Line, list[Line]]:
-    """Return the header of the list, and its lines: each instance with its processes below it."""
+def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, list[Line]]:
+    """Return the header of the list, and its lines: nodes without an answer, each instance with its processes."""
     rows = [row for row in _sorted(reading.rows(), view.order) if _matches(row, view.words, reading)]
-    cells = [_HEADER, *map(_cells, rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(_HEADER))]
+    names = (reading.noun.upper(), *_HEADER)
+    cells = [names, *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
     columns = _columns(widths, width)
-    lines: list[Line] = []
+    lines: list[Line] = [tuple(_cut(iter([(each, "trouble")]), width)) for each in reading.troubles]
     for row, texts in zip(rows, cells[1:], strict=True):
         lines.append(tuple(_cut(_styled(row, texts, widths, columns), width)))
         if view.with_processes:
             lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
-    header = "  ".join(_aligned(_HEADER[column], column, widths[column]) for column in columns).rstrip()
+    header = "  ".join(_aligned(names[column], column, widths[column]) for column in columns).rstrip()
     return tuple(_cut(iter([(header, "bold")]), width)), lines
 
 
@@ -210,11 +252,11 @@ def _aligned(text: str, column: int, size: int) -> str:
     return text.rjust(size) if column == _COMPUTE else text.ljust(size)
 
 
-def _matches(row: InstanceRow, words: str, reading: NodeReading) -> bool:
+def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
     if not words:
         return True
     each = row.instance
-    texts = [f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
+    texts = [row.node, f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
     for process in row.processes:
         texts += [str(process.pid), process.command]
         texts += [] if process.uid is None else [reading.user_name(process.uid)]
@@ -227,6 +269,7 @@ def _cells(row: InstanceRow) -> tuple[str, ...]:
     if usage is not None and not usage.process_details and usage.processes:
         holder += f" (pid {', '.join(map(str, usage.processes))})"
     return (
+        one_line(row.node),
         str(row.gpu_index),
         each.profile,
         each.state,
@@ -256,7 +299,7 @@ def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int], colum
             yield "  ", ""
 
 
-def _process(each: ProcessUsage, reading: NodeReading) -> Iterator[Segment]:
+def _process(each: ProcessUsage, reading: Reading) -> Iterator[Segment]:
     user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
     used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
     yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
@@ -278,7 +321,7 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
-def page(reading: NodeReading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
+def page(reading: Reading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
     """Return the whole screen: the head, the keys, and as much of the list as there is place for.
 
     `trouble` says why the reading is old, in place of the head.

@@ -49,14 +49,15 @@ def bundle(common: Common, *, file: Path | None, force: bool, lines: int, log: P
     from mig_agent.doctor.probe import Probe  # noqa: PLC0415 -- as above
     from mig_agent.doctor.subject import gather  # noqa: PLC0415 -- as above
 
-    address = resolve(common.address or None)
+    endpoint = common.endpoint()
+    address = resolve(endpoint.address)
     usual = time.strftime("mig-agent-bundle-%Y%m%d-%H%M%S.tar.gz")
     path = (file or Path(usual)).absolute()
     if path.is_dir():
         path /= usual
     if not force and path.exists():  # before all the work; it is checked again when the file is written
         raise UsageError(f"cannot write {path}: there is such a file", "give another name, or --force")
-    subject = gather(Probe(), address, common.tls(), config)
+    subject = gather(Probe(), address, endpoint.tls, config)
     contents, manifest = gather_contents(subject, common.client, lines=lines, log=log)
     content = archive.pack(contents.files, manifest)
     archive.write(path, content, force=force)

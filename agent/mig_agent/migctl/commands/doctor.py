@@ -42,7 +42,8 @@ def doctor(common: Common, *, config: Path | None, problems: bool) -> int:
     from mig_agent.doctor.report import is_failed, to_json  # noqa: PLC0415 -- as above
     from mig_agent.doctor.subject import gather  # noqa: PLC0415 -- as above
 
-    subject = gather(Probe(), resolve(common.address or None), common.tls(), config)
+    endpoint = common.endpoint()
+    subject = gather(Probe(), resolve(endpoint.address), endpoint.tls, config)
     found = examine(subject)
     if output == "json":
         print_json(to_json(subject, found))

@@ -16,10 +16,14 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
 from mig_agent.migctl.options import Common, completer_of, split, verb
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
+from mig_agent.migctl.several import NOUN, all_contexts_option, ask, targets
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from mig_agent.client import Client
     from mig_agent.client.types import LeaseInfo, Status
+    from mig_agent.migctl.several import ContextTarget
     from mig_agent.migctl.status_page import Page
 
 _WIDEST_MAP = 120
@@ -37,9 +41,17 @@ _WIDEST_MAP = 120
     shell_complete=completer_of("gpu"),
     help="Only this GPU in full, by index or UUID. Repeatable.",
 )
+@all_contexts_option
 @click.option("--watch", is_flag=True, help="Show it again at each change, until Ctrl-C; with -o json a line for each.")
 def status(
-    common: Common, *, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ...], watch: bool
+    common: Common,
+    *,
+    all_leases: bool,
+    mine: bool,
+    user: str | None,
+    gpus: tuple[str, ...],
+    all_contexts: bool,
+    watch: bool,
 ) -> int:
     """Show the GPUs, what fits on them now, who holds which part, and who waits.
 
@@ -49,11 +61,22 @@ def status(
       migctl status --mine     what is yours
       migctl status --gpu 2    one GPU in full
       migctl status -o svg     the map as a picture
+      migctl status --all-contexts     every machine that you have a context for
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants("svg")
     if watch and output == "svg":
         raise UsageError("cannot show a picture at each change", "leave out --watch, or -o svg")
     chosen = tuple(parse_gpu(each) for each in split(gpus))
+    several = targets(common, all_contexts=all_contexts)
+    if several:
+        if watch or gpus or output == "svg":
+            what = "watch" if watch else "choose GPUs of" if gpus else "draw"
+            raise UsageError(f"cannot {what} several contexts", "give the name of one: --context NAME")
+
+        def select(client: Client) -> Status:
+            return _selected(client, client.status(), mine=mine, user=user, gpus=())
+
+        return _show_several(several, select, output, wide=all_leases, filtered=mine or user is not None)
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
@@ -82,6 +105,18 @@ def status(
 
     print_whole(render(node, page()))
     return failures.DONE
+
+
+def _show_several(
+    chosen: Sequence[ContextTarget], select: Callable[[Client], Status], output: str, *, wide: bool, filtered: bool
+) -> int:
+    """Show several contexts in one view, as `kubectl mig` does it; only leases and requests where they are filtered."""
+    from mig_agent.migctl import nodes_page  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
+
+    answers = ask(chosen, select)
+    page = nodes_page.tables_page if filtered else nodes_page.status_page
+    output = "wide" if wide and output == "text" else output
+    return nodes_page.print_page(answers, page, NOUN, output=output, whole=not filtered)
 
 
 def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Page:
