@@ -40,8 +40,8 @@ def _property(row: Row) -> dict[str, Any]:
         return {"description": words, "type": "string", "enum": list(kind.choices)}
     found: dict[str, Any] = {"description": words, "type": list(kind.yaml_types), "maxLength": kind.longest}
     if {"integer", "number"} & set(kind.yaml_types):
-        found["minimum"] = row.at_least or 0
-        most = 0 if kind.is_off_for_zero else row.at_most
+        least, most = (0, 0) if kind.is_off_for_zero else (row.at_least or 0, row.at_most)
+        found["minimum"] = least
         if most is not None:
             found["maximum"] = most
     if kind.pattern:
