@@ -83,7 +83,7 @@ def _is_absent(path: Path) -> bool:
     return False
 
 
-@program.command()
+@program.command(short_help="Check the configuration without starting the agent.")
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -119,14 +119,22 @@ def version() -> None:
     click.echo(f"mig-agent {__version__}")
 
 
-@program.command()
+@program.command(short_help="Tell whether the agent on this machine is ready, for probes.")
 @click.option("--address", metavar="ADDRESS", help="Where the agent is.  [default: MIG_AGENT_ADDRESS, or its socket]")
 @click.option("--live", is_flag=True, help="Also while it starts or stops: whether it answers at all.")
 @click.option(
-    "--timeout", type=float, default=5.0, metavar="SECONDS", help="How long to wait for an answer.  [default: 5]"
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5.0,
+    metavar="SECONDS",
+    help="How long to wait for an answer.  [default: 5]",
 )
 @click.option(
-    "--wait", type=float, default=0.0, metavar="SECONDS", help="How long to wait until it is ready.  [default: 0]"
+    "--wait",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="How long to wait until it is ready.  [default: 0]",
 )
 def health(address: str | None, *, live: bool, timeout: float, wait: float) -> None:
     """End with 0 if the agent on this machine is ready, else say why not and end with 1: for probes.
@@ -149,13 +157,13 @@ def health(address: str | None, *, live: bool, timeout: float, wait: float) -> N
     if found is Health.READY or live:
         return
     if found is Health.SERVES:
-        _print_error("the agent serves, but the kubelet does not know its resources yet", "see the agent's log")
+        _print_error("cannot call the agent ready: the kubelet does not know its resources yet", "see the agent's log")
     else:
-        _print_error("the agent does not serve: it starts or stops", "")
+        _print_error("cannot call the agent ready: it starts or stops", "--live asks only whether it answers")
     sys.exit(1)
 
 
-@program.command()
+@program.command(short_help="Show what the agent does, over simulated GPUs.")
 @click.option("--fast", is_flag=True, help="Do not pause between the steps.")
 def demo(*, fast: bool) -> None:
     """Show what the agent does, over simulated GPUs; takes about 15 seconds and leaves nothing behind."""
@@ -180,7 +188,7 @@ _CONFIG = click.option(
 _STATE_DIR = click.option("--state-dir", metavar="DIR", help="Where the agent keeps its state.")
 
 
-@program.command()
+@program.command(short_help="Copy the ledger into one file, consistent and checked.")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
 @_STATE_DIR
@@ -208,7 +216,7 @@ def backup(file: Path, config: Path | None, state_dir: str | None, *, force: boo
     click.echo(f"backed up {ledger}, {counted(leases, 'lease')}, to {file}")
 
 
-@program.command()
+@program.command(short_help="Put a backup of the ledger in its place.")
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE")
 @_STATE_DIR
 @_CONFIG
@@ -238,7 +246,7 @@ def restore(file: Path, config: Path | None, state_dir: str | None) -> None:
     click.echo("start the agent; `migctl status` says what is left to do")
 
 
-@program.command()
+@program.command(short_help="Make the plans of a bundle again, and compare them.")
 @click.argument("bundle", type=click.Path(path_type=Path), metavar="BUNDLE")
 @click.option("-v", "--verbose", is_flag=True, help="Also show the plans that are the same.")
 def replay(bundle: Path, *, verbose: bool) -> None:
@@ -257,7 +265,7 @@ def replay(bundle: Path, *, verbose: bool) -> None:
     sys.exit(0 if identical else 1)
 
 
-@program.command()
+@program.command(short_help="Uninstall from a Kubernetes cluster.")
 @click.option("--daemon-set", metavar="NAME", help="The DaemonSet that runs the agents.")
 @click.option("--namespace", metavar="NAME", help="Where it is.")
 @click.option("--node", metavar="NAME", help="Only clean this node, where no agent runs that could do it.")
@@ -300,10 +308,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         error.show()
         sys.exit(_USAGE)
     except click.ClickException as error:
-        message = error.format_message().strip().rstrip(".")
-        context = getattr(error, "ctx", None)
-        see = _NAME if context is None else context.command_path
-        _print_error(f"cannot understand the command line: {message[:1].lower()}{message[1:]}", f"see `{see} --help`")
+        from mig_agent.migctl.failures import message_and_hint  # noqa: PLC0415 -- only where it is needed
+
+        _print_error(*message_and_hint(error, _NAME))
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(bootstrap.INTERRUPTED)

@@ -125,6 +125,8 @@ WAITING = types.Waiting(
             gpu_index=0, what="1g.10gb on slice 4", state="leased", lease="l-1", holder="alice (train)", expires_at=9.0
         ),
     ),
+    caller="uid 1001",
+    reserved_gpus=(0,),
 )
 DOUBT = types.LedgerDoubt(since=5.0, why="is damaged", kept_as="/x.damaged-1", restored=False, recoverable=2)
 NODE = types.Status(

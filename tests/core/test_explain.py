@@ -17,7 +17,7 @@ def test_every_place_and_every_blocked_gpu_is_named() -> None:
     view = node(
         Machine(A100_40, [Has("1g.5gb", 6), Has("3g.20gb", 0, "leased", "alice")]),
         Machine(A100_40, [Has("7g.40gb", 0, "leased", "bob")]),
-        Machine(A100_40, state=GpuState.CORDONED, reason="by ops"),
+        Machine(A100_40, state=GpuState.CORDONED, reason="cordoned by ops"),
         whole(),
     )
     (found,) = explanations(view, request(memory("4G")))
@@ -27,7 +27,7 @@ def test_every_place_and_every_blocked_gpu_is_named() -> None:
     assert lines[2] == "  GPU 0: create 1g.5gb on slice 4: wastes 1049 MiB, costs 11.003, score 1049.314"
     assert lines[-3:] == (
         "  GPU 1: no place, slices 0-7 are leased to bob",
-        "  GPU 2: no place, it is cordoned (by ops)",
+        "  GPU 2: no place, it is cordoned by ops",
         "  GPU 3: no place, NVIDIA A10 offers nothing for it",
     )
 
@@ -40,9 +40,12 @@ def test_victims_are_named() -> None:
 
 def test_a_reserved_gpu_is_no_option() -> None:
     view = node(Machine(H100))
-    (found,) = explanations(view, request(memory("4G")), reserved=frozenset({view.gpus[0].uuid}))
+    reserved = frozenset({view.gpus[0].uuid})
+    (found,) = explanations(
+        view, request(memory("4G")), reserved=reserved, reserved_for="the waiting request of alice (train)"
+    )
     assert found.options == ()
-    assert found.blocked == ((0, "it is kept for a request that has waited long"),)
+    assert found.blocked == ((0, "it is reserved for the waiting request of alice (train)"),)
     assert explanations(view, request(memory("4G")), reserved=frozenset({GpuUuid("GPU-x")}))[0].options
 
 

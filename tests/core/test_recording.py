@@ -99,24 +99,35 @@ def test_a_layout_is_written_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "why"),
     [
-        "",
-        "[]",
-        "{}",
-        '{"format": 2, "recording": {}}',
-        '{"format": 1, "recording": {"$": "NodeView"}}',
-        '{"format": 1, "recording": {"$": "Strange", "value": 1}}',
-        '{"format": 1, "recording": {"$": "Placement", "start": 0, "size": 1}}',
-        '{"format": 1, "recording": {"$": "Placement", "start": 0, "size": 1, "new": 2}}',
-        '{"format": 1, "recording": {"$ref": 5}}',
-        '{"format": 1, "recording": 7}',
-        "[" * 100_000,
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("hello", "it is no JSON (line 1, column 1)"),
+        ("[]", "it is no recording of an agent"),
+        ("{}", "it is no recording of an agent"),
+        ('{"format": 2, "recording": {}}', "its format is 2, and this version reads 1"),
+        ('{"format": 1, "recording": {"$": "NodeView"}}', "a NodeView has no gpus, which this version needs"),
+        ('{"format": 1, "recording": {"$": "GpuState", "value": "sad"}}', "this version knows no GpuState sad"),
+        ('{"format": 1, "recording": {"$": "Strange", "value": []}}', "this version knows no Strange"),
+        ('{"format": 1, "recording": {"$": "set", "value": 1}}', "it is not as an agent writes it"),
+        ('{"format": 1, "recording": {"$": "Placement", "start": 0, "size": 1}}', "it is no recording of an agent"),
+        (
+            '{"format": 1, "recording": {"$": "Placement", "start": 0, "size": 1, "new": 2}}',
+            "this version knows no new of a Placement",
+        ),
+        ('{"format": 1, "recording": {"$ref": 5}}', "it is not as an agent writes it"),
+        ('{"format": 1, "recording": {"$ref": "x"}}', "it is not as an agent writes it"),
+        ('{"format": 1, "recording": {"x": 5}}', "it is not as an agent writes it"),
+        ('{"format": 1, "recording": 7}', "it is no recording of an agent"),
+        ("[" * 100_000, "it is no JSON"),
     ],
 )
-def test_what_is_no_recording_is_refused_in_words(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^cannot read the recording"):
-        from_json(text)
+def test_what_is_no_recording_is_refused_in_words(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        from_json(text, "x.json")
+    assert refused.value.message == f"cannot read x.json: {why}"
+    assert refused.value.hint
 
 
 def test_a_field_of_a_newer_version_is_named() -> None:

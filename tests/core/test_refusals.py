@@ -260,7 +260,7 @@ def test_what_can_never_be_served(
             [
                 "GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)",
                 "GPU 1: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-2)",
-                "GPU 2: the GPU is cordoned",
+                "GPU 2 is cordoned",
             ],
         ),
         (
@@ -353,17 +353,17 @@ def test_what_can_never_be_served(
             node(Machine(H100, state=GpuState.CORDONED, reason="by ops: fan"), Machine(A100_40)),
             [memory("60G")],
             Reason.GPU_UNAVAILABLE,
-            "cannot place 60G: GPU 0 is cordoned (by ops: fan)",
+            "cannot place 60G: GPU 0 is cordoned: by ops: fan",
             "`migctl uncordon --gpu 0`",
-            ["GPU 0: the GPU is cordoned"],
+            ["GPU 0 is cordoned"],
         ),
         (
             node(Machine(H100, state=GpuState.LOST, reason="it fell off the bus")),
             [memory("60G")],
             Reason.GPU_UNAVAILABLE,
-            "cannot place 60G: GPU 0 is lost (it fell off the bus)",
+            "cannot place 60G: GPU 0 is lost: it fell off the bus",
             "`nvidia-smi`",
-            ["GPU 0: the GPU is lost"],
+            ["GPU 0 is lost"],
         ),
     ],
 )
@@ -441,7 +441,7 @@ def test_refusal_for_reserved_gpus() -> None:
     refusal = refused(view, memory("4G"), reserved=frozenset({view.gpus[0].uuid}))
     assert refusal.reason is Reason.NO_CAPACITY
     assert refusal.message == "cannot place 4G: GPU 0 is kept for a request that has waited long"
-    assert [each.describe() for each in refusal.blockers] == ["GPU 0: the GPU is reserved"]
+    assert [each.describe() for each in refusal.blockers] == ["GPU 0 is reserved"]
 
 
 def test_refusal_for_full_and_reserved_gpus_names_the_holders() -> None:

@@ -77,7 +77,14 @@ def test_an_agent_that_still_starts(folder: Path) -> None:
         eventually(lambda: probe(folder, agent.address, "--live", "--timeout", "60").returncode == 0)
         done = probe(folder, agent.address, "--timeout", "60")
         assert done.returncode == 1
-        assert "does not serve" in done.stderr
+        assert "cannot call the agent ready: it starts or stops. Hint: --live asks only" in done.stderr
+
+
+def test_a_time_that_cannot_be_meant(folder: Path) -> None:
+    for typed in (("--timeout", "-1"), ("--timeout", "0"), ("--wait", "-1"), ("--timeout", "x")):
+        done = probe(folder, "unix:///nowhere", *typed)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"mig-agent: cannot take that for {typed[0]}: ")
 
 
 def test_a_device_plugin_that_the_kubelet_does_not_know_yet(folder: Path) -> None:

@@ -62,6 +62,8 @@ def test_errors_in_the_journal_are_errors(tmp_path: Path, log_format: str) -> No
     assert line.startswith("<3>")
     if log_format == "json":
         assert json.loads(line.removeprefix("<3>"))["level"] == "error"
+    else:
+        assert "/state: File exists. Hint: " in line, "the style of all errors for people"
     (plain,) = run(tmp_path, *arguments, journal=False).splitlines()
     assert not plain.startswith("<")
 
@@ -70,4 +72,6 @@ def test_wrong_usage_is_one_line_of_the_journal_each(tmp_path: Path) -> None:
     lines = run(tmp_path, "serve", "--reread", "soon", "--max-waiting", "many", journal=True).splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["<3>mig-agent:"] * 2
     (line,) = run(tmp_path, "serve", "--no-such-flag", journal=True).splitlines()
-    assert line.startswith("<3>mig-agent: cannot understand the command line")
+    assert line.startswith(
+        "<3>mig-agent: cannot understand --no-such-flag: there is no such option. Hint: see `mig-agent"
+    )

@@ -198,6 +198,7 @@ async def test_the_first_of_many_blockers_is_in_the_message_and_all_are_listed(t
             await node.manager.set_mig_mode("0", False, ADMIN)
         refusal = refused.value.refusal
         assert refusal.message.endswith(", and 2 more")
+        assert refusal.message.count("GPU 0") == 1
         assert {each.holder for each in refusal.blockers} == {"bob", "carol", "dave"}
         assert len(refusal.blockers) == 3
 

@@ -174,3 +174,30 @@ async def test_subscriptions_end_with_the_agent(tmp_path: Path) -> None:
         await node.manager.close()
         await task
         assert heard == [EventKind.AGENT_STOPPING]
+
+
+async def test_an_ended_lease_is_found_by_its_name_the_latest_first(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        history = node.manager.history
+        leases = []
+        for holder in ("alice (train)", "bob (train)", "carol", "x% (_)"):
+            granted = await node.acquire("4G", name=holder)
+            leases.append(granted.lease.id)
+            await node.release(granted)
+        for name, which in (
+            ("train", 1),
+            ("alice", 0),
+            ("alice (train)", 0),
+            ("bob", 1),
+            ("carol", 2),
+            (leases[0], 0),
+            (leases[0][:9], 0),
+            ("_", 3),
+        ):
+            assert await history.lease_called(name) == leases[which], name
+        for name in ("%", "ali", "rain", ")", "train)", "b (train)"):
+            with pytest.raises(RefusedError) as refused:
+                await history.lease_called(name)
+            assert refused.value.refusal.reason is Reason.UNKNOWN_LEASE, name
+        active = await node.acquire("4G", name="carol")
+        assert await history.lease_called("carol") == active.lease.id

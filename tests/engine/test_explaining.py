@@ -70,12 +70,14 @@ async def test_a_waiting_request_is_explained_once_when_its_wait_times_out(
 async def test_a_request_behind_a_reservation_is_refused_with_that_reason(tmp_path: Path) -> None:
     async with engine(tmp_path, "a100-40gb", reservation_after_seconds=10.0) as node:
         await node.acquire("3g.20gb")
-        large = node.start(node.acquire("7g.40gb", wait_seconds=600.0))
+        large = node.start(node.acquire("7g.40gb", wait_seconds=600.0, name="alice (train)"))
         await node.until(lambda: node.manager.snapshot.queue)
+        assert not node.manager.snapshot.queue[0].reserved
         node.clock.advance(11)
+        assert node.manager.snapshot.queue[0].reserved == (0,)
         assert await refused(node, "1g.5gb") == (
             "1g.5gb:",
-            "  GPU 0: no place, it is kept for a request that has waited long",
+            "  GPU 0: no place, it is reserved for the waiting request of alice (train)",
         )
         large.cancel()
         await asyncio.wait([large])

@@ -198,9 +198,31 @@ async def test_a_beginning_that_fits_two_requests_cancels_none(tmp_path: Path) -
     async with engine(tmp_path, "a100-40gb") as node:
         await acquire(node, BOB, "7g.40gb")
         tasks = [await waits(node, ALICE, "1g.5gb", request_id=f"abc-{number}") for number in (1, 2)]
-        with pytest.raises(RefusedError, match="2 waiting requests match"):
+        with pytest.raises(RefusedError, match="2 waiting requests match") as refused_one:
             node.manager.cancel("abc", "", ALICE)
+        assert refused_one.value.refusal.hint == "write more of the id"
         assert len(node.manager.cancel("", "", ALICE, mine=True)) == 2
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_administrator_cancels_one_of_two_requests_with_the_same_id(tmp_path: Path) -> None:
+    """Request ids are their callers' own: the caller tells them apart."""
+    root = Caller(name="root", uid=0, admin=True)
+    async with engine(tmp_path, "a100-40gb") as node:
+        await acquire(node, BOB, "7g.40gb")
+        tasks = [await waits(node, caller, "1g.5gb", request_id="train") for caller in (ALICE, BOB)]
+        with pytest.raises(RefusedError) as ambiguous:
+            node.manager.cancel("train", "", root)
+        refusal = ambiguous.value.refusal
+        assert f"train of alice ({ALICE.caller_id})" in refusal.message
+        assert f"train of bob ({BOB.caller_id})" in refusal.message
+        assert refusal.hint == "say whose it is: `migctl cancel train --user NAME`"
+        (cancelled,) = node.manager.cancel("train", "", root, of=BOB.caller_id)
+        assert cancelled.request.caller_id == BOB.caller_id
+        assert [each.request.caller_id for each in node.manager.snapshot.queue] == [ALICE.caller_id]
+        with pytest.raises(RefusedError, match="no request with this id waits"):
+            node.manager.cancel("train", "", root, of=BOB.caller_id)
+        node.manager.cancel("train", "", ALICE)
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

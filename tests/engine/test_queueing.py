@@ -63,7 +63,7 @@ async def test_a_wait_that_times_out_is_refused_with_its_reason(tmp_path: Path) 
             await task
         refusal = refused.value.refusal
         assert refusal.reason is Reason.WAITED_TOO_LONG
-        assert refusal.message.startswith("cannot serve 1g.5gb within 60 s: ")
+        assert refusal.message.startswith("cannot place 1g.5gb on GPU 0 within 1m: slices ")
         assert "bob" in refusal.message + str(refusal.blockers)
         assert EventKind.REQUEST_DEQUEUED in node.kinds()
 

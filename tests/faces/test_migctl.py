@@ -100,12 +100,12 @@ def test_what_is_done_is_not_explained(agent: Agent) -> None:
 
 def test_status_shows_after_how_long_gpus_are_kept(agent: Agent) -> None:
     assert agent.ask("status")["reservation_after_seconds"] == 300
-    assert "GPUs are held free" not in agent.migctl("status").stdout
+    assert "GPUs are reserved" not in agent.migctl("status").stdout
     agent.migctl("request", "--mig-profile", "7g.40gb")
     waiting = agent.begin("request", "--mig-profile", "7g.40gb", "--wait", "5m")
     try:
         eventually(lambda: agent.ask("status")["queue"], "it waits")
-        assert "after 5m in the queue, GPUs are held free for whoever is first" in agent.migctl("status").stdout
+        assert "after 5m in the queue, GPUs are reserved for the request that is first" in agent.migctl("status").stdout
     finally:
         waiting.kill()
         waiting.communicate()
@@ -172,6 +172,8 @@ def test_renew(agent: Agent) -> None:
     assert error["hint"] == "--ttl 2h sets a deadline, --ttl none removes it"
     assert agent.ask("status")["leases"][0]["expires_at"] == before, "a forgotten option removes no deadline"
     assert agent.ask("renew", lease, "--ttl", "None")["expires_at"] is None
+    told = [line.rpartition(" goes on ")[2] for line in agent.migctl("events", "--lease", lease).stdout.splitlines()]
+    assert told[-3:] == ["for 20h", "for 1h", "without a deadline"]
 
 
 def test_wait_and_be_served(agent: Agent) -> None:
@@ -459,7 +461,7 @@ class TestRun:
     def test_it_ends_its_command_when_its_time_is_over(self, agent: Agent) -> None:
         limits = ("--gpu-memory", "4G", "--ttl", "300ms", "--kill-after", "100ms")
         ended = agent.migctl("run", *limits, "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done", code=124)
-        words = "migctl: the time of this lease is over; ending the command: SIGTERM now, SIGKILL in 0.1 s\n"
+        words = "migctl: the time of this lease is over; ending the command: SIGTERM now, SIGKILL within 1s\n"
         assert ended.stderr == words
         saved = agent.migctl("run", *limits[:4], "--", "sh", "-c", "trap 'exit 0' TERM; sleep 600 & wait", code=124)
         assert "Traceback" not in saved.stderr

@@ -82,6 +82,19 @@ def test_names_and_beginnings_of_ids_work_wherever_a_lease_is_named(agent: Agent
     assert agent.ask("release", "sweep-1", code=3)["error"]["reason"] == "unknown-lease"
     assert f"`migctl events --lease {lease}` shows" in agent.migctl("show", lease, code=3).stderr
     assert lease in agent.migctl("events", "--lease", lease).stdout, "also of one that has ended"
+    ended = agent.migctl("events", "--lease", "sweep-1")
+    assert lease in ended.stdout
+    assert ended.stderr == f"migctl: sweep-1 is lease {lease}\n"
+    assert {each["lease"] for each in agent.ask("events", "--lease", lease[:6])["events"]} == {lease}
+    unknown = agent.migctl("events", "--lease", "sweep-9", code=3).stderr
+    assert unknown.startswith(
+        "migctl: cannot find lease sweep-9: none is called so, and none of which an event is remem"
+    )
+    late = agent.migctl("events", "--lease", "sweep-1", "--since", "1ms")
+    assert (late.stdout, late.stderr) == (
+        "",
+        "migctl: nothing is remembered of lease sweep-1 in this time; --since 30d looks further back\n",
+    )
     another = agent.ask("request", "--gpu-memory", "4G", "--name", "sweep-2")["lease"]
     agent.migctl("release", "sweep-2", "sweep-3", code=3)
     assert [each["lease"] for each in agent.ask("status")["leases"]] == [another], "a mistake releases none"
@@ -120,6 +133,10 @@ def test_mine_is_what_this_user_requested(agent: Agent, folder: Path) -> None:
             assert len(agent.ask("release", "--mine")["released"]) == 2
             assert [each["lease"] for each in agent.ask("status")["leases"]] == [theirs.id]
             assert agent.migctl("release", "--mine").stdout == "you hold no lease here\n"
+            nothing = agent.migctl("status", "--mine").stdout.splitlines()[-1]
+            assert nothing == "you hold no lease here, and no request of yours waits"
+            nothing = agent.migctl("status", "--user", "carol").stdout.splitlines()[-1]
+            assert nothing == "no lease is held by carol, and no request of that user, tenant or pod waits"
             theirs.release()
     finally:
         person.close()
@@ -168,7 +185,7 @@ def test_what_fits_now_and_what_is_unusable(agent: Agent) -> None:
     answer = agent.ask("status")
     assert [each["unusable_slices"] for each in answer["gpus"]] == [[7], []]
     assert {each["profile"]: each["count"] for each in answer["available"]}["1g.10gb"] == 7
-    assert "fits now (up to 79.25 GiB): 7 x 1g.10gb or " in agent.migctl("status").stdout
+    assert "fits now (up to 79.25 GiB), any one of: 7 x 1g.10gb, " in agent.migctl("status").stdout
 
 
 def test_cordon_several(agent: Agent) -> None:

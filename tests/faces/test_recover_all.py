@@ -35,6 +35,24 @@ def test_where_nothing_was_lost_ended_leases_are_no_failure_and_are_forgotten(ag
     assert ([each["lease"]["lease"] for each in told["recovered"]], told["refused"]) == ([kept["lease"]], [])
 
 
+def test_one_lease_is_recovered_by_its_name(agent: Agent) -> None:
+    """After the loss of the ledger only the one who asked for it knows the name."""
+    lease = agent.ask("request", "--mig-profile", "1g.5gb", "--name", "train")["lease"]
+    twins = [agent.ask("request", "--mig-profile", "1g.5gb", "--name", "twin")["lease"] for _ in range(2)]
+    agent.kill()
+    Path(agent.state_dir / LEDGER_FILE).write_bytes(b"")
+    agent.start()
+    assert agent.migctl("recover", "train").stdout == f"lease {lease} has its 1 device again\n"
+    assert agent.migctl("recover", lease[:7]).stdout == f"lease {lease} is there already, with its 1 device\n"
+    several = agent.migctl("recover", "twin", code=2).stderr
+    assert several.startswith("migctl: cannot tell which lease twin is: 2 leases match: ")
+    assert all(f"{each} (twin)" in several for each in twins)
+    none = agent.ask("recover", "nothing", code=3)["error"]
+    assert none["message"] == (
+        "cannot recover lease nothing: migctl remembers none that is called so, and none is active"
+    )
+
+
 def test_one_that_does_not_come_back_fails_and_hides_no_other(agent: Agent) -> None:
     first, second = (agent.ask("request", "--mig-profile", "3g.20gb", "--gpu", gpu) for gpu in ("0", "1"))
     agent.kill()

@@ -87,7 +87,7 @@ def test_a_waiting_request_is_cancelled_by_its_name_or_what_status_shows(agent: 
     assert all(f"{prefix} of sweep: 4G, place " in error["message"] for prefix in shown)
     assert len(waiting(agent)) == 3, "a mistake cancels none"
     error = agent.ask("cancel", "nonsense", code=3)["error"]
-    assert (error["reason"], error["hint"]) == ("unknown-request", "`migctl status --mine` lists yours")
+    assert (error["reason"], error["hint"]) == ("unknown-request", "`migctl status` lists those that wait")
     error = agent.ask("cancel", "whole-1", code=3)["error"]
     assert f"it does not wait, it is lease {leases[1]['lease']} of whole-1" in error["message"]
     assert error["hint"] == f"`migctl release {leases[1]['lease']}` ends it"
@@ -96,6 +96,9 @@ def test_a_waiting_request_is_cancelled_by_its_name_or_what_status_shows(agent: 
     for each in processes:
         each.communicate(timeout=60)
         assert each.returncode == 3
+
+
+_TWIN = ("request", "--gpu-memory", "4G", "--wait", "10m", "--request-id", "train", "--name")
 
 
 @needs_root
@@ -114,10 +117,24 @@ def test_anothers_request_is_refused_with_who_to_ask(folder: Path) -> None:
             page = agent.migctl("status", "--mine").stdout
             assert "LEASE" in page, "root's lease"
             assert "sweep" in page, "and root's waiting request"
+            twins = [started(agent, *bob, *_TWIN, "theirs"), started(agent, *_TWIN, "mine")]
+            eventually(lambda: len(waiting(agent)) == 3, "both wait")
+            raw = Client(agent.address)
+            with raw, pytest.raises(Refused, match=rf"train of .* \(uid {BOB}\)") as both:
+                raw.cancel("train")
+            assert "(uid 0)" in both.value.message, "both are named"
+            assert agent.migctl("cancel", "train").stdout == "cancelled train: 4G, of mine\n", "one's own goes first"
+            assert agent.ask("cancel", "train", "--user", "carol", code=3)["error"]["reason"] == "unknown-request"
+            twins[1].communicate(timeout=60)
+            twins.append(started(agent, *_TWIN, "mine"))
+            (done,) = agent.ask("cancel", "train", "--user", str(BOB))["cancelled"]
+            assert done["caller"] == f"uid {BOB}"
+            twins[0].communicate(timeout=60)
         finally:
             person.close()
         agent.migctl("cancel", "--mine")
         process.communicate(timeout=60)
+        twins[-1].communicate(timeout=60)
 
 
 def test_drain_and_undrain(agent: Agent) -> None:

@@ -218,6 +218,11 @@ def test_a_backup_that_is_not_there_cannot_be_restored(folder: Path) -> None:
     done = mig_agent("restore", folder / "missing", "--state-dir", state)
     assert done.returncode == 1
     assert f"cannot restore {folder}/missing: there is no such file" in done.stderr
+    for content, why in ((b"", "it is empty"), (b"hello" * 1000, "it is no ledger of an agent")):
+        (folder / "backup").write_bytes(content)
+        done = mig_agent("restore", folder / "backup", "--state-dir", state)
+        assert done.returncode == 1
+        assert done.stderr == f"mig-agent: cannot restore {folder}/backup: {why}\n"
 
 
 def test_a_backup_is_not_restored_into_a_folder_that_is_not_there(folder: Path) -> None:

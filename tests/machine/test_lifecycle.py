@@ -50,7 +50,7 @@ def test_an_upgrade_keeps_leases_and_what_runs(before: set[str], installed: Mach
     running = eventually(lambda: len(_leases(installed)) == len(("requested", "running")) and {*_leases(installed)})
     with _offered(installed, next_package) as path:
         told = installed.run(f"apt install {path}")
-    assert "does not serve" not in told
+    assert "cannot call the agent ready" not in told
     assert lease in running == {*_leases(installed)}
     installed.run("touch /tmp/upgraded")
     # Where the upgrade takes long, it has said before that the agent is away, and that it is back.
@@ -91,5 +91,5 @@ def test_it_is_installed_where_systemd_is_not_process_1(installed: Machine) -> N
     """As in the image of a container, or a system that is being put together."""
     hidden = "unshare --mount --fork sh -ec 'mount -t tmpfs tmpfs /run; apt {}; apt purge mig-agent'"
     told = installed.run(hidden.format("install /mnt/mig-agent_*.deb"))
-    assert "does not serve" not in told
+    assert "cannot call the agent ready" not in told
     installed.run("test ! -e /etc/mig-agent -a ! -e /var/lib/mig-agent")

@@ -22,6 +22,7 @@ MIGCTL = f"{sys.executable} -m mig_agent.migctl"
         ("plan --gpu-memory 4 2>&-", 2),
         ("plan --gpu-memory 4 -o json >/dev/full", 1),
         ("status --address unix:///nowhere >&- 2>&-", 4),
+        ("help >/dev/full", 1),
     ],
 )
 def test_it_ends_as_always_and_without_a_traceback(command: str, code: int) -> None:
@@ -30,6 +31,20 @@ def test_it_ends_as_always_and_without_a_traceback(command: str, code: int) -> N
     )
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["help", "help run", "help connection", "completion bash", "version"])
+def test_a_reader_that_has_gone_is_no_failure_to_speak_of(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([*MIGCTL.split(), *command.split()], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_full_disk_is_said_to_be_about_the_output() -> None:
+    done = subprocess.run(["sh", "-c", f"{MIGCTL} version >/dev/full"], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "migctl: cannot write the output: No space left on device\n"
 
 
 @pytest.mark.parametrize("output", ["text", "json", "env"])

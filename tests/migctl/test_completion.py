@@ -45,7 +45,7 @@ def lease(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("verb", ["release", "renew", "show", "events --lease"])
 def test_leases(verb: str, lease: str) -> None:
-    assert words(*verb.split(), "") == [lease]
+    assert words(*verb.split(), "") == ["train"], "people know names better than ids"
     assert words(*verb.split(), lease[:3]) == [lease]
     assert words(*verb.split(), "tr") == ["train"]
     assert words(*verb.split(), "zz") == []
@@ -54,12 +54,19 @@ def test_leases(verb: str, lease: str) -> None:
 
 
 @pytest.mark.usefixtures("lease")
+def test_a_name_that_two_leases_have_is_not_offered_for_either(agent: Agent) -> None:
+    twins = {agent.ask("request", "--gpu-memory", "4G", "--name", "twin")["lease"] for _ in range(2)}
+    assert set(words("show", "")) == {"train", *twins}
+
+
+@pytest.mark.usefixtures("lease")
 def test_waiting_requests(agent: Agent) -> None:
     agent.ask("request", "--num-gpus", "1", "--gpu", "0")
     waits = ("request", "--num-gpus", "1", "--gpu", "0", "--wait", "10m", "--name", "sweep")
     process = agent.begin(*waits, "--request-id", "0123456789abcdef")
     eventually(lambda: bool(agent.ask("status")["queue"]), "it waits")
-    assert words("cancel", "") == ["01234567"]
+    assert words("cancel", "") == ["sweep"]
+    assert words("cancel", "0") == ["0123456789abcdef"]
     assert words("cancel", "01") == ["0123456789abcdef"]
     assert words("cancel", "sw") == ["sweep"]
     assert words("cancel", "zz") == []
@@ -182,7 +189,8 @@ class Bash:
 def test_in_a_real_bash(agent: Agent, lease: str, folder: Path) -> None:
     bash = Bash(agent, folder)
     try:
-        bash.type("migctl release \t", lease)
+        bash.type("migctl release \t", "train")
+        bash.type(f"\x15migctl release {lease[:4]}\t", lease)
         bash.type("\x15migctl mode en\t", "enable ")
         bash.type("\x15migctl run --gpu-memory 4G -- python tra\t", "training.py")
         bash.type("\x15migctl --tls-ca ./tra\t", "training.py")

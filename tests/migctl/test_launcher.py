@@ -355,7 +355,7 @@ BRIEFLY = """
 import os, threading, time
 from pathlib import Path
 from mig_agent.migctl import launcher, supervisor
-launcher._SUPERVISOR, supervisor.GIVE_UP_SECONDS = Path("{briefly}"), 0.3
+launcher._SUPERVISOR, supervisor.GIVE_UP_SECONDS, supervisor.SAY_AFTER_SECONDS = Path("{briefly}"), 0.3, 0.1
 def end_later():
     while not os.path.exists("{end}"):
         time.sleep(0.02)
@@ -375,7 +375,9 @@ def test_a_command_that_becomes_another_user_stops_nothing_from_being_ended(read
     theirs, end, briefly = (ready.with_name(name) for name in ("theirs", "end", "supervisor.py"))
     text = Path(supervisor.__file__).read_text()
     assert "GIVE_UP_SECONDS = 10.0" in text
-    briefly.write_text(text.replace("GIVE_UP_SECONDS = 10.0", "GIVE_UP_SECONDS = 0.3"))
+    assert "SAY_AFTER_SECONDS = 2.0" in text
+    text = text.replace("GIVE_UP_SECONDS = 10.0", "GIVE_UP_SECONDS = 0.3")
+    briefly.write_text(text.replace("SAY_AFTER_SECONDS = 2.0", "SAY_AFTER_SECONDS = 0.1"))
     script = f"{deaf(ready)}; echo $$ > {theirs}; exec {SETPRIV} --reuid {ALICE} sleep 600 >/dev/null 2>&1"
     run = LAUNCH.replace(
         "code = ", "running = launcher; threading.Thread(target=end_later, daemon=True).start()\ncode = "
@@ -394,6 +396,10 @@ def test_a_command_that_becomes_another_user_stops_nothing_from_being_ended(read
         if not killed:
             assert code == 128 + signal.SIGKILL, "what is left counts as killed"
             assert f"cannot end sleep (pid {other}); the lease is released all the same" in err
+            waiting = (
+                f"migctl: waiting for sleep (pid {other}) to end, at most 1s more: killed, but it hangs in a driver"
+            )
+            assert err.count(waiting) == 2, "by the supervisor, and by the launcher in case that had failed"
     finally:
         os.kill(other, signal.SIGKILL)
 

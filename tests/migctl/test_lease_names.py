@@ -9,7 +9,7 @@ import pytest
 
 from mig_agent.client import Client, Refused, UsageError
 from mig_agent.client.types import Status, Waiting
-from mig_agent.migctl.lease_names import find_request, own_requests, short_ids
+from mig_agent.migctl.lease_names import find_lease, find_request, own_requests, short_ids
 from migctl.test_rendering import NODE
 
 ME = os.getuid()
@@ -46,11 +46,11 @@ def test_own_requests_are_those_of_this_uid() -> None:
 
 @pytest.mark.parametrize("text", ["3f2a9", "train", "alice (train)", MINE.request_id])
 def test_a_waiting_request_by_id_beginning_or_name(text: str) -> None:
-    assert find_request(HERE, text, QUEUE) == MINE.request_id
+    assert find_request(HERE, text, QUEUE) == MINE
 
 
 def test_of_several_ones_own_is_meant_and_of_several_of_those_none() -> None:
-    assert find_request(HERE, "3f2a", QUEUE) == MINE.request_id
+    assert find_request(HERE, "3f2a", QUEUE) == MINE
     twin = replace(MINE, request_id="3f2a91c0d4e54b0e", position=4)
     with pytest.raises(UsageError) as mistake:
         find_request(HERE, "train", replace(QUEUE, queue=(MINE, twin)))
@@ -59,6 +59,44 @@ def test_of_several_ones_own_is_meant_and_of_several_of_those_none() -> None:
         "3f2a91c0d4e54b0f of alice (train): 4G, place 1; 3f2a91c0d4e54b0e of alice (train): 4G, place 4"
     )
     assert mistake.value.hint == "write the beginning of its id instead, up to where it differs from the others"
+
+
+def test_ones_own_name_goes_before_the_id_and_the_name_of_another_users_request() -> None:
+    """An administrator sees the ids of all; what others call their requests must not catch what he types."""
+    theirs = replace(TOLD, request_id="train", holder="bob (x)", position=4)
+    also = replace(TOLD, request_id="other", holder="carol (train)", position=5)
+    assert find_request(HERE, "train", replace(QUEUE, queue=(theirs, also, MINE))) == MINE
+    assert find_request(HERE, "train", replace(QUEUE, queue=(theirs, also, MINE)), "carol") == also
+    assert find_request(HERE, "train", replace(QUEUE, queue=(theirs, also))) == theirs, "a whole id goes before names"
+
+
+def test_two_requests_with_one_id_are_told_apart_by_their_callers() -> None:
+    one = replace(TOLD, request_id="train", holder="alice", caller="uid 1000", position=1)
+    two = replace(TOLD, request_id="train", holder="bob (sweep)", caller="name bob", position=2)
+    node = replace(QUEUE, queue=(one, two))
+    with pytest.raises(UsageError) as mistake:
+        find_request(HERE, "train", node)
+    assert mistake.value.message == (
+        "cannot tell which waiting request train is: 2 waiting requests match: "
+        "train of alice: 4G, place 1 (uid 1000); train of bob (sweep): 4G, place 2 (name bob)"
+    )
+    assert mistake.value.hint == "say whose it is: `migctl cancel train --user NAME`"
+    for user in ("bob", "name bob", "bob (sweep)"):
+        assert find_request(HERE, "train", node, user) == two
+    assert find_request(HERE, "sweep", node) == two, "also by a name that only one has"
+    with pytest.raises(Refused, match="no request of dora of that id or name waits"):
+        find_request(HERE, "train", node, "dora")
+
+
+def test_a_label_and_a_users_name_are_two_leases() -> None:
+    """`show alice` must not take what bob calls alice for the lease of alice."""
+    of_alice = replace(NODE.leases[0], id="a" * 16, holder="alice (train)", holder_uid=ME + 1)
+    of_bob = replace(NODE.leases[0], id="b" * 16, holder="bob (alice)", holder_uid=ME + 2)
+    node = replace(NODE, leases=(of_alice, of_bob))
+    with pytest.raises(UsageError, match=r"2 leases match: a{16} of alice \(train\).*; b{16} of bob \(alice\)"):
+        find_lease(HERE, "alice", node)
+    assert find_lease(HERE, "alice", replace(NODE, leases=(of_alice,))) == of_alice.id
+    assert find_lease(HERE, "alice", replace(NODE, leases=(of_bob,))) == of_bob.id
 
 
 def test_what_is_not_found_says_what_it_is_instead() -> None:

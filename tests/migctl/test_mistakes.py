@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import string
+from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mig_agent.client import Refused
-from mig_agent.core.errors import Blocker
+from mig_agent.core.errors import THE_GPU, Blocker
 from mig_agent.migctl import failures
-from mig_agent.migctl.cli import run_command_line
+from mig_agent.migctl.cli import cli, run_command_line
 
 NOWHERE = ["--address", "unix:///nowhere/mig-agent.sock"]
 VERBS = ["request", "run", "release", "renew", "status", "profiles", "plan", "reclaim", "cordon", "uncordon", "mode"]
@@ -66,6 +69,18 @@ MISTAKES = [
     ("request --gpu-fraction 4G", "--gpu-memory 4G"),
     ("request --gpu-fraction inf", "infinite"),
     ("request --num-gpus 0", "0 whole GPUs"),
+    ("request --num-gpus 99999999999999999999", "as a number of GPUs: it is too large"),
+    ("request --device ''", "cannot take an empty text as a device. Hint: write a profile such as 1g.10gb"),
+    ("request --device 1g.10gb,4G", "as a device: it has a comma. Hint: repeat it: --device 1g.10gb --device 4G"),
+    ("request --gpu-memory 4G --gpu-model ''", "cannot take an empty text as a model of GPU"),
+    ("show", "cannot call `migctl show` without LEASE"),
+    ("mode", "cannot call `migctl mode` without enable|disable"),
+    ("status --user ''", "cannot take an empty text as a user"),
+    ("cancel x --user ''", "cannot take an empty text as a user"),
+    ("usage --by ''", "cannot group by an empty text. Hint: --by takes user, tenant, name or profile"),
+    ("adopt ''", "cannot take an empty text as the UUID of an instance"),
+    ("run --gpu-memory 4G -- ''", "cannot run an empty text"),
+    ("events --limit 99999999999999999999", "as a number of events: it is too large"),
     ("request --num-gpus 1.5", "number of GPUs"),
     ("request --num-gpus -1", "-1 whole GPUs"),
     ("request --gpu 0.2", "--gpu-fraction 0.2"),
@@ -141,7 +156,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("typed", "words"), MISTAKES, ids=[typed or "nothing" for typed, _ in MISTAKES])
 def test_a_mistake_gets_one_line_and_2(typed: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(typed.split()) == 2
+    assert run_command_line(shlex.split(typed)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("migctl: cannot ")
@@ -218,6 +233,17 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         assert "--output" in out
 
 
+@pytest.mark.parametrize("verb", ["", *cli.list_commands(click.Context(cli))])
+def test_help_fits_a_terminal_and_nothing_in_it_is_cut(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run_command_line([*verb.split(), "--help"]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...")]
+
+
 @pytest.mark.parametrize("typed", ["", "help", "-h", "-o json"])
 def test_help_is_no_mistake(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(typed.split()) == 0
@@ -268,6 +294,25 @@ def test_what_blocks_each_gpu_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert lines[-1] == "  and 5 more GPUs"
     assert len(lines) == 1 + failures.MOST_GPUS + 1
     assert len(json.loads(out)["error"]["blockers"]) == 61, "programs get all of it"
+
+
+def test_what_the_message_says_of_a_blocker_is_not_said_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    held = Blocker(gpu_index=2, what="7g.80gb on slices 0-7", state="leased", lease="l1", holder="hog")
+    message = f"cannot disable MIG mode on GPU 2: {held.what} {held.condition}"
+    for blockers, lines in (
+        ((held,), 1),
+        ((Blocker(gpu_index=3, what=THE_GPU, state="cordoned"), held), 2),
+        ((replace(held, gpu_index=3), held), 2),
+    ):
+        failures.report(Refused(reason="in-use", message=message, blockers=blockers), json=False)
+        printed = capsys.readouterr().err.splitlines()
+        assert len(printed) == lines
+        assert printed[0] == f"migctl: {message}"
+    cordoned = Blocker(gpu_index=1, what=THE_GPU, state="cordoned")
+    failures.report(
+        Refused(reason="x", message="cannot place 4G: GPU 1 is cordoned by root", blockers=(cordoned,)), json=False
+    )
+    assert capsys.readouterr().err == "migctl: cannot place 4G: GPU 1 is cordoned by root\n"
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -228,12 +228,12 @@ def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
     assert len(lines) <= MOST_LINES == 16
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("GPU ") for line in lines) == 8
-    assert "fits now (up to 39.5 GiB): 4 x 1g.10gb or 1 x 3g.40gb" in lines
+    assert "fits now (up to 39.5 GiB), any one of: 4 x 1g.10gb, 1 x 3g.40gb" in lines
     waiting = f", {queued} waiting" if queued else ""
     assert lines[0] == f"node-1: 8 GPUs, 52 leases (`--leases` lists them){waiting} (revision 7)"
     assert "unusable (no profile fits)" in page
     if queued:
-        assert "after 2m32s in the queue, GPUs are held free for whoever is first" in lines
+        assert "after 2m32s in the queue, GPUs are reserved for the request that is first" in lines
         assert any(re.match(r"1 +r +bob +7g.80gb +.* 1-3 h +GPU 0: bob", line) for line in lines)
     assert ("and 299 more" in lines) == (queued == 300)
     model = replace(busy(queued).available[0], profile="1g.12gb+gfx")
@@ -241,6 +241,36 @@ def test_a_busy_node_fits_sixteen_lines(queued: int, unicode: bool) -> None:
     page = render(mixed, width=80, color=False, unicode=unicode, cut=True, leases=False)
     assert len(page.splitlines()) <= MOST_LINES
     assert max(map(len, page.splitlines())) <= 80
+
+
+def test_kinds_that_fit_are_not_to_be_added_up() -> None:
+    kinds = tuple(
+        Available(profile=name, memory_mib=81559, count=count) for name, count in (("7g.80gb", 1), ("whole", 3))
+    )
+    assert "fits now (up to 79.64 GiB), any one of: 1 x 7g.80gb, 3 whole GPUs" in render(
+        replace(NODE, available=kinds), width=80, color=False, unicode=True
+    )
+    assert "fits now (up to 79.64 GiB), just: 1 whole GPU\n" in render(
+        replace(NODE, available=(replace(kinds[1], count=1),)), width=80, color=False, unicode=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ((0,), "GPU 0 is reserved for place 1: 7g.80gb of bob"),
+        ((0, 3), "GPUs 0, 3 are reserved for place 1: 7g.80gb of bob"),
+    ],
+)
+def test_status_says_which_gpus_are_reserved_and_for_whom(gpus: tuple[int, ...], words: str) -> None:
+    node = busy(3)
+    first = replace(node.queue[0], reserved_gpus=gpus)
+    page = render(
+        replace(node, queue=(first, *node.queue[1:])), width=80, color=False, unicode=True, leases=False, cut=True
+    )
+    assert words in page.splitlines()
+    assert "in the queue, GPUs are" not in page
+    assert len(page.splitlines()) <= MOST_LINES
 
 
 def test_the_queue_says_when_each_is_likely_to_start_and_what_blocks_it() -> None:

@@ -63,7 +63,7 @@ def test_what_blocks() -> None:
     assert blocked_by([held_by("a"), held_by("b"), held_by("c"), held_by("d", gpu=1)]) == (
         "GPU 0 is held by a and b and 1 more"
     )
-    assert blocked_by([Blocker(gpu_index=2, what="the GPU", state="reserved")]) == "GPU 2: the GPU is reserved"
+    assert blocked_by([Blocker(gpu_index=2, what="the GPU", state="reserved")]) == "GPU 2 is reserved"
     assert blocked_by([held_by("bob\x1b[2J\n", expires_at=1e300)]).isprintable()
     assert blocked_by([held_by("bob"), held_by("ann")], brief=True) == "GPU 0: bob and ann"
     assert blocked_by([]) == ""

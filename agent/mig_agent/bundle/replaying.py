@@ -26,7 +26,7 @@ def read_recording(path: Path) -> Recording:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else "it is no bundle"
         raise UsageError(f"cannot read {path}: {why}", "give a file that `migctl bundle` has written") from error
-    return from_json(text)
+    return from_json(text, f"the recording of {path}")
 
 
 def replay_and_report(path: Path, echo: Callable[[str], None], *, verbose: bool) -> bool:
@@ -39,7 +39,7 @@ def replay_and_report(path: Path, echo: Callable[[str], None], *, verbose: bool)
         return _report(recording, lambda line: echo(visible(line)), verbose=verbose)  # others wrote the names in it
     except (AssertionError, AttributeError, TypeError, LookupError, ArithmeticError, ValueError) as error:
         raise UsageError(
-            f"cannot replay {path}: its recording is not as an agent writes it ({error})", "make the bundle again"
+            f"cannot replay {path}: its recording is not as an agent writes it", "make the bundle again"
         ) from error
 
 

@@ -66,12 +66,12 @@ def cancel(request: str | types.Waiting, *, mine: bool, reason: str) -> Call[tup
             f"cannot cancel the request of {request.holder}: its id is not known",
             "the agent tells it to its caller and to administrators",
         )
-    request_id = request if isinstance(request, str) else request.request_id
+    request_id, caller = (request, "") if isinstance(request, str) else (request.request_id, request.caller)
     if mine == bool(request_id):
         raise UsageError("cannot tell which request to cancel", "give the id of a waiting request, or say mine")
     return Call(
         method="Cancel",
-        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason),
+        request=pb.CancelRequest(request_id=request_id, mine=mine, reason=reason, caller=caller),
         read=lambda answer: tuple(decode.waiting(each) for each in answer.cancelled),
         # An administrator may cancel any request, but has own ones only on the socket on which they were made.
         for_admin=not mine,
@@ -159,6 +159,8 @@ def event_pages(
     found = page.events
     # An older agent does not number its events, and tells nothing of earlier ones.
     while page.events and page.events[0].number and page.earlier and len(found) < limit:
+        # By its id: a name may mean a later lease by now.
+        lease = page.events[0].lease if _id_of(lease) else ""
         page = yield events(since, gpu, limit - len(found), lease, before=page.events[0].number)
         found = page.events + found
     return types.EventPage(events=found, earlier=page.earlier)

@@ -142,7 +142,8 @@ class Client:
     ) -> tuple[types.Waiting, ...]:
         """Take a waiting request out of the queue by its id or a unique beginning of it, or with `mine` all of yours.
 
-        The client that waits is refused and told who cancelled it. Administrators may cancel any request.
+        The client that waits is refused and told who cancelled it. Administrators may cancel any request: two users'
+        requests may have the same id, then give the one of `Status.queue` that is meant.
         Raises Refused (such as `unknown-request`), NoAgent, and UsageError.
         """
         return self._call(api_methods.cancel(request_id, mine=mine, reason=reason))
@@ -216,8 +217,9 @@ class Client:
     ) -> tuple[types.Event, ...]:
         """Return events since a time (seconds since the epoch), oldest first; at most `limit`, the newest.
 
-        Of one GPU or one lease where these are given. A limit of 0 is what the agent gives at once (1000). The agent
-        keeps the newest 10,000 events. Raises Refused, NoAgent, and UsageError.
+        Of one GPU or one lease where these are given: a lease by its id, or the latest of a name. A limit of 0 is what
+        the agent gives at once (1000). The agent keeps the newest 10,000 events. Raises Refused, NoAgent, and
+        UsageError.
         """
         return self.event_page(since=since, gpu=gpu, limit=limit, lease=lease).events
 

@@ -127,6 +127,8 @@ def waiting(message: pb.QueuedRequest) -> types.Waiting:
         blockers=blockers(message.blockers),
         limit=message.limit,
         holder_uid=message.holder.uid if message.holder.HasField("uid") else None,
+        caller=message.caller,
+        reserved_gpus=tuple(message.reserved_gpus),
     )
 
 

@@ -33,7 +33,9 @@ KEYS: Final[Mapping[type, str]] = {
         " available"
     ),
     types.Available: "profile memory_mib count",
-    types.Waiting: "request_id holder tenant priority position since wants estimate blockers limit-",
+    types.Waiting: (
+        "request_id holder tenant priority position since wants estimate blockers limit- caller? reserved_gpus"
+    ),
     types.StartEstimate: ("earliest_seconds=earliest median_seconds=median latest_seconds=latest basis leases"),
     types.LedgerDoubt: "since why kept_as restored recoverable",
     types.Gpu: (

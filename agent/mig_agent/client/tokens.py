@@ -34,12 +34,12 @@ class RememberedTokens:
         folder = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
         return cls(folder / "mig-agent")
 
-    def remember(self, lease: str, token: str, address: str) -> None:
-        """Store a token. Raises OSError if it cannot be written."""
+    def remember(self, lease: str, token: str, address: str, name: str = "") -> None:
+        """Store a token, and the name under which the lease was requested. Raises OSError if it cannot be written."""
         with self._locked():
             tokens = self._read()
             tokens.pop(lease, None)
-            tokens[lease] = {"token": token, "address": address, "at": time.time()}
+            tokens[lease] = {"token": token, "address": address, "at": time.time(), "name": name}
             newest = list(tokens)[-MOST_REMEMBERED:]  # in the order in which they were stored
             self._write({each: tokens[each] for each in newest})
 
@@ -49,7 +49,12 @@ class RememberedTokens:
 
     def leases(self, address: str) -> tuple[str, ...]:
         """Return the leases whose tokens came from the agent at this address, oldest first."""
-        return tuple(lease for lease, entry in self._read().items() if entry.get("address") == address)
+        return tuple(self.names(address))
+
+    def names(self, address: str) -> dict[str, str]:
+        """Return these leases, each with the name under which it was requested; empty where it had none."""
+        entries = self._read().items()
+        return {lease: str(entry.get("name", "")) for lease, entry in entries if entry.get("address") == address}
 
     def forget(self, lease: str) -> None:
         """Remove a token; a missing token or a failing write is no error."""

@@ -257,6 +257,10 @@ class Waiting:
     """Which limit of its caller or tenant keeps it waiting, for people; empty if none does, or to other readers."""
     holder_uid: int | None = None
     """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
+    caller: str = ""
+    """Who called, `uid 1000` or `name alice`, since two callers may use the same request id; empty where the id is."""
+    reserved_gpus: tuple[int, ...] = ()
+    """The GPUs that are reserved for it, by index: requests behind it get nothing there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,11 @@ class Reservation:
     waiting: WaitingRequest
     gpus: frozenset[GpuUuid]
 
+    @property
+    def words(self) -> str:
+        """For whom the GPUs are reserved, to follow "reserved for": `the waiting request of alice (train)`."""
+        return f"the waiting request of {self.waiting.request.holder}"
+
     def against(self, other: WaitingRequest) -> frozenset[GpuUuid]:
         """Return the GPUs that `other` may not use: all of these if it is behind this request, else none."""
         return self.gpus if other.order > self.waiting.order else NOTHING_RESERVED

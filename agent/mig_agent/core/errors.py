@@ -67,6 +67,10 @@ RETRYABLE = frozenset(
 )
 
 
+THE_GPU = "the GPU"
+"""What a blocker is that is no instance but the GPU as a whole, such as a cordoned one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocker:
     """One thing on one GPU that blocks a request."""
@@ -83,9 +87,16 @@ class Blocker:
 
     def describe(self) -> str:
         """Return the text that messages list: `GPU 0: 3g.40gb on slices 0-3 is leased, held by ann (lease ...)`."""
+        if self.what == THE_GPU:
+            return f"GPU {self.gpu_index} {self.condition}"
+        return f"GPU {self.gpu_index}: {self.what} {self.condition}"
+
+    @property
+    def condition(self) -> str:
+        """Its state, to follow what it is: `is leased, held by ann (lease ...)`."""
         held = f", held by {self.holder}" if self.holder else ""
         lease = f" (lease {self.lease})" if self.lease else ""
-        return f"GPU {self.gpu_index}: {self.what} is {self.state}{held}{lease}"
+        return f"is {self.state}{held}{lease}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,12 +86,20 @@ def whole_gpu_want() -> Want:
     return Want(whole_gpu=True, text="whole")
 
 
+_DEVICE_HINT = "write a profile such as 1g.10gb, a quantity of memory such as 4G, or whole"
+_DECIMAL_COMMA = re.compile(r"[0-9]+,[0-9]+ *[A-Za-z]*", re.ASCII)
+
+
 def parse_device(text: str) -> Want:
     """Parse the value of `--device`: a profile (`1g.10gb`), an amount of memory (`4G`), or `whole`.
 
     Raises UsageError.
     """
     name = text.strip()
+    parts = [each.strip() for each in name.split(",")]
+    if len(parts) > 1 and all(parts) and not _DECIMAL_COMMA.fullmatch(name):
+        repeated = " ".join(f"--device {shown(each)}" for each in parts)
+        raise UsageError(f"cannot take {shown(name)} as a device: it has a comma", f"repeat it: {repeated}")
     if name.lower() == "whole":
         return whole_gpu_want()
     if _PROFILE_LIKE.fullmatch(name) or _PROFILE_START.match(name):
@@ -101,9 +109,10 @@ def parse_device(text: str) -> Want:
             f"cannot take {shown(name)} as a device: it may be memory or the beginning of a profile",
             f"write {shown(name[:-1])}G for memory, or a profile as `migctl profiles` shows it",
         )
-    if name and not any(each.isdigit() for each in name):
-        hint = "write a profile such as 1g.10gb, a quantity of memory such as 4G, or whole"
-        raise UsageError(f"cannot understand {shown(name)} as a device", hint)
+    if not name:
+        raise UsageError("cannot take an empty text as a device", _DEVICE_HINT)
+    if not any(each.isdigit() for each in name):
+        raise UsageError(f"cannot understand {shown(name)} as a device", _DEVICE_HINT)
     return memory_want(name)
 
 

@@ -113,12 +113,13 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
         structlog.processors.TimeStamper(fmt="iso", utc=not as_text),
         structlog.processors.format_exc_info,
         _escaped,
-        structlog.dev.ConsoleRenderer(
-            colors=is_terminal, exception_formatter=structlog.dev.plain_traceback, sort_keys=False
-        )
-        if as_text
-        else structlog.processors.JSONRenderer(ensure_ascii=False, default=_to_text),
     ]
+    if as_text:
+        plain = structlog.dev.plain_traceback
+        console = structlog.dev.ConsoleRenderer(colors=is_terminal, exception_formatter=plain, sort_keys=False)
+        processors += [_hint_in_message, console]
+    else:
+        processors.append(structlog.processors.JSONRenderer(ensure_ascii=False, default=_to_text))
     if stream is None and is_journal():
         processors.append(_prioritised)
     writer = None
@@ -139,6 +140,14 @@ def configure(settings: Settings, stream: TextIO | None = None) -> Log:
     if stream is None:
         _redirect_standard_error()
     return Log(writer, minimum)
+
+
+def _hint_in_message(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Put the hint of an error into its message, as all messages for people have it."""
+    hint = event.pop("hint", "")
+    if hint:
+        event["event"] = f"{event.get('event', '')}. Hint: {hint}"
+    return event
 
 
 def _redirect_standard_error() -> None:

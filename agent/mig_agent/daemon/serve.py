@@ -190,7 +190,7 @@ class _Process:
             _log.error(error.refusal.message, hint=error.refusal.hint)
             return FAILED
         except (DriverError, LedgerError) as error:
-            _log.error(f"cannot serve: {error}")
+            _log.error(str(error))  # which starts with "cannot"
             return FAILED
         _log.info("stopped")
         return self._code

@@ -326,7 +326,7 @@ class Admin:
         others = f", and {len(blockers) - 1} more" if len(blockers) > 1 else ""
         raise refuse(
             Reason.IN_USE,
-            f"cannot {verb} MIG mode on GPU {record.index}: {blockers[0].describe()}{others}",
+            f"cannot {verb} MIG mode on GPU {record.index}: {blockers[0].what} {blockers[0].condition}{others}",
             f"cordon it with `migctl cordon --gpu {record.index}`, wait for its leases to end, and try again",
             tuple(blockers),
         )

@@ -15,6 +15,7 @@ from mig_agent.core.advice import Advice, advise, cases
 from mig_agent.core.errors import LedgerError, Reason, refuse
 from mig_agent.core.events import Event
 from mig_agent.core.model import CallerId, LeaseId
+from mig_agent.core.quantities import shown
 from mig_agent.core.replay import ReplayedNode
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -68,6 +69,22 @@ class History:
     ) -> tuple[tuple[Event, ...], int]:
         """Return what `events` returns, and how many older events match. Raises RefusedError (LEDGER_FAILED)."""
         return await self._query(lambda: self._ledger.event_page(since, gpu or "", limit, lease=lease, before=before))
+
+    async def lease_called(self, name: str) -> LeaseId:
+        """Return the lease that is meant by its id, the beginning of one, or a name: the latest, active or ended.
+
+        Raises RefusedError (UNKNOWN_LEASE where no recorded event is about one, LEDGER_FAILED).
+        """
+        if name in self._context.state.view.leases:
+            return LeaseId(name)
+        found = await self._query(lambda: self._ledger.lease_called(name))
+        if found is None:
+            raise refuse(
+                Reason.UNKNOWN_LEASE,
+                f"cannot find lease {shown(name)}: none is called so, and none of which an event is remembered",
+                "`migctl status --leases` lists the active ones, `migctl events` what is remembered",
+            )
+        return found
 
     async def account(self, since: float, until: float | None, by: By, caller: Caller) -> Account:
         """Return who leased what in a period, from the ledger; `until` is at most now, and None means now.

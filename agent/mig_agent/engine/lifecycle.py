@@ -28,6 +28,7 @@ from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.load_history import ended_lease
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
+from mig_agent.core.quantities import format_duration
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
 from mig_agent.engine.fair_share import gpus_of
@@ -356,7 +357,11 @@ class LeaseLifecycle:
     async def renew(self, lease: Lease, expires_at: float | None, caller: Caller) -> Lease:
         """Set a lease's deadline, in seconds since the epoch, or remove it. Raises LedgerError."""
         state = self._context.state
-        words = "without a deadline" if expires_at is None else f"for {expires_at - self._context.clock.now():.0f} s"
+        words = (
+            "without a deadline"
+            if expires_at is None
+            else f"for {format_duration(expires_at - self._context.clock.now() + 0.5)}"
+        )
         event = self._context.journal.event(
             EventKind.LEASE_RENEWED,
             f"lease {lease.id} of {lease.holder} goes on {words}",

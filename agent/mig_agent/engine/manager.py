@@ -139,13 +139,16 @@ class Manager:
         """Note that a client disconnected without confirming its lease, which ends at its `Granted.confirm_by`."""
         self._parts.lifecycle.left_unconfirmed(lease)
 
-    def cancel(self, request_id: str, reason: str, caller: Caller, *, mine: bool = False) -> tuple[QueueEntry, ...]:
+    def cancel(
+        self, request_id: str, reason: str, caller: Caller, *, mine: bool = False, of: str = ""
+    ) -> tuple[QueueEntry, ...]:
         """Take a waiting request out of the queue, or with `mine` all of the caller's; return them as they waited.
 
-        Its client is refused and told who cancelled it. A unique beginning of the id will do. Administrators may cancel
-        any request. Raises RefusedError (UNKNOWN_REQUEST) where none waits.
+        Its client is refused and told who cancelled it. A unique beginning of the id will do; `of` is the caller id
+        whose request is meant. Administrators may cancel any request. Raises RefusedError (UNKNOWN_REQUEST) where none
+        waits.
         """
-        return self._parts.cancellation.cancel(request_id, reason, caller, mine=mine)
+        return self._parts.cancellation.cancel(request_id, reason, caller, mine=mine, of=of)
 
     async def confirm(self, lease: LeaseId) -> None:
         """Confirm a lease: its client has the answer. Without this the lease ends at `Granted.confirm_by`.
@@ -299,7 +302,10 @@ class Manager:
                 yield refusal, ()
                 continue
             reserved = self._parts.queue.reserved_against(request)
-            lines = explanation(view, request, policy, reserved=reserved, most=most) if explain else ()
+            lines: tuple[str, ...] = ()
+            if explain:
+                whom = self._parts.queue.reserved_for
+                lines = explanation(view, request, policy, reserved=reserved, reserved_for=whom, most=most)
             yield self._planned(view, request, now, reserved), lines
 
     def _limit_refusal(self, request: Request, caller: Caller | None) -> Refusal | None:

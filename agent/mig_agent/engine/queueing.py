@@ -19,7 +19,7 @@ from mig_agent.core.planning.plan import Outcome, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.search import NOTHING_RESERVED
 from mig_agent.core.planning.wait_blockers import wait_blockers
-from mig_agent.core.quantities import counted
+from mig_agent.core.quantities import counted, format_duration
 from mig_agent.core.requests import describe
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -105,6 +105,7 @@ class RequestQueue:
     def queued(self) -> tuple[QueueEntry, ...]:
         """The requests that wait, in queue order, with the estimates that `refresh_estimates` has made."""
         place_of = self._places()
+        reservation = self._reservation()
         return tuple(
             QueueEntry(
                 request=each.request.key,
@@ -113,6 +114,7 @@ class RequestQueue:
                 since=each.since,
                 wants=each.request.wants,
                 place=place_of(each, position),
+                reserved=self._indexes(reservation, each),
             )
             for position, each in enumerate(self._ordered(), 1)
         )
@@ -223,6 +225,12 @@ class RequestQueue:
         reservation = self._reservation()
         return NOTHING_RESERVED if reservation is None else reservation.gpus
 
+    @property
+    def reserved_for(self) -> str:
+        """For whom these GPUs are reserved, as messages say it; empty where none are."""
+        reservation = self._reservation()
+        return "" if reservation is None else reservation.words
+
     async def refresh_estimates(self) -> None:
         """Wait until the estimates of all waiting requests are up to date, as far as they may take the CPU."""
         await self._estimates.refresh()
@@ -279,6 +287,12 @@ class RequestQueue:
             context.reservation_after_seconds,
             self._reservation_cache,
         )
+
+    def _indexes(self, reservation: backfill.Reservation | None, waiting: backfill.WaitingRequest) -> tuple[int, ...]:
+        """Return the indexes of the GPUs that are reserved for a waiting request."""
+        if reservation is None or reservation.waiting.seq != waiting.seq:
+            return ()
+        return tuple(each.index for each in self._context.state.working_view.gpus if each.uuid in reservation.gpus)
 
     def _exceeded(self, request: Request, held: HeldNow | None) -> Refusal | None:
         queued = self._requests.get(request.key)
@@ -398,7 +412,8 @@ class RequestQueue:
         reserved = reservation.gpus if reservation is not None else NOTHING_RESERVED
         outcome = self._plan(waiting.request, reserved=reserved)
         if isinstance(outcome, Refusal):
-            return self._explained(waiting.request, outcome, reserved=reserved)
+            words = "" if reservation is None else reservation.words
+            return self._explained(waiting.request, outcome, reserved=reserved, reserved_for=words)
         return _others_first(waiting.request, len(before))
 
     def _explained(
@@ -408,6 +423,7 @@ class RequestQueue:
         *,
         exclude: frozenset[Slot] = frozenset(),
         reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+        reserved_for: str = "",
     ) -> Refusal:
         """Return the refusal with what blocks each GPU. For answers only: a request is not explained at each scan."""
         if refusal.reason not in _WORTH_WAITING:
@@ -418,6 +434,7 @@ class RequestQueue:
             request,
             context.policy,
             reserved=reserved,
+            reserved_for=reserved_for,
             exclude=exclude,
             most=_EXPLAINED_LINES,
         )
@@ -433,12 +450,15 @@ class RequestQueue:
             outcome = self._plan(request)
         if isinstance(outcome, Refusal):
             outcome = self._explained(request, outcome)
-        why = f": {outcome.message}" if isinstance(outcome, Refusal) else ""
+        # Of "cannot place 4G on GPU 0: why" the beginning says what was asked for.
+        message = outcome.message if isinstance(outcome, Refusal) else f"cannot serve {describe(request)}"
+        asked, colon, why = message.partition(": ")
+        waited = format_duration(math.ceil(request.wait_seconds or 0))
         self.dequeue(
             request.key,
             Refusal(
                 reason=Reason.WAITED_TOO_LONG,
-                message=f"cannot serve {describe(request)} within {request.wait_seconds:g} s{why}",
+                message=f"{asked} within {waited}{colon}{why}",
                 hint="wait longer, or ask for less",
                 blockers=outcome.blockers if isinstance(outcome, Refusal) else (),
                 explanation=outcome.explanation if isinstance(outcome, Refusal) else (),

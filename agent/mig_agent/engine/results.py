@@ -100,6 +100,8 @@ class QueueEntry:
     """When the request began to wait, in seconds since the epoch."""
     wants: tuple[Want, ...]
     place: QueuePlace
+    reserved: tuple[int, ...] = ()
+    """The GPUs that are reserved for it, by index: requests behind it get nothing there."""
 
     @property
     def request_id(self) -> RequestId:

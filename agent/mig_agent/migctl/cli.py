@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -16,6 +17,8 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.options import COMMON_OPTIONS, Common
 
 _PACKAGE = "mig_agent.migctl.commands"
+_OF_OUTPUT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
+"""Errors that writing to stdout may have."""
 _VERBS = {
     "request": "request",
     "run": "run",
@@ -65,11 +68,16 @@ class _Verbs(click.Group):
         return command if isinstance(command, click.Command) else None
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. Raises click.Abort for Ctrl-C: for KeyboardInterrupt click would print an empty line."""
+        """Run the command. Raises click.Abort for Ctrl-C, and StdoutClosedError for a reader that has gone.
+
+        For KeyboardInterrupt click would print an empty line, and for BrokenPipeError exit with a code of its own.
+        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise click.Abort from error
+        except BrokenPipeError as error:
+            raise failures.StdoutClosedError from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -119,7 +127,8 @@ def run_command_line(arguments: Sequence[str]) -> int:
         return failures.BROKEN_PIPE
     except OSError as error:
         _close_stdout()
-        return failures.report_message(f"cannot go on: {error.strerror or error}", code=1)
+        doing = "write the output" if error.errno in _OF_OUTPUT and not error.filename else "go on"
+        return failures.report_message(f"cannot {doing}: {error.strerror or error}", code=1)
 
 
 def _run(arguments: Sequence[str]) -> int:

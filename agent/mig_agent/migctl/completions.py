@@ -106,11 +106,12 @@ def complete_request(context: click.Context, _parameter: click.Parameter, incomp
     queue = [each for each in _ask(context, lambda client: client.status().queue) or () if each.request_id]
     short = lease_names.short_ids([each.request_id for each in queue])
     found: dict[str, str] = {}
+    words = []
     for each in queue:
         begun = incomplete and each.request_id.startswith(incomplete)
-        found[each.request_id if begun else short[each.request_id]] = f"{each.holder}: {each.wants}"
-        if incomplete:  # a blank would end the word
-            found |= {name: each.wants for name in lease_names.request_names(each) if " " not in name}
+        words.append((each.request_id if begun else short[each.request_id], *lease_names.request_names(each)))
+    for each, own in zip(queue, words, strict=True):
+        found |= dict.fromkeys(_offered(own, words, incomplete), f"{each.holder}: {each.wants}")
     return [CompletionItem(name, help=about) for name, about in found.items() if name.startswith(incomplete)]
 
 
@@ -134,17 +135,29 @@ def complete_profile(context: click.Context, _parameter: click.Parameter, incomp
     return [CompletionItem(each) for each in names if each.startswith(incomplete)]
 
 
+def _offered(own: Sequence[str], everything: Iterable[Sequence[str]], incomplete: str) -> Sequence[str]:
+    """Return the words to offer for one of several things that are called by id, the first word, or by a name.
+
+    All of them once a word is begun; before that one alone, so that a single thing is completed at once: a name that
+    only it has, which people know better than the id, else the id.
+    """
+    words = [own[0], *(name for name in own[1:] if " " not in name)]  # a blank would end the word
+    if incomplete:
+        return words
+    unique = (name for name in words[1:] if sum(name in each for each in everything) == 1)
+    return [next(unique, words[0])]
+
+
 def _leases(context: click.Context, incomplete: str, *, own: bool) -> list[CompletionItem]:
     from mig_agent.migctl import lease_names  # noqa: PLC0415 -- only where it is needed
 
     def ask(client: Client) -> Iterable[tuple[str, str]]:
         node = client.status()
         chosen = (lease_names.own_leases(client, node) or node.leases) if own else node.leases
+        words = {each.id: (each.id, *lease_names.names_of(each)) for each in chosen}
         for each in chosen:
             about = lease_names.describe(each).partition(" of ")[2]
-            yield each.id, about
-            # A blank would end the word.
-            yield from ((name, about) for name in lease_names.names_of(each) if incomplete and " " not in name)
+            yield from ((word, about) for word in _offered(words[each.id], words.values(), incomplete))
 
     found = dict(_ask(context, lambda client: tuple(ask(client))) or ())
     return [CompletionItem(name, help=about) for name, about in found.items() if name.startswith(incomplete)]

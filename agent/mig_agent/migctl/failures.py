@@ -122,10 +122,17 @@ def _print_message(message: str, hint: str, blockers: Sequence[Blocker], program
     by_gpu: dict[int, list[Blocker]] = {}
     for each in blockers:
         by_gpu.setdefault(each.gpu_index, []).append(each)
-    lines += [f"  {one_line(_summary(each))}" for each in tuple(by_gpu.values())[:MOST_GPUS]]
-    if len(by_gpu) > MOST_GPUS:
-        lines.append(f"  and {len(by_gpu) - MOST_GPUS} more GPUs")
+    listed = [each for each in by_gpu.values() if not (len(each) == 1 and _is_said(each[0], message))]
+    lines += [f"  {one_line(_summary(each))}" for each in listed[:MOST_GPUS]]
+    if len(listed) > MOST_GPUS:
+        lines.append(f"  and {len(listed) - MOST_GPUS} more GPUs")
     print("\n".join(lines), file=sys.stderr)
+
+
+def _is_said(blocker: Blocker, message: str) -> bool:
+    """Return True if the message says all that would be listed of a blocker."""
+    where = f"GPU {blocker.gpu_index}"
+    return blocker.describe() in message or (where in message and f"{blocker.what} {blocker.condition}" in message)
 
 
 def _summary(blockers: Sequence[Blocker]) -> str:
@@ -147,7 +154,7 @@ def _facts(error: Exception) -> tuple[int, str, str, str, bool, tuple[Blocker, .
         case UsageError():
             return USAGE, Reason.INVALID_REQUEST, error.message, error.hint, False, ()
         case click.ClickException():
-            message, hint = _message_and_hint(error)
+            message, hint = message_and_hint(error)
             return USAGE, Reason.INVALID_REQUEST, message, hint, False, ()
         case _ if is_client_error(error):
             code = _CODES.get(error.reason, REFUSED)
@@ -161,10 +168,10 @@ def is_client_error(error: Exception) -> TypeGuard[ClientError]:
     return isinstance(error, MigAgentError) and hasattr(error, "retryable")
 
 
-def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
-    """Return click's message in migctl's form: a message that starts with "cannot", and a hint."""
+def message_and_hint(error: click.ClickException, program: str = "migctl") -> tuple[str, str]:
+    """Return click's message in the form of all errors: a message that starts with "cannot", and a hint."""
     context = getattr(error, "ctx", None)
-    see = f"see `{context.command_path} --help`" if context is not None else "see `migctl --help`"
+    see = f"see `{context.command_path if context is not None else program} --help`"
     match error:
         case click.NoSuchOption():
             near = near_guess(error.option_name, _options_of(context))
@@ -173,7 +180,8 @@ def _message_and_hint(error: click.ClickException) -> tuple[str, str]:
                 f"did you mean {near}?" if near else see,
             )
         case click.MissingParameter():
-            return f"cannot do that without {_parameter(error)}", see
+            called = f"call `{context.command_path}`" if context is not None else "do that"
+            return f"cannot {called} without {_parameter(error)}", see
         case click.BadParameter():
             return f"cannot take that for {_parameter(error)}: {_lowered(error.message)}", see
         case click.UsageError():

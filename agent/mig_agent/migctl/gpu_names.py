@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 
 if TYPE_CHECKING:
@@ -38,10 +39,12 @@ def find_gpus(node: Status, names: Iterable[str]) -> tuple[Gpu, ...]:
 def of_model(client: Client, asking: RequestArgs, model: str | None) -> RequestArgs:
     """Return a request for the GPUs that it names and whose model has `model` in its name, in any case of letters.
 
-    Raises Refused if there are none.
+    Raises Refused if there are none, and UsageError for an empty text.
     """
     if model is None:
         return asking
+    if not model.strip():
+        raise UsageError("cannot take an empty text as a model of GPU", "write a part of its name, such as h100")
     from mig_agent.client import Refused  # noqa: PLC0415 -- the client is imported by now
 
     node = client.status()

@@ -170,11 +170,15 @@ class Launcher:
 
 def _kill_descendants(before: frozenset[int]) -> None:
     """Kill what has become of this process's children in place of a supervisor that was killed; `before` is not its."""
-    until = time.monotonic() + supervisor.GIVE_UP_SECONDS
-    while time.monotonic() < until:
+    began, is_said = time.monotonic(), False
+    until = began + supervisor.GIVE_UP_SECONDS
+    while (now := time.monotonic()) < until:
         left = supervisor.descendants(os.getpid(), without=before)
         if not left:
             return
+        if not is_said and now - began > supervisor.SAY_AFTER_SECONDS:
+            is_said = True
+            supervisor.say_waiting(left, until - now)
         for each in left:
             each.send(signal.SIGKILL)
         time.sleep(0.02)

@@ -14,7 +14,6 @@ import click
 from mig_agent import bootstrap
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import parse_duration, shown
-from mig_agent.migctl.failures import StdoutClosedError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -180,7 +179,9 @@ class Verb(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the listed options."""
-        listed = [each for each in self.get_params(ctx) if each.name not in self._unlisted]
+        # Arguments are in the usage line and in the text.
+        params = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        listed = [each for each in params if each.name not in self._unlisted]
         records = [record for each in listed if (record := each.get_help_record(ctx)) is not None]
         with formatter.section("Options"):
             formatter.write_dl(records)
@@ -198,10 +199,7 @@ def verb(**settings: Any) -> Callable[[Callable[..., int]], click.Command]:  # n
         def call(**parameters: Any) -> int:  # noqa: ANN401 -- each verb has its own
             given = {each: parameters.pop(each) for each in Common.__dataclass_fields__}
             before = click.get_current_context().find_object(Common) or Common()
-            try:
-                return function(before.overridden_by(given), **parameters)
-            except BrokenPipeError as error:
-                raise StdoutClosedError from error
+            return function(before.overridden_by(given), **parameters)
 
         own = reversed(getattr(function, "__click_params__", []))  # where click's decorators leave them
         params = [*own, *(option() for option in COMMON_OPTIONS)]
@@ -217,6 +215,10 @@ else:
     _NumberType = click.ParamType  # generic since click 8.3 only
 
 
+_LONGEST_NUMBER = 19
+"""Digits of 64 bits."""
+
+
 class Number(_NumberType):
     """A whole number. A mistake is reported in migctl's form."""
 
@@ -230,8 +232,10 @@ class Number(_NumberType):
         if isinstance(value, int):
             return value
         text = str(value).strip()
-        if not text.lstrip("+-").isdecimal() or len(text) > 19:  # noqa: PLR2004 -- digits of 64 bits
+        if not text.lstrip("+-").isdecimal():
             raise UsageError(f"cannot take {shown(text) or 'an empty text'} as {self._what}", "write a whole number")
+        if len(text) > _LONGEST_NUMBER:
+            raise UsageError(f"cannot take {shown(text)} as {self._what}: it is too large", "write a smaller one")
         return int(text)
 
 
@@ -325,6 +329,12 @@ def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
     }
     request_for(asking)
     return asking
+
+
+def check_user(name: str | None) -> None:
+    """Raise UsageError for an empty `--user`."""
+    if name is not None and not name.strip():
+        raise UsageError("cannot take an empty text as a user", "write a name as `migctl status --leases` shows it")
 
 
 def split(gpus: tuple[str, ...]) -> list[str]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST_LINES = 16
 """The page is kept this short where it can be: leases and the end of a long queue are left out, and it says so."""
+WHOLE = "whole"
+"""The profile of a whole GPU."""
 _LEAST_QUEUE = 3
 """Lines of the queue that are shown however long the page is: its header, the first, and how many more."""
 _MOST_FITS_LINES = 2
@@ -54,6 +56,8 @@ class Page:
     """True to list all leases and the whole queue; False to do so only where the page stays short."""
     map: bool = True
     """False for the leases and the queue alone."""
+    nothing: str = ""
+    """Shown where there are neither leases nor waiting requests."""
 
 
 def render(node: Status, page: Page) -> str:
@@ -61,6 +65,8 @@ def render(node: Status, page: Page) -> str:
     body = _map(node, page) if page.map else []
     rows, queue = _lease_table(node, page), _queue(node, page)
     listed = [rows] if rows else []
+    if page.nothing and not rows and not queue:
+        listed = [[page.nothing]]
     if page.leases:
         parts = [head(node), *body, *listed, *queue]
         return _joined(parts, blank=True)
@@ -130,10 +136,14 @@ def fits_lines(available: Sequence[Available], page: Page) -> list[str]:
     fitting = [each for each in available if each.count]
     if not fitting:
         return ["fits now: nothing"]
-    kinds = [f"{each.count} x {each.profile}" for each in fitting]
+    kinds = [
+        counted(each.count, "whole GPU") if each.profile == WHOLE else f"{each.count} x {each.profile}"
+        for each in fitting
+    ]
     most = memory(max(each.memory_mib for each in fitting))
     # Only the blanks between kinds may become line ends.
-    text = f"fits now (up to {most}): {' or '.join(kinds)}".replace(" x ", "\u00a0x\u00a0")
+    unbroken = ", ".join(kind.replace(" ", "\u00a0") for kind in kinds)
+    text = f"fits now (up to {most}), {'any one of' if len(kinds) > 1 else 'just'}: {unbroken}"
     lines = textwrap.wrap(
         text,
         page.width,
@@ -234,10 +244,10 @@ def _queue(node: Status, page: Page, most: int | None = None) -> list[list[str]]
     """Return the waiting requests and when GPUs are reserved, in at most `most` lines; nothing if none waits."""
     if not node.queue:
         return []
-    notes = []
-    if node.reservation_after is not None and not node.strict_fifo:
+    notes = [line for each in node.queue if each.reserved_gpus for line in _reservation(each, page)]
+    if not notes and node.reservation_after is not None and not node.strict_fifo:
         after = format_duration(node.reservation_after)
-        notes = [f"after {after} in the queue, GPUs are held free for whoever is first"]
+        notes = [f"after {after} in the queue, GPUs are reserved for the request that is first"]
     limits = [line for each in node.queue if each.limit for line in _limit(each, page)]
     shown = node.queue
     if most is None or 1 + len(shown) + len(notes) + len(limits) <= most:
@@ -248,6 +258,14 @@ def _queue(node: Status, page: Page, most: int | None = None) -> list[list[str]]
             shown = node.queue[: most - 2 - len(notes)]
     left = len(node.queue) - len(shown)
     return [[*_queue_table(shown, page), *([f"and {left} more"] if left else []), *notes]]
+
+
+def _reservation(each: Waiting, page: Page) -> list[str]:
+    """Return which GPUs are reserved for a request; on a terminal in lines that fit."""
+    gpus = ", ".join(map(str, each.reserved_gpus))
+    are = f"GPU {gpus} is" if len(each.reserved_gpus) == 1 else f"GPUs {gpus} are"
+    text = one_line(f"{are} reserved for place {each.position}: {each.wants} of {each.holder or 'somebody'}")
+    return textwrap.wrap(text, page.width, subsequent_indent="  ") if page.cut else [text]
 
 
 def _limit(each: Waiting, page: Page) -> list[str]:

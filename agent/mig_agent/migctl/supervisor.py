@@ -47,6 +47,8 @@ LINGER_SECONDS = 1.0
 """Grace in which what outlives the commands may end by itself, as `tee` does that still writes their last lines."""
 GIVE_UP_SECONDS = 10.0
 """Time to wait for what was killed: a process that hangs in a driver cannot end."""
+SAY_AFTER_SECONDS = 2.0
+"""Time after which it is said what is waited for: a silent wait looks like a hang of migctl."""
 _LOOK_SECONDS = 0.5
 """The pause before descendants are looked for again while they may clean up: they may have started others."""
 _AGAIN_SECONDS = 0.05
@@ -144,6 +146,7 @@ class Supervisor:
         """The processes that have got SIGTERM."""
         self._is_announced = True
         """True if the end of what is left needs no words."""
+        self._is_waiting_said = False
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # Ignored signals stay ignored for the commands, too: `nohup migctl run ...`.
         self._numbers = [each for each in FORWARDED if signal.getsignal(each) is not signal.SIG_IGN]
@@ -321,6 +324,9 @@ class Supervisor:
         if now - self._kills_at > GIVE_UP_SECONDS:
             _say(f"cannot end {_names(left)}; the lease is released all the same")
             return -1.0
+        if left and not self._is_waiting_said and now - self._kills_at > SAY_AFTER_SECONDS:
+            self._is_waiting_said = True
+            say_waiting(left, self._kills_at + GIVE_UP_SECONDS - now)
         for each in left:
             each.send(signal.SIGKILL)
         return _AGAIN_SECONDS
@@ -341,6 +347,12 @@ class Supervisor:
 def _names(processes: Sequence[Descendant]) -> str:
     more = len(processes) - _SHOWN
     return ", ".join(map(str, processes[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+
+
+def say_waiting(left: Sequence[Descendant], seconds: float) -> None:
+    """Say which processes do not end though they were killed, and for how long they are waited for."""
+    why = "killed, but it hangs in a driver or is another user's"
+    _say(f"waiting for {_names(left)} to end, at most {max(seconds, 1):.0f}s more: {why}")
 
 
 def _say(words: str) -> None:

@@ -6,10 +6,12 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mig_agent import bootstrap
 from mig_agent.core.errors import MigAgentError
+from mig_agent.core.quantities import format_duration
 from mig_agent.migctl import top_view
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def render(reading: top_view.Reading, view: top_view.View) -> str:
     """Return the list as plain text, as wide as it needs to be."""
     header, lines = top_view.list_lines(reading, view, None)
     head = top_view.head(reading)
-    return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\nno instances"
+    return f"{head}\n\n{top_view.plain([header, *lines])}" if lines else f"{head}\n\n{top_view.nothing(view)}"
 
 
 def show_live(read: Callable[[], top_view.Reading], view: top_view.View, seconds: float) -> None:
@@ -53,7 +55,12 @@ def show_live(read: Callable[[], top_view.Reading], view: top_view.View, seconds
 
     bootstrap.raise_when_interrupted()  # from here on the terminal has to be given back
     readings = _Readings(read, seconds)
-    with Live(screen=True, auto_refresh=False) as live, Keyboard(live.stop, live.start) as keyboard:
+    # Ctrl-C ends it like `q`, also while the screen is being drawn.
+    with (
+        suppress(KeyboardInterrupt),
+        Live(screen=True, auto_refresh=False) as live,
+        Keyboard(live.stop, live.start) as keyboard,
+    ):
         readings.begin(keyboard.wake)
         while True:
             if readings.error is not None:
@@ -61,11 +68,7 @@ def show_live(read: Callable[[], top_view.Reading], view: top_view.View, seconds
             reading, trouble = readings.latest, readings.trouble
             width, height = shutil.get_terminal_size((80, 24))
             live.update(_colored(top_view.page(reading, view, width, height, trouble)), refresh=True)
-            try:
-                keys = keyboard.wait(_REDRAW_SECONDS)
-            except KeyboardInterrupt:
-                return
-            for key in keys or ():
+            for key in keyboard.wait(_REDRAW_SECONDS) or ():
                 _, lines = top_view.list_lines(reading, view, width)
                 after = view.after(key, top_view.page_size(height), len(lines))
                 if after is None:
@@ -97,7 +100,7 @@ class _Readings:
         if not self._is_failing and age < self._seconds + _OVERDUE_SECONDS:
             return ""
         who = "no answer" if self.latest.noun else "the agent does not answer"
-        return f"{who}: these figures are {age:.0f}s old"
+        return f"{who}: these figures are {format_duration(age)} old"
 
     def _run(self, on_change: Callable[[], None]) -> None:
         while self.error is None:

@@ -23,6 +23,7 @@ _DROPPED_WHEN_NARROW = (_COMPUTE_BAR, _MEMORY_BAR, _OF)
 """The columns that a narrow terminal does without, the first that goes first."""
 _HOLDER_CELLS = 16
 """Characters of the holder for which other columns are left out."""
+_LEAST_CUT = 8
 _BAR_CELLS = 10
 _ALMOST_FULL = 0.9
 _LONGEST_FILTER = 40
@@ -227,8 +228,10 @@ def list_lines(reading: Reading, view: View, width: int | None) -> tuple[Line, l
     cells = [names, *map(_cells, rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
     columns = _columns(widths, width)
+    holder_cells = None if width is None else width - sum(widths[each] + 2 for each in columns if each != _HOLDER)
     lines: list[Line] = [tuple(_cut(iter([(each, "trouble")]), width)) for each in reading.troubles]
-    for row, texts in zip(rows, cells[1:], strict=True):
+    for row, whole in zip(rows, cells[1:], strict=True):
+        texts = (*whole[:_HOLDER], _cut_inside(whole[_HOLDER], holder_cells))
         lines.append(tuple(_cut(_styled(row, texts, widths, columns), width)))
         if view.with_processes:
             lines += [tuple(_cut(_process(each, reading), width)) for each in row.processes]
@@ -285,7 +288,8 @@ def _cells(row: InstanceRow) -> tuple[str, ...]:
 def _bar(used: float | None, whole: float) -> str:
     if used is None or not whole:
         return UNKNOWN.center(_BAR_CELLS)
-    full = min(_BAR_CELLS, math.ceil(used * _BAR_CELLS / whole))
+    # Full only for all of it, and empty only for nothing.
+    full = _BAR_CELLS if used >= whole else min(_BAR_CELLS - 1, math.ceil(used * _BAR_CELLS / whole))
     return "#" * full + "." * (_BAR_CELLS - full)
 
 
@@ -321,6 +325,14 @@ def _cut(segments: Iterator[Segment], width: int | None) -> Iterator[Segment]:
     yield "..", ""
 
 
+def _cut_inside(text: str, size: int | None) -> str:
+    """Return a text of at most `size` characters, if it is 8 or more: the ends of names tell one job from another."""
+    if size is None or len(text) <= size or size < _LEAST_CUT:
+        return text
+    end = (size - 2) // 2
+    return f"{text[: size - 2 - end]}..{text[-end:]}"
+
+
 def page(reading: Reading, view: View, width: int, height: int, trouble: str = "") -> list[Line]:
     """Return the whole screen: the head, the keys, and as much of the list as there is place for.
 
@@ -336,8 +348,13 @@ def page(reading: Reading, view: View, width: int, height: int, trouble: str = "
     top = [(trouble, "trouble") if trouble else (head(reading), "bold"), (view.keys(width), "keys")]
     screen: list[Line] = [tuple(_cut(iter([each]), width)) for each in top]
     if not lines:
-        return [*screen, (), (("no instances" if not view.words else "no instance has that in it", ""),)]
+        return [*screen, (), ((nothing(view), ""),)]
     return [*screen, header, *shown, *([((below, "keys"),)] if below else [])]
+
+
+def nothing(view: View) -> str:
+    """Return what is shown in place of an empty list."""
+    return "no instance has that in it" if view.words else "no instances"
 
 
 def page_size(height: int) -> int:

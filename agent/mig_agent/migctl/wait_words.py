@@ -100,7 +100,7 @@ def blocked_by(
     here = [each for each in blockers if each.gpu_index == gpu]
     holders = list(dict.fromkeys(_holder(each, ends=ends) for each in here if each.holder))
     if not holders:
-        return one_line(f"GPU {gpu}: {here[0].what} is {here[0].state}")
+        return one_line(here[0].describe())
     more = f" and {len(holders) - most} more" if len(holders) > most else ""
     return one_line(f"GPU {gpu}{':' if brief else ' is held by'} {' and '.join(holders[:most])}{more}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
@@ -109,6 +110,8 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
         raise LedgerError(f"cannot restore {backup}: there is no such file")
     if not backup.is_file():  # as above
         raise LedgerError(f"cannot restore {backup}: it is no plain file")
+    if not backup.stat().st_size:
+        raise LedgerError(f"cannot restore {backup}: it is empty")
     try:
         finish_replacing(ledger)
         with closing(connect(backup, "ro")) as source:
@@ -129,5 +132,7 @@ def restore(ledger: Path, backup: Path) -> tuple[int, Path]:
             former=recoverable_leases(ledger),
         )
     except (DamagedError, OSError, *READING_ERRORS) as error:
-        raise LedgerError(f"cannot restore {backup}: {error}") from error
+        is_other = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB
+        why = "it is no ledger of an agent" if is_other else str(error)
+        raise LedgerError(f"cannot restore {backup}: {why}") from error
     return active, aside

@@ -268,6 +268,21 @@ def count_events(connection: sqlite3.Connection, query: EventQuery) -> int:
 _KINDS = frozenset(kind.value for kind in EventKind)
 
 
+_NAMED_LEASE = (
+    # `alice (train)` is called so, `train` and `alice`; an id also by its beginning.
+    "SELECT lease FROM event WHERE lease = :name OR lease IS NOT NULL AND (substr(lease, 1, :length) = :name"
+    " OR holder = :name OR holder LIKE '% (%)' AND (substr(holder, -:length - 3) = ' (' || :name || ')'"
+    " OR substr(holder, 1, :length + 2) = :name || ' ('))"
+    " ORDER BY lease = :name DESC, number DESC LIMIT 1"
+)
+
+
+def find_lease(connection: sqlite3.Connection, name: str) -> LeaseId | None:
+    """Return the latest lease of the recorded events that is meant by its id, its beginning or a name of its holder."""
+    row = connection.execute(_NAMED_LEASE, {"name": name, "length": len(name)}).fetchone()
+    return None if row is None else LeaseId(str(row[0]))
+
+
 def _readable(text: bytes) -> str:
     return text.decode(errors="replace")
 

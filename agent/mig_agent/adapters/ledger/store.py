@@ -36,6 +36,7 @@ from mig_agent.adapters.ledger.reader import (
     EventQuery,
     RecordedLease,
     count_events,
+    find_lease,
     find_request,
     read_events,
 )
@@ -188,6 +189,11 @@ class Ledger:
             events = read_events(connection, query, limit)
             earlier = count_events(connection, replace(query, before=events[0].number)) if events else 0
         return events, earlier
+
+    def lease_called(self, name: str) -> LeaseId | None:
+        """Return the lease that is meant, as `find_lease`. Blocking, from any thread. Raises LedgerError."""
+        with self._reading() as connection:
+            return find_lease(connection, name)
 
     def uses(
         self, period: Period, by: By, reader: Reader, without: Sequence[LeaseId]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mig_agent.core.errors import Blocker
+from mig_agent.core.errors import THE_GPU, Blocker
 from mig_agent.core.model import (
     Gpu,
     GpuState,
@@ -167,7 +167,7 @@ def blockers_of(view: NodeView, gpu: Gpu, instances: Iterable[Instance]) -> tupl
 def unavailable(gpus: Iterable[Gpu], state: str | None = None) -> tuple[Blocker, ...]:
     """Return unavailable GPUs as a refusal lists them: cordoned and lost ones, or all of them under `state`."""
     return tuple(
-        Blocker(gpu_index=gpu.index, what="the GPU", state=state or gpu.state.value)
+        Blocker(gpu_index=gpu.index, what=THE_GPU, state=state or gpu.state.value)
         for gpu in gpus
         if state is not None or gpu.state in {GpuState.CORDONED, GpuState.LOST}
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
@@ -13,6 +13,7 @@ from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.plan import COST_IN_SCORE, DEFAULT_POLICY, Policy
 from mig_agent.core.planning.profiles import served_by, wasted_mib
 from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
+from mig_agent.core.texts import state_and_reason
 
 MOST_LINES = 64
 """The most lines in the explanation of one request."""
@@ -87,11 +88,12 @@ def explanation(
     policy: Policy = DEFAULT_POLICY,
     *,
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    reserved_for: str = "",
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
     most: int = MOST_LINES,
 ) -> tuple[str, ...]:
     """Return the lines of `explanations`, about `most` of them for any number of GPUs and devices, none too long."""
-    found = explanations(view, request, policy, reserved=reserved, exclude=exclude)
+    found = explanations(view, request, policy, reserved=reserved, reserved_for=reserved_for, exclude=exclude)
     share = max((most // max(len(found), 1) - 3) // 2, _FEWEST_OF_A_KIND)  # a heading, and what is left out of either
     lines = [line for each in found for line in each.lines(share)]
     return tuple(_cut(line) for line in _some(lines[:most], len(lines), "lines"))
@@ -113,24 +115,26 @@ def explanations(
     policy: Policy = DEFAULT_POLICY,
     *,
     reserved: frozenset[GpuUuid] = NOTHING_RESERVED,
+    reserved_for: str = "",
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> tuple[Explanation, ...]:
     """Return what `planner.plan` weighs with the same arguments, for each kind of want of the request, in order.
 
-    Several devices are planned together, so the chosen slot of one need not be its best. GPUs that the request does not
-    name are left out.
+    `reserved_for` says for whom the reserved GPUs are, such as `the waiting request of alice`. Several devices are
+    planned together, so the chosen slot of one need not be its best. GPUs that the request does not name are left out.
     """
     found = find(view, request, policy, reserved=reserved, exclude=exclude)
     taken = [device.slot for device in found.devices] if found is not None else []
     gpus = named_gpus(view, request)
     policy = policy.of(request)
+    kept = dict.fromkeys(reserved, reserved_for or "another request")
     kinds: dict[Want, list[Slot]] = {want: [] for want in request.wants}
     for want, slot in zip(request.wants, taken, strict=False):  # nothing is taken where nothing was found
         kinds[want].append(slot)
     counts = Counter(request.wants)
     models = _models(view, request)
     return tuple(
-        replace(_explanation(view, gpus, want, counts[want], slots, policy, reserved, exclude), models=models)
+        replace(_explanation(view, gpus, want, counts[want], slots, policy, kept, exclude), models=models)
         for want, slots in kinds.items()
     )
 
@@ -153,7 +157,7 @@ def _explanation(  # noqa: PLR0917 -- private, and called once
     count: int,
     taken: Sequence[Slot],
     policy: Policy,
-    reserved: frozenset[GpuUuid],
+    reserved: Mapping[GpuUuid, str],
     exclude: frozenset[Slot],
 ) -> Explanation:
     options: list[Option] = []
@@ -190,18 +194,18 @@ def _options(gpu: Gpu, want: Want, taken: Sequence[Slot], policy: Policy, exclud
     return options
 
 
-def _out_of_reach(gpu: Gpu, reserved: frozenset[GpuUuid]) -> bool:
+def _out_of_reach(gpu: Gpu, reserved: Mapping[GpuUuid, str]) -> bool:
     return gpu.state in {GpuState.CORDONED, GpuState.LOST} or gpu.uuid in reserved
 
 
-def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: frozenset[GpuUuid]) -> str:
+def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: Mapping[GpuUuid, str]) -> str:
     if gpu.state in {GpuState.CORDONED, GpuState.LOST}:
-        return f"it is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}"
+        return f"it is {state_and_reason(gpu.state, gpu.reason)}"
     profile = served_by(want, gpu)
     if profile is None:
         if want.slot is not None:
             return "the slot is on another GPU"
         return f"{gpu.layout.model} offers nothing for it"
     if gpu.uuid in reserved:
-        return "it is kept for a request that has waited long"
+        return f"it is reserved for {reserved[gpu.uuid]}"
     return describe_obstacle(view, obstacle(view, gpu, profile, None if want.slot is None else want.slot.placement))

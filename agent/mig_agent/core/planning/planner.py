@@ -54,6 +54,7 @@ from mig_agent.core.planning.search import (
 from mig_agent.core.planning.shares import largest_share, share_for
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
+from mig_agent.core.texts import state_and_reason
 
 
 def plan(
@@ -118,7 +119,7 @@ def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
     """Return the refusal of a request that would fit on GPUs that are cordoned or lost."""
     unavailable_gpus = [gpu for gpu in named_gpus(view, request) if gpu.state in {GpuState.CORDONED, GpuState.LOST}]
     able = [gpu for gpu in unavailable_gpus if any(served_by(want, gpu) for want in request.wants)]
-    words = ", ".join(f"GPU {gpu.index} is {gpu.state}{f' ({gpu.reason})' if gpu.reason else ''}" for gpu in able)
+    words = ", ".join(f"GPU {gpu.index} is {state_and_reason(gpu.state, gpu.reason)}" for gpu in able)
     cordoned = [gpu for gpu in able if gpu.state is GpuState.CORDONED and not gpu.set_aside]
     hint = "`nvidia-smi` tells whether the driver still sees it"
     if any(gpu.set_aside for gpu in able):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeAlias
@@ -161,6 +161,8 @@ _VALUES: Final[Mapping[str, type]] = MappingProxyType(
 _WORDS: Final[Mapping[str, type[StrEnum]]] = MappingProxyType(
     {each.__name__: each for each in (Enforcement, GpuState, InstanceState, Isolation, Reason, Reuse)}
 )
+_OTHER_VERSION: Final = "replay it with the version that made it"
+_WHAT_TO_GIVE: Final = "give a file that `migctl bundle` has written"
 _SHARED: Final = (Layout, Profile)
 """Types whose values are large and the same for many GPUs and instances: written once."""
 
@@ -175,18 +177,27 @@ def to_json(recording: Recording) -> str:
     return json.dumps({"format": FORMAT, "shared": encoder.shared, "recording": value})
 
 
-def from_json(text: str) -> Recording:
-    """Read what `to_json` wrote. Raises UsageError for anything else, and for what only another version knows."""
+class _OtherVersionError(ValueError):
+    """Another version has written the recording; the text says what differs."""
+
+
+def from_json(text: str, name: str = "the recording") -> Recording:
+    """Read what `to_json` wrote. Raises UsageError for anything else, and for what only another version knows.
+
+    `name` is what messages call it.
+    """
     try:
         document: Json = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read the recording: it is no JSON ({error})") from error
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        why = f"it is no JSON{where}" if text.strip() else "it is empty"
+        raise UsageError(f"cannot read {name}: {why}", _WHAT_TO_GIVE) from error
     if not isinstance(document, dict) or "recording" not in document:
-        raise UsageError("cannot read the recording: it is something else", "give what `migctl bundle` has written")
+        raise UsageError(f"cannot read {name}: it is no recording of an agent", _WHAT_TO_GIVE)
     if document.get("format") != FORMAT:
         raise UsageError(
-            f"cannot read the recording: its format is {document.get('format')}, and this version reads {FORMAT}",
-            "replay it with the version that made it",
+            f"cannot read {name}: its format is {shown(str(document.get('format')))}, and this version reads {FORMAT}",
+            _OTHER_VERSION,
         )
     try:
         shared: list[object] = []
@@ -194,10 +205,12 @@ def from_json(text: str) -> Recording:
         for each in parts if isinstance(parts, list) else []:
             shared.append(_decode(each, shared))
         recording = _decode(document["recording"], shared)
+    except _OtherVersionError as error:
+        raise UsageError(f"cannot read {name}: {error}", _OTHER_VERSION) from error
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise UsageError(f"cannot read the recording: {error}", "replay it with the version that made it") from error
+        raise UsageError(f"cannot read {name}: it is not as an agent writes it", "make the bundle again") from error
     if not isinstance(recording, Recording):
-        raise UsageError("cannot read the recording: it is something else", "give what `migctl bundle` has written")
+        raise UsageError(f"cannot read {name}: it is no recording of an agent", _WHAT_TO_GIVE)
     return recording
 
 
@@ -264,7 +277,9 @@ def _decode(value: Json, shared: list[object]) -> object:
 
 def _decode_plain(name: str, value: Json, shared: list[object]) -> object:
     if name in _WORDS:
-        return _WORDS[name](str(value))
+        if not isinstance(value, str) or value not in list(_WORDS[name]):
+            raise _OtherVersionError(f"this version knows no {name} {shown(str(value))}")
+        return _WORDS[name](value)
     if name == _FLOAT:
         return float(str(value))
     decoded = _decode(value, shared)
@@ -274,14 +289,18 @@ def _decode_plain(name: str, value: Json, shared: list[object]) -> object:
         return frozenset(decoded)
     if name == _MAP:
         return dict(decoded)
-    raise ValueError(f"this version knows no {shown(name)}")
+    raise _OtherVersionError(f"this version knows no {shown(name)}")
 
 
 def _make(type_: type, given: Mapping[str, object]) -> object:
-    """Return the value of a type with these fields. Raises ValueError for a field that it does not have."""
+    """Return the value of a type with these fields. Raises _OtherVersionError for one that is unknown or missing."""
     known = {each.name for each in fields(type_)}
     strange = sorted(given.keys() - known)
     if strange:
-        raise ValueError(f"this version knows no {shown(strange[0])} of a {type_.__name__}")
+        raise _OtherVersionError(f"this version knows no {shown(strange[0])} of a {type_.__name__}")
+    required = {each.name for each in fields(type_) if each.default is MISSING and each.default_factory is MISSING}
+    missing = sorted(required - given.keys())
+    if missing:
+        raise _OtherVersionError(f"a {type_.__name__} has no {missing[0]}, which this version needs")
     made: object = type_(**given)
     return made

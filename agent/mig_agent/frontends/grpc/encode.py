@@ -226,7 +226,7 @@ def start_estimate(each: StartEstimate | None, now: float) -> pb.StartEstimate |
 
 
 def queued_request(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedRequest:
-    """Encode a waiting request; with its id only if `in_full`, which is for its holder."""
+    """Encode a waiting request; with its id and caller only if `in_full`, which is for its holder."""
     # A node full of waiting requests still fits into one message of gRPC's usual size.
     wants = shortened(visible(", ".join(want.text or "a device" for want in each.wants)), _LONGEST_WANTS)
     return pb.QueuedRequest(
@@ -239,6 +239,8 @@ def queued_request(each: QueueEntry, *, in_full: bool = True) -> pb.QueuedReques
         estimate=start_estimate(each.place.estimate, each.place.at),
         blockers=map(encode_blocker, each.place.blockers),
         limit=shortened(visible(each.place.limit), _LONGEST_WANTS) if in_full else "",
+        caller=visible(each.request.caller_id) if in_full else "",
+        reserved_gpus=each.reserved,
     )
 
 

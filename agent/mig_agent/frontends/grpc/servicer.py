@@ -175,7 +175,7 @@ class PartitionManagerServicer:
         if message.mine and message.request_id:
             raise UsageError("cannot cancel one request and all of yours", "give a request id, or mine")
         reason = parse_reason(message.reason)
-        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine)
+        cancelled = self._manager.cancel(message.request_id, reason, caller, mine=message.mine, of=message.caller)
         return pb.CancelResponse(cancelled=[encode.queued_request(each) for each in cancelled])
 
     async def renew(self, message: pb.RenewRequest, context: Context) -> pb.RenewResponse:
@@ -276,7 +276,8 @@ class PartitionManagerServicer:
             raise UsageError("cannot list events since a moment that is not a number")
         gpu = parse_gpu(message.gpu) if message.gpu else None
         limit = min(message.limit or MOST_EVENTS, MOST_EVENTS)
-        lease, before = message.lease, min(message.before, _MOST_NUMBER)
+        before = min(message.before, _MOST_NUMBER)
+        lease = await self._manager.history.lease_called(message.lease) if message.lease else ""
         # Nothing is awaited after this: a user's answers are counted only once they are encoded.
         events, earlier = await self._manager.history.event_page(since, gpu, limit, lease=lease, before=before)
         latest = encode.latest([encode.event(each) for each in events], MOST_ANSWER_BYTES)

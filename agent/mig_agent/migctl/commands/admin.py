@@ -8,7 +8,7 @@ import click
 
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
-from mig_agent.core.requests import parse_gpu
+from mig_agent.core.requests import parse_gpu, parse_reason
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
 from mig_agent.migctl.options import Common, completer_of, split, verb
@@ -58,7 +58,7 @@ def reclaim(common: Common, *, gpus: tuple[str, ...]) -> int:
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
 def cordon(common: Common, *, named: tuple[str, ...], gpus: tuple[str, ...], reason: str) -> int:
     """Keep new leases off a GPU; what is leased goes on. For administrators."""
-    return _cordon(common, _some_gpus((*named, *gpus), "cordon"), on=True, reason=reason)
+    return _cordon(common, _some_gpus((*named, *gpus), "cordon"), on=True, reason=parse_reason(reason))
 
 
 @verb()
@@ -108,7 +108,7 @@ def mode(common: Common, *, mode: str, gpus: tuple[str, ...]) -> int:
     return failures.DONE
 
 
-@verb()
+@verb(short_help="Take over foreign instances, as idle ones.")
 @click.argument("uuids", metavar="[UUID]...", nargs=-1)
 @click.option(
     "--gpu",
@@ -127,6 +127,8 @@ def adopt(common: Common, *, uuids: tuple[str, ...], gpus: tuple[str, ...], ever
     """
     output = common.wants()
     chosen = [parse_gpu(each) for each in split(gpus)]
+    if not all(each.strip() for each in uuids):
+        raise UsageError("cannot take an empty text as the UUID of an instance", "`migctl status -o json` shows them")
     if everything and (uuids or chosen):
         raise UsageError("cannot adopt all and only some", "give --all, or UUIDs and --gpu")
     if not (everything or uuids or chosen):

@@ -21,7 +21,7 @@ MOST_NAMES = 10
 """The most names that an agent gives advice on in one call."""
 
 
-@verb()
+@verb(short_help="Say what your leases used, and what less would have meant.")
 @click.option("--name", metavar="NAME", default="", help="Only leases of this name, as --name gave it. Default: all.")
 @click.option("--since", metavar="TIME", default="30d", show_default=True, help="How far back: 7d, 2026-01-31.")
 def advise(common: Common, *, name: str, since: str) -> int:

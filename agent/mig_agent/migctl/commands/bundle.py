@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _MOST_LINES = 1_000_000
 
 
-@verb()
+@verb(short_help="Write one tar.gz for a bug report.")
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace the file if there is one.")
 @click.option(

@@ -9,9 +9,10 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import completer_of
+from mig_agent.migctl.printing import print_whole
 
 
-@click.command()
+@click.command(short_help="Print what makes a shell complete commands and options.")
 @click.argument("shell", metavar="bash|zsh|fish", shell_complete=completer_of("shell"))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> int:
@@ -25,5 +26,5 @@ def completion(context: click.Context, shell: str) -> int:
     found = get_completion_class(shell) if shell in {"bash", "zsh", "fish"} else None
     if found is None:
         raise UsageError(f"cannot complete in {shown(shell)}", "write bash, zsh or fish")
-    print(found(context.find_root().command, {}, "migctl", "_MIGCTL_COMPLETE").source())
+    print_whole(found(context.find_root().command, {}, "migctl", "_MIGCTL_COMPLETE").source())
     return failures.DONE

@@ -25,7 +25,7 @@ _NO_OPTIONS = dict.fromkeys(context_files.KEYS, "")
 @click.group(invoke_without_command=True)
 @click.pass_context
 def context(ctx: click.Context) -> None:
-    """Give names to the agents of several machines, and choose the one that commands ask.
+    """Name the agents of several machines, and choose one.
 
     \b
       migctl context add gpu3 --address gpu3.example.com:7400 \\
@@ -94,7 +94,7 @@ def use(common: Common, *, name: str | None, nothing: bool) -> int:
 @click.option("--replace", "again", is_flag=True, help="Change one that you have.")
 @click.option("--use", "current", is_flag=True, help="Make it the current one, too.")
 def add(common: Common, *, name: str, again: bool, current: bool) -> int:
-    """Add a context of these connection options: --address, and over TCP --tls-ca, --tls-cert and --tls-key.
+    """Add a context with these connection options.
 
     Certificates and keys stay in their files, and have to be readable now.
     """

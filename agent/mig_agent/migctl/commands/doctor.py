@@ -21,7 +21,7 @@ _COLORS = {"ok": "32", "warning": "33", "failed": "31", "unknown": "36"}
 _WIDTH = len("warning")
 
 
-@verb()
+@verb(short_help="Check this machine, its driver and its agent.")
 @click.option(
     "--config",
     metavar="FILE",

@@ -41,7 +41,7 @@ def drain(common: Common, *, gpus: tuple[str, ...], deadline: str | None, reason
     return failures.DONE
 
 
-@verb()
+@verb(short_help="Allow new leases again on GPUs that are drained.")
 @click.option("--gpu", "gpus", metavar="GPU", multiple=True, help="Only this GPU, by index or UUID. Repeatable.")
 def undrain(common: Common, *, gpus: tuple[str, ...]) -> int:
     """Allow new leases again on a GPU that is drained, or on all of them. For administrators.

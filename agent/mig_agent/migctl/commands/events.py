@@ -35,7 +35,7 @@ _DAY = "1d"
     "--lease",
     metavar="LEASE",
     shell_complete=completer_of("lease"),
-    help="Only about this lease; one that has ended by its whole id.",
+    help="Only about this lease, by id or name: an active one, else the latest that has ended.",
 )
 @click.option(
     "--limit",
@@ -65,14 +65,13 @@ def events(
     from mig_agent.client import to_json  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
 
     with common.client() as client:
-        if lease is not None:
-            from mig_agent.migctl.lease_names import find_lease  # noqa: PLC0415 -- as above
-
-            lease = find_lease(client, lease)
+        named, lease = lease, None if lease is None else _active_or_named(client, lease)
         # Read before the past events, so that none falls between.
         revision = client.status().revision if follow else None
         page = client.event_page(since=first, gpu=chosen, limit=most, lease=lease or "")
         _check_gpu(client, chosen, page)
+        lease = page.events[-1].lease if lease is not None and page.events else lease
+        _say_which_lease(lease, named, page)
         if not only_last:
             _say_what_is_left_out(page)
         if output == "json" and not follow:
@@ -95,8 +94,9 @@ def _limit(text: str | None) -> int:
     if text == "all":
         return _ALL
     if not text.isdecimal() or len(text) > _LONGEST_LIMIT:
+        large = ": it is too large" if text.isdecimal() else ""
         raise UsageError(
-            f"cannot take {shown(text) or 'an empty text'} as a number of events", "write a number, or all"
+            f"cannot take {shown(text) or 'an empty text'} as a number of events{large}", "write a number, or all"
         )
     return int(text)
 
@@ -104,8 +104,28 @@ def _limit(text: str | None) -> int:
 def _say_what_is_left_out(page: EventPage) -> None:
     if page.earlier:
         number, total = len(page.events), len(page.events) + page.earlier
-        words = f"migctl: showing the last {number} of {total} events; --limit {total} or --limit all shows the others"
+        last = "last" if number == 1 else f"last {number}"
+        words = f"migctl: showing the {last} of {total} events; --limit {total} or --limit all shows the others"
         print(words, file=sys.stderr, flush=True)
+
+
+def _active_or_named(client: Client, lease: str) -> str:
+    from mig_agent.migctl.lease_names import find_any_lease  # noqa: PLC0415 -- only where it is needed
+
+    return find_any_lease(client, lease)
+
+
+def _say_which_lease(lease: str | None, named: str | None, page: EventPage) -> None:
+    """Report which lease was taken for a name, and one without events in this time: that no output is no mistake."""
+    if lease is None or named is None:
+        return
+    words = ""
+    if not page.events:
+        words = f"nothing is remembered of lease {lease} in this time; --since 30d looks further back"
+    elif not lease.startswith(named):
+        words = f"{named} is lease {lease}"
+    if words:
+        print(f"migctl: {failures.one_line(words)}", file=sys.stderr, flush=True)
 
 
 def _print(event: Event, output: str) -> None:

@@ -9,19 +9,20 @@ from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import shown
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import CONNECTION, Common, completer_of, verb
+from mig_agent.migctl.printing import print_json, print_whole
 
 
-@click.command()
+@click.command(short_help="Show this help, or that of a command.")
 @click.argument("topic", metavar="[COMMAND|connection]", required=False, shell_complete=completer_of("topic"))
 @click.pass_context
 def help(context: click.Context, topic: str | None) -> int:  # noqa: A001 -- the name of the command
     """Show this help, that of a command, or of how the agent is reached (`migctl help connection`)."""
     root = context.find_root()
     if topic == "connection":
-        click.echo(CONNECTION, nl=False)
+        print_whole(CONNECTION.rstrip("\n"))
         return failures.DONE
     if topic is None:
-        click.echo(root.get_help())
+        print_whole(root.get_help())
         return failures.DONE
     group = root.command
     command = group.get_command(root, topic) if isinstance(group, click.Group) else None
@@ -32,16 +33,14 @@ def help(context: click.Context, topic: str | None) -> int:  # noqa: A001 -- the
             f"did you mean {near}?" if near else "see `migctl help`",
         )
     with click.Context(command, info_name=topic, parent=root) as own:
-        click.echo(command.get_help(own))
+        print_whole(command.get_help(own))
     return failures.DONE
 
 
-@verb()
+@verb(short_help="Show the version of migctl.")
 def version(common: Common) -> int:
     """Show the version of migctl; `migctl status -o json` has the agent's."""
     if common.wants() == "json":
-        from mig_agent.migctl.printing import print_json  # noqa: PLC0415 -- only where it is needed
-
         print_json({"version": __version__})
     else:
         print(__version__)

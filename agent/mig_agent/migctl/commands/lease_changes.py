@@ -10,7 +10,7 @@ import click
 from mig_agent.core.errors import UsageError
 from mig_agent.core.quantities import counted, parse_duration
 from mig_agent.migctl import failures
-from mig_agent.migctl.lease_names import check_name, describe, find_lease, own_leases
+from mig_agent.migctl.lease_names import check_name, describe, find_lease, find_remembered, own_leases
 from mig_agent.migctl.options import Common, completer_of, verb
 from mig_agent.migctl.printing import print_json, until
 
@@ -129,8 +129,9 @@ def renew(common: Common, *, lease: str, ttl: str | None, token: str | None) -> 
 def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     """Take a lease back whose agent has lost its ledger.
 
-    The holder of the token gets the same devices again under the same lease, unless somebody else has them. Without
-    LEASE: all leases of this agent that migctl remembers; exits with 3 if one of them does not come back.
+    The holder of the token gets the same devices again under the same lease, unless somebody else has them. LEASE is an
+    id, the beginning of one, or the name that it was requested under. Without LEASE: all leases of this agent that
+    migctl remembers; exits with 3 if one of them does not come back.
     """
     output = common.wants()
     if lease is not None:
@@ -143,6 +144,7 @@ def recover(common: Common, *, lease: str | None, token: str | None) -> int:
     remembered = RememberedTokens.of_this_person()
     with common.client() as client:
         if lease is not None:
+            lease = find_remembered(client, remembered, lease)
             done = [client.recover(lease, token if token is not None else remembered.token(lease))]
             refused: list[tuple[str, Refused]] = []
         else:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mig_agent.client.types import Paused
 
 
-@verb()
+@verb(short_help="Grant nothing more and release the driver.")
 @click.option("--reason", metavar="TEXT", default="", help="For people who ask why.")
 def pause(common: Common, *, reason: str) -> int:
     """Grant nothing more and release the driver, so that it can be replaced. For administrators.

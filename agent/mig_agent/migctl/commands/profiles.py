@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mig_agent.core.quantities import counted
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
 from mig_agent.migctl.printing import memory, print_json, table
@@ -41,4 +42,5 @@ def _model(each: GpuModel) -> str:
         for one in each.profiles
     ]
     header = ("PROFILE", "MEMORY", "COMPUTE", "SLICES", "PLACES", "STARTS AT")
-    return f"{each.model} (GPU {indices}), {each.memory_slices} memory slices\n{table(header, rows)}"
+    head = f"{each.model} (GPU {indices}), {counted(each.memory_slices, 'memory slice')}"
+    return f"{head}\n{table(header, rows)}"

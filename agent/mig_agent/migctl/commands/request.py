@@ -43,7 +43,7 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
         finally:
             progress.clear()
         try:
-            _remember(lease.id, lease.token, str(client.address))
+            _remember(lease.id, lease.token, str(client.address), asking.get("name") or "")
             _print(lease.grant, output)
         except BaseException:
             # The lease was not shown, so the user could not release it.
@@ -54,12 +54,12 @@ def request(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) 
     return 0
 
 
-def _remember(lease: str, token: str, address: str) -> None:
+def _remember(lease: str, token: str, address: str, name: str) -> None:
     from mig_agent.client.tokens import RememberedTokens  # noqa: PLC0415 -- only where it is needed
     from mig_agent.migctl.failures import report_message  # noqa: PLC0415 -- the same
 
     try:
-        RememberedTokens.of_this_person().remember(lease, token, address)
+        RememberedTokens.of_this_person().remember(lease, token, address, name)
     except (OSError, RuntimeError) as error:  # RuntimeError: a person without a home folder
         report_message(
             f"cannot remember the token of lease {lease}: {error}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mig_agent.core.errors import MigAgentError, UsageError
-from mig_agent.core.quantities import parse_duration
+from mig_agent.core.quantities import format_duration, parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.gpu_names import ONE_MIG_DEVICE, for_one_process, of_model
@@ -28,7 +29,10 @@ if TYPE_CHECKING:
 _EACH_HINT = "give --each to run the command once on each device"
 
 
-@verb(context_settings={"allow_interspersed_args": False})
+@verb(
+    context_settings={"allow_interspersed_args": False},
+    short_help="Run a command on devices of its own; they end with it.",
+)
 @asking_options
 @click.option("--each", is_flag=True, help="With several devices: run the command once on each, side by side.")
 @click.option(
@@ -64,6 +68,8 @@ def run(
     check_explain(dry_run=dry_run, explain=explain)
     asking = asking_of(parameters)
     kill_after_seconds = parse_duration(kill_after)
+    if command and not command[0].strip():
+        raise UsageError("cannot run an empty text", "write the command after --")
     if not command and not dry_run:
         raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
     _check_devices(asking, each=each)
@@ -152,7 +158,8 @@ class _HeldByRun:
         if getattr(error, "end_reason", "") == "expired":
             self.is_over.set()
             self._launcher.end(self._kill_after)
-            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL in {self._kill_after:g} s")
+            kill_after = format_duration(math.ceil(self._kill_after))
+            _say(f"the time of this lease is over; ending the command: SIGTERM now, SIGKILL within {kill_after}")
         else:
             _say(f"{error}; the command goes on, and its device is leased to others once no process uses it")
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.holder_names import user_of
+from mig_agent.core.quantities import shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import find_gpus
-from mig_agent.migctl.options import Common, completer_of, split, verb
+from mig_agent.migctl.options import Common, check_user, completer_of, split, verb
 from mig_agent.migctl.printing import can_unicode, print_json, print_whole, wants_color
 from mig_agent.migctl.several import NOUN, all_contexts_option, ask, targets
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mig_agent.client import Client
-    from mig_agent.client.types import LeaseInfo, Status
+    from mig_agent.client.types import Status
     from mig_agent.migctl.several import ContextTarget
     from mig_agent.migctl.status_page import Page
 
 _WIDEST_MAP = 120
 
 
-@verb()
+@verb(short_help="Show GPUs, what fits now, who holds what, and who waits.")
 @click.option("--leases", "all_leases", is_flag=True, help="List every lease, however many there are.")
 @click.option("--mine", is_flag=True, help="Only your own leases and requests.")
 @click.option("--user", metavar="NAME", help="Only the leases and requests of this user, tenant or pod.")
@@ -56,7 +56,7 @@ def status(
     """Show the GPUs, what fits on them now, who holds which part, and who waits.
 
     \b
-      migctl status            a line for each GPU; leases as far as that stays short
+      migctl status            a line for each GPU; leases if they are few
       migctl status --leases   every lease, with its GPU and slices
       migctl status --mine     what is yours
       migctl status --gpu 2    one GPU in full
@@ -66,6 +66,7 @@ def status(
     output = common.wants("svg")
     if watch and output == "svg":
         raise UsageError("cannot show a picture at each change", "leave out --watch, or -o svg")
+    check_user(user)
     chosen = tuple(parse_gpu(each) for each in split(gpus))
     several = targets(common, all_contexts=all_contexts)
     if several:
@@ -131,12 +132,25 @@ def _page(*, all_leases: bool, mine: bool, user: str | None, gpus: tuple[str, ..
         boxes=bool(gpus),
         leases=all_leases or filtered or bool(gpus),
         map=bool(gpus) or not filtered,
+        nothing=_nothing(user) if filtered else "",
     )
+
+
+def _nothing(user: str | None) -> str:
+    """Return what is said where a filter leaves nothing, so that nobody takes it for an idle node."""
+    if user is None:
+        return "you hold no lease here, and no request of yours waits"
+    return f"no lease is held by {shown(user)}, and no request of that user, tenant or pod waits"
 
 
 def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpus: tuple[str, ...]) -> Status:
     """Return the node with what was asked for: GPUs, leases, waiting requests. Raises Refused (`unknown-gpu`)."""
-    from mig_agent.migctl.lease_names import own_leases, own_requests  # noqa: PLC0415 -- after the client is imported
+    from mig_agent.migctl.lease_names import (  # noqa: PLC0415 -- after the client is imported
+        lease_is_of,
+        own_leases,
+        own_requests,
+        request_is_of,
+    )
 
     leases, queue = node.leases, node.queue
     if mine:
@@ -144,17 +158,11 @@ def _selected(client: Client, node: Status, *, mine: bool, user: str | None, gpu
         leases = tuple(each for each in leases if each in own)
         queue = own_requests(client, node)
     if user is not None:
-        leases = tuple(each for each in leases if _is_of(each, user))
-        queue = tuple(each for each in queue if user in {each.holder, user_of(each.holder), each.tenant})
+        leases = tuple(each for each in leases if lease_is_of(each, user))
+        queue = tuple(each for each in queue if request_is_of(each, user))
     if not gpus:
         return replace(node, leases=leases, queue=queue)
     chosen = find_gpus(node, gpus)
     indexes_chosen = {each.index for each in chosen}
     leases = tuple(each for each in leases if any(one.gpu_index in indexes_chosen for one in each.devices))
     return replace(node, gpus=chosen, leases=leases, queue=queue)
-
-
-def _is_of(lease: LeaseInfo, name: str) -> bool:
-    from mig_agent.migctl.lease_names import names_of  # noqa: PLC0415 -- after the client is imported
-
-    return name in {*names_of(lease), user_of(lease.holder), lease.tenant, str(lease.holder_uid)}

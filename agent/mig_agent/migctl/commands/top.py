@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @verb()
 @click.option("--once", is_flag=True, help="Print it once. Also when stdout is no terminal.")
 @click.option("--interval", metavar="TIME", default="2s", show_default=True, help="Between two readings.")
-@click.option("--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="By what.")
+@click.option(
+    "--sort", type=click.Choice(top_view.ORDERS), default="gpu", show_default=True, help="The order of the rows."
+)
 @click.option("--filter", "words", metavar="TEXT", default="", help="Only instances that have this text in their row.")
 @all_contexts_option
 def top(common: Common, *, once: bool, interval: str, sort: str, words: str, all_contexts: bool) -> int:

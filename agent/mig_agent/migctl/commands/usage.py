@@ -37,7 +37,7 @@ _CSV = (
 )
 
 
-@verb()
+@verb(short_help="Show who leased how much, and what of it was used.")
 @click.option(
     "--since",
     metavar="TIME",
@@ -73,7 +73,9 @@ def usage(common: Common, *, since: str, until: str | None, by: str) -> int:
 
     key = by.lower()
     if key not in ACCOUNTING_KEYS:
-        raise UsageError(f"cannot group by {shown(by)}", f"--by takes {', '.join(ACCOUNTING_KEYS)}")
+        *others, last_key = ACCOUNTING_KEYS
+        known = f"{', '.join(others)} or {last_key}"
+        raise UsageError(f"cannot group by {shown(by) or 'an empty text'}", f"--by takes {known}")
     with common.client() as client:
         account = client.account(key, since=first, until=last)
     if output == "json":

@@ -814,20 +814,24 @@ class CancelRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     MINE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The id of a waiting request, or a beginning that only one has."""
     mine: builtins.bool
     """All waiting requests of the caller, whatever their ids."""
     reason: builtins.str
     """For the client that waits."""
+    caller: builtins.str
+    """Only a request of this caller, as `QueuedRequest.caller` has it: two callers may use the same request id. Empty: of any."""
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         mine: builtins.bool = ...,
         reason: builtins.str = ...,
+        caller: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["mine", b"mine", "reason", b"reason", "request_id", b"request_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["caller", b"caller", "mine", b"mine", "reason", b"reason", "request_id", b"request_id"]) -> None: ...
 
 global___CancelRequest = CancelRequest
 
@@ -1396,6 +1400,8 @@ class QueuedRequest(google.protobuf.message.Message):
     ESTIMATE_FIELD_NUMBER: builtins.int
     BLOCKERS_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
+    CALLER_FIELD_NUMBER: builtins.int
+    RESERVED_GPUS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Empty where the reader is not who asked."""
     priority: builtins.int
@@ -1407,6 +1413,10 @@ class QueuedRequest(google.protobuf.message.Message):
     """What it wants, for people: "4G", "2 devices: 1g.10gb, 4G"."""
     limit: builtins.str
     """As in Queued; empty to readers who are not its holder."""
+    caller: builtins.str
+    """Who called: "uid 1000", or "name alice" for a certificate; with the request id it names one request of the node.
+    Empty where the request id is.
+    """
     @property
     def holder(self) -> global___Holder: ...
     @property
@@ -1415,6 +1425,10 @@ class QueuedRequest(google.protobuf.message.Message):
 
     @property
     def blockers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocker]: ...
+    @property
+    def reserved_gpus(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The GPUs that are reserved for it, by index: requests behind it get nothing there."""
+
     def __init__(
         self,
         *,
@@ -1427,9 +1441,11 @@ class QueuedRequest(google.protobuf.message.Message):
         estimate: global___StartEstimate | None = ...,
         blockers: collections.abc.Iterable[global___Blocker] | None = ...,
         limit: builtins.str = ...,
+        caller: builtins.str = ...,
+        reserved_gpus: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["estimate", b"estimate", "holder", b"holder"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "estimate", b"estimate", "holder", b"holder", "limit", b"limit", "position", b"position", "priority", b"priority", "request_id", b"request_id", "since", b"since", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blockers", b"blockers", "caller", b"caller", "estimate", b"estimate", "holder", b"holder", "limit", b"limit", "position", b"position", "priority", b"priority", "request_id", b"request_id", "reserved_gpus", b"reserved_gpus", "since", b"since", "wants", b"wants"]) -> None: ...
 
 global___QueuedRequest = QueuedRequest
 
@@ -1920,7 +1936,9 @@ class EventsRequest(google.protobuf.message.Message):
     before: builtins.int
     """Only those before this number: the first one of an answer, to read on backwards. 0: up to now."""
     lease: builtins.str
-    """Only about this lease, by its id. Empty: any."""
+    """Only about this lease, by its id, a beginning of one or a name of its holder, such as "train" of "alice (train)": the
+    latest of those that the remembered events are about; `unknown-lease` where there is none. Empty: any.
+    """
     def __init__(
         self,
         *,
