@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from placement_bench import page, parva, queueing, regret, replay, reuse, sweep, trace, wait_estimates
+from placement_bench import dra, page, parva, queueing, regret, replay, reuse, sweep, trace, wait_estimates
 from placement_bench.options import Options
 from placement_bench.results import Report, checks_table
 
@@ -26,6 +26,7 @@ PARTS: Mapping[str, Callable[[Options], Report]] = {
     "parva": parva.run,
     "trace": trace.run,
     "rounds": replay.run,
+    "dra": dra.run,
 }
 _DOCS = Path(__file__).resolve().parents[2] / "docs"
 

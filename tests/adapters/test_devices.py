@@ -1,4 +1,4 @@
-"""The backends of both kinds of device over simulated GPUs, through the real pynvml."""
+"""The backends of devices over simulated GPUs, through the real pynvml; shares are those of `engine/test_shares.py`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mig_agent.adapters.device_backends import DeviceAccess, device_backends, joined
+from mig_agent.adapters.device_backends import NO_USER, DeviceAccess, device_backends, joined
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
 from mig_agent.core.errors import DriverError, DriverErrorKind
-from mig_agent.core.model import DEVICE_KINDS, SHARE, Generation, Instance, InstanceState, Slot, whole_gpu_layout
+from mig_agent.core.model import DEVICE_KINDS, Generation, Instance, InstanceState, Slot, whole_gpu_layout
 from mig_agent.simulator import open_library
 from support.simulated import machine
 
@@ -20,30 +20,31 @@ def test_each_kind_of_device(tmp_path: Path) -> None:
     simulator = machine(tmp_path, "a100-40gb:1,t4")
     driver = Driver.open(open_library(simulator.state_file))
     backends = device_backends(driver, Host(simulator.host_root, simulated=True))
-    assert backends.keys() == set(DEVICE_KINDS.values()) - {SHARE}  # the planner's alone so far
+    assert backends.keys() == set(DEVICE_KINDS.values())
     on, t4 = driver.observe().gpus
     assert on.layout is not None
 
     smallest = on.layout.by_name["1g.5gb"]
     slot = Slot(on.uuid, smallest, smallest.placements[0])
     mig = backends[smallest.kind]
-    made = mig.create(slot)
+    intended = Instance(slot=slot, generation=Generation(1), state=InstanceState.CREATING)
+    made = mig.create(intended, NO_USER)
     mig.make_nodes(slot, made, on.minor)
-    instance = Instance(
-        slot=slot,
-        generation=Generation(1),
+    instance = replace(
+        intended,
         state=InstanceState.IDLE,
         gpu_instance_id=made.gpu_instance_id,
-        compute_instance_id=made.compute_instances[0],
+        compute_instance_id=made.compute_instance_id,
         uuid=made.uuid,
     )
+    assert made.gpu_instance_id is not None
     assert mig.placements(on.uuid) == {made.gpu_instance_id: slot.placement}
     assert mig.check_free(instance) == ()
     assert mig.holders(instance, on.minor) == ()
     assert mig.access(instance, on.minor) == DeviceAccess(
         gpu_minor=on.minor,
         gpu_instance_id=made.gpu_instance_id,
-        compute_instance_id=made.compute_instances[0],
+        compute_instance_id=made.compute_instance_id,
         environment={"CUDA_VISIBLE_DEVICES": made.uuid, "NVIDIA_VISIBLE_DEVICES": made.uuid},
     )
     with pytest.raises(DriverError, match="half made"):
@@ -65,7 +66,7 @@ def test_each_kind_of_device(tmp_path: Path) -> None:
     assert [each.pid for each in gpus.check_free(all_of_it)] == [pid]
     assert gpus.usage(all_of_it).memory_total_mib == t4.memory_mib
     assert gpus.access(all_of_it, t4.minor).gpu_instance_id is None
-    for change in (lambda: gpus.create(all_of_it.slot), lambda: gpus.destroy(all_of_it)):
+    for change in (lambda: gpus.create(all_of_it, NO_USER), lambda: gpus.destroy(all_of_it)):
         with pytest.raises(DriverError) as refused:
             change()
         assert refused.value.kind is DriverErrorKind.NOT_SUPPORTED

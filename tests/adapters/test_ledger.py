@@ -62,6 +62,8 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observation import ObservedGpu
 from mig_agent.core.owner import KubeletDevice, Pod, PodOwner, ProcessOwner, StreamOwner
+from mig_agent.core.planning.shares import share_profile
+from mig_agent.core.shares import Enforcement
 
 PATIENCE_SECONDS = 30.0
 GPU = GpuUuid("GPU-1")
@@ -510,6 +512,27 @@ def test_an_upgrade_keeps_everything(tmp_path: Path) -> None:
     newer = Ledger.open(tmp_path / LEDGER_FILE, patches=(*PATCHES, ADDITIVE))
     assert newer.contents.leases[0].lease == lease(1, 1)
     newer.close()
+
+
+def test_a_ledger_from_before_shares_opens_and_a_share_keeps_older_versions_out(tmp_path: Path) -> None:
+    before = PATCHES[:-1]
+    make_ledger(tmp_path / LEDGER_FILE, "", before)
+    writer = Writer(tmp_path)
+    share = replace(
+        instance(1), slot=Slot(GPU, share_profile(4096), Placement(0, 1)), enforced_by=Enforcement.MPS, uuid=GPU
+    )
+    writer.write(PutInstance(instance(2)))
+    writer.ledger.close()
+    Ledger.open(tmp_path / LEDGER_FILE, patches=before).close()
+    writer = Writer(tmp_path)
+    writer.write(PutInstance(share))
+    writer.ledger.close()
+    found = {each.generation: each for each in contents(tmp_path).instances}
+    assert found[Generation(1)].enforced_by is Enforcement.MPS
+    assert found[Generation(1)].slot == share.slot
+    assert found[Generation(2)].enforced_by is None
+    with pytest.raises(LedgerError, match="a newer version of the agent wrote it"):
+        Ledger.open(tmp_path / LEDGER_FILE, patches=before)
 
 
 def test_the_version_before_can_work_with_an_additive_patch(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -128,6 +129,15 @@ def test_a_killed_daemon_is_known_and_never_started_again(daemons: MpsDaemons, t
     daemons.start(SHARE, terms)
 
 
+def test_a_daemon_whose_folder_is_gone_is_found_and_ended(daemons: MpsDaemons, terms: MpsTerms) -> None:
+    daemons.start(SHARE, terms)
+    shutil.rmtree(daemons.pipe_folder(SHARE).parent)
+    assert daemons.daemon(SHARE) is None
+    assert daemons.existing() == (SHARE,)
+    daemons.stop(SHARE)
+    assert (daemons.existing(), daemons.pids(SHARE)) == ((), ())
+
+
 def test_a_daemon_that_lost_its_limit_is_noticed(daemons: MpsDaemons, terms: MpsTerms, programs: StandIn) -> None:
     daemons.start(SHARE, terms)
     programs.say("set_default_device_pinned_mem_limit 0 0\n")
@@ -190,7 +200,7 @@ def test_a_program_that_fails_leaves_word_of_what_it_left(tmp_path: Path, folder
 
 
 def test_a_folder_whose_path_is_too_long_is_refused_at_once() -> None:
-    fits = Path("/" + "a" * (LONGEST_PIPE_PATH - len("/") - len("/1234567890123456789/pipe")))
+    fits = Path("/" + "a" * (LONGEST_PIPE_PATH - len("/") - len("/123456789012/pipe")))
     MpsDaemons(fits, search_path="")
     with pytest.raises(ConfigError, match="1 bytes too long"):
         MpsDaemons(fits.with_name(f"{fits.name}a"), search_path="")

@@ -26,6 +26,7 @@ SMALL: Mapping[str, Sequence[str]] = {
     "parva": (),
     "trace": ("--gpus", "3", "--requests", "200"),
     "rounds": ("--gpu-models", "a30-24gb", "a100-40gb", "--requests", "16", "--repeats", "2"),
+    "dra": ("--gpus", "2", "--gpu-models", "a30-24gb", "a100-40gb", "--requests", "60", "--repeats", "2"),
 }
 
 
@@ -48,7 +49,7 @@ def test_each_part_prints_json_and_a_table(part: str, capsys: pytest.CaptureFixt
     assert "| ---" in table.replace("|-", "| -")
 
 
-@pytest.mark.parametrize("part", ["regret", "sweep", "reuse", "queue", "rounds"])
+@pytest.mark.parametrize("part", ["regret", "sweep", "reuse", "queue", "rounds", "dra"])
 def test_a_part_is_the_same_for_one_seed(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     first = printed(part, capsys, "-o", "json")
     assert printed(part, capsys, "-o", "json") == first

@@ -41,7 +41,7 @@ IN_FILE = [
     ("admin_listen: 127.0.0.1:80\n", "not a Unix socket", "unix:///path"),
     ("tls_cert: /a\n", "without tls_key and tls_client_ca", "all three or none"),
     ("advertise: node-status\n", "cannot advertise by node-status: kubernetes is off", "switch it on"),
-    ("advertise: both\n", "cannot take both", "device-plugin, node-status or none"),
+    ("advertise: both\n", "cannot take both", "device-plugin, dra, node-status or none"),
     ("metrics: on\n", "cannot listen on on", "HOST:PORT"),
     ("reread: 1s\nreread: 2s\n", "line 1 sets it already", "remove one"),
     ("- state_dir\n", "holds no settings", "name: value"),

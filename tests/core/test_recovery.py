@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from mig_agent.core.model import (
     MIG_INSTANCE,
+    SHARE,
+    SHARE_PROFILE_ID,
     WHOLE_GPU,
     WHOLE_GPU_PROFILE_ID,
     Generation,
@@ -20,15 +22,17 @@ from mig_agent.core.model import (
     MigMode,
     Placement,
 )
-from mig_agent.core.observation import ObservedGpu, ObservedInstance
+from mig_agent.core.observation import ObservedGpu, ObservedInstance, ObservedSharing
 from mig_agent.core.recovery import (
     DESTROYED,
     GPU_RESET,
     INSTANCE_LOST,
+    LIMIT_LOST,
     NEVER_MADE,
     REBOOT,
     AdoptForeign,
     EndLostLease,
+    EndShare,
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
@@ -285,6 +289,10 @@ def test_a_new_ledger_has_no_boot_to_compare() -> None:
     assert reconcile(Recorded(boot_id=""), (gpu(found()),), BOOT) == (AdoptForeign(GPU, found()),)
 
 
+OFF = replace(gpu(on=False), sharing=ObservedSharing(terms=None))
+LOST = replace(OFF, sharing=ObservedSharing(terms=None, lost={ONE: "its MPS daemon has ended"}))
+
+
 def whole(state: str, lease: LeaseId | None = None, *, answered: bool | None = None) -> RecordedInstance:
     return RecordedInstance(
         generation=ONE,
@@ -297,6 +305,32 @@ def whole(state: str, lease: LeaseId | None = None, *, answered: bool | None = N
         lease=lease,
         answered=answered,
     )
+
+
+def share(state: str, lease: LeaseId | None = None) -> RecordedInstance:
+    return replace(whole(state, lease), kind=SHARE, profile_id=SHARE_PROFILE_ID)
+
+
+@pytest.mark.parametrize(
+    ("record", "observed", "expected"),
+    [
+        (share("leased", LEASE), OFF, ()),
+        # Whether its limit holds is not known.
+        (share("leased", LEASE), replace(OFF, sharing=None), ()),
+        # It is never set up again: its processes would go on without a limit meanwhile.
+        (share("leased", LEASE), LOST, (EndLostLease(LEASE, LIMIT_LOST), EndShare(ONE, "its MPS daemon has ended"))),
+        (share("leased", LEASE), gpu(), (EndLostLease(LEASE, INSTANCE_LOST), EndShare(ONE))),
+        # Half made, left by a lease, or about to end: it serves no other lease.
+        *((share(state), OFF, (EndShare(ONE),)) for state in ("creating", "idle", "destroying")),
+    ],
+)
+def test_shares(record: RecordedInstance, observed: ObservedGpu, expected: tuple[Repair, ...]) -> None:
+    assert repairs([record], observed) == expected
+
+
+def test_a_share_that_a_restored_ledger_may_be_wrong_about_is_not_ended() -> None:
+    recorded = Recorded(boot_id=BOOT, instances=(share("idle"),), doubtful_up_to=1)
+    assert reconcile(recorded, (OFF,), BOOT) == (ForgetInstance(ONE, INSTANCE_LOST),)
 
 
 def test_a_whole_gpu_is_there_until_mig_mode_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 from mig_agent.config import load
-from support.agent import PROCESS_SECONDS, Agent
+from support.agent import PROCESS_SECONDS, Agent, short_folder
 from support.documents import ROOT, blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -131,6 +132,43 @@ def test_certificates() -> None:
     page = (ROOT / "docs/kubernetes.md").read_text()
     assert f"'scheduler.names={{{scheduler['commonName']}}}'" in page
     assert "secretName: mig-scheduler-tls" in (EXAMPLES / "scheduler/deployment.yaml").read_text()
+
+
+def test_elastic() -> None:
+    """Their frameworks are large and not here: stand-ins with the calls that they document."""
+    code = """
+import sys, types, signal
+for name, base in (("transformers", "TrainerCallback"), ("lightning.pytorch", "Callback")):
+    sys.modules[name] = types.SimpleNamespace(**{base: object})
+sys.modules["lightning"] = types.ModuleType("lightning")
+import hf_trainer, lightning_callback
+from mig_agent import elastic
+job = elastic.init(12, 6)
+for make in (lambda: hf_trainer.Yield(elastic.init(13, 6)), lambda: lightning_callback.Yield(elastic.init(13, 6), "x")):
+    try: make()
+    except elastic.UsageError as error: print(error)
+first, second = hf_trainer.Yield(job), lightning_callback.Yield(job, "last.ckpt")
+control = types.SimpleNamespace(should_save=False, should_training_stop=False)
+trainer = types.SimpleNamespace(accumulate_grad_batches=2, is_global_zero=True)
+trainer.save_checkpoint = lambda path: path.touch()
+second.on_train_batch_end(trainer, None, None, None, 1)
+hf_trainer.exit_if_yielded(job)
+print(first.on_step_end(None, None, control).should_save, second.last("last.ckpt"))
+signal.raise_signal(signal.SIGTERM)
+print(first.on_step_end(None, None, control).should_training_stop)
+second.on_train_batch_end(trainer, None, None, None, 0)
+try: second.on_train_batch_end(trainer, None, None, None, 1)
+except SystemExit as ended: print(ended.code, second.last("last.ckpt"))
+hf_trainer.exit_if_yielded(job)
+"""
+    with short_folder() as folder:
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}/agent:{EXAMPLES}/elastic"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 75, done.stderr
+    refused = "cannot spread 13 samples over 3 equal micro-batches"
+    assert done.stdout.splitlines() == [refused, refused, "False None", "True", "75 last.ckpt"]
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)

@@ -37,6 +37,11 @@ async def main():
             await api.tell(pod, "Waits", "words", warning=False)
         case "uninstalled":
             await api.delete_daemon_set("gpu", "mig-agent")
+        case "slices published":
+            body = {"metadata": {"name": "n1-0"}}
+            await api.write_slice(body, is_new=True)
+            await api.write_slice(body, is_new=False)
+            await api.delete_slice("n1-0")
 
 asyncio.run(main())
 os._exit(0)
@@ -46,6 +51,9 @@ REQUESTS = {
     "node-labels": ("PATCH", "/nodes/n1"),
     "event": ("POST", "/events"),
     "event-again": ("PATCH", "/events/"),
+    "resource-slice": ("POST", "/resourceslices"),
+    "resource-slice-again": ("PUT", "/resourceslices/n1-0"),
+    "resource-slice-removal": ("DELETE", "/resourceslices/n1-0"),
     "daemon-set": ("DELETE", "/daemonsets/mig-agent"),
 }
 

@@ -30,6 +30,7 @@ from support.nvmlfaults import (
     OF_NO_GPU,
     ON_ITS_FACE,
     SERVING,
+    SHARES,
     STARTING,
     codes_of,
 )
@@ -153,7 +154,7 @@ def struck(node: Node) -> bool:
 
 def test_the_table_names_every_call_of_the_adapter() -> None:
     assert set(LISTED) == nvml_calls()
-    assert set(LISTED) == SERVING | STARTING | ON_ITS_FACE | COUNTERS
+    assert set(LISTED) == SERVING | STARTING | ON_ITS_FACE | COUNTERS | SHARES
 
 
 @pytest.mark.parametrize("times", [1, MANY], ids=["once", "for good"])

@@ -108,7 +108,9 @@ def test_a_program_gets_a_device_with_it(light: Path, agent: Agent) -> None:
 
 def test_the_blocking_client_is_also_for_python_3_10(tmp_path: Path) -> None:
     """Where there is one to run it is run below; here the types of each version's library say what it has."""
-    files = sorted(map(str, (ROOT / "agent/mig_agent/client").glob("*.py")))
+    files = sorted(
+        str(path) for name in ("client", "elastic") for path in (ROOT / "agent/mig_agent" / name).glob("*.py")
+    )
     command = (sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), "--python-version", "3.10", *files)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     # The package for asyncio refuses to be imported there.
@@ -123,6 +125,8 @@ def test_it_runs_with_python_3_10(wheel: Path, agent: Agent, tmp_path: Path) -> 
     python = tmp_path / "old/bin/python"
     run(python, "-m", "pip", "--quiet", "install", wheel, cwd=tmp_path)
     assert run(python, "-I", "-c", PROGRAM, cwd=tmp_path, MIG_AGENT_ADDRESS=agent.address).startswith("MIG-")
+    elastic = "from mig_agent import elastic; print(elastic.init(256, 64, devices=1).steps)"
+    assert run(python, "-I", "-c", elastic, cwd=tmp_path).strip() == "4"
     code = "try: from mig_agent.client import AsyncClient\nexcept ImportError as error: print(error)"
     assert "it needs Python 3.11 or newer" in run(python, "-I", "-c", code, cwd=tmp_path)
     done = subprocess.run([tmp_path / "old/bin/migctl", "status"], capture_output=True, text=True, check=False)

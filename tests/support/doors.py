@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "agent/mig_agent"
-AGENT_PARTS = ("adapters", "core", "engine", "frontends", "daemon")
-"""What runs in the agent's process; the simulator stands for the hardware, and the others are clients."""
+AGENT_PARTS = ("adapters", "core", "engine", "frontends", "daemon", "elastic")
+"""What runs in the agent's process, and in a training; the simulator stands for the hardware, others are clients."""
 
 _OS = frozenset(
     [

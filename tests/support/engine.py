@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -15,6 +15,7 @@ from mig_agent.adapters.clock import Clock
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.ledger.store import LEDGER_FILE, Ledger
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Enforcer
 from mig_agent.core.catalog import Catalog
 from mig_agent.core.errors import LedgerError
 from mig_agent.core.events import Event, EventKind
@@ -213,6 +214,7 @@ async def start(
     opened: bool = True,
     paused: tuple[str, ...] = (),
     no_driver: str = "",
+    enforcers: Callable[[Driver, Host], Sequence[Enforcer]] = lambda _driver, _host: (),
     **changes: Any,
 ) -> Node:
     """Starts an engine over these GPUs; without any over the machine that is in the folder already.
@@ -240,6 +242,7 @@ async def start(
             claim=claim,
             paused=paused,
             no_driver=no_driver,
+            enforcers=enforcers(driver, host),
         )
     )
     await manager.announce()
@@ -286,4 +289,5 @@ async def killed(node: Node) -> None:
     )
     for lane in context.gpu_workers.values():
         lane.close()
+    parts.shares.close()
     context.blocking_calls.close()

@@ -169,6 +169,43 @@ class HoldEnds(Hold):
         assert self.request not in self.world.leases()
 
 
+class Share(Taking):
+    """A part of the memory of a GPU without MIG mode, which an MPS daemon of its own enforces."""
+
+    wants = (pb.Want(memory_bytes=4 << 30),)
+    gpu = "2"
+
+    def back(self) -> None:
+        self.world.shares_settle()
+
+    def again(self) -> Answered | None:
+        self.world.shares_settle()  # the share of a former try is not in the way, and leaves nothing
+        return super().again()
+
+    def check(self) -> None:
+        super().check()
+        assert len(self.world.shares_settle()) == 1
+
+
+class ShareEnds(Kind):
+    """The daemon goes after the lease."""
+
+    def prepare(self) -> None:
+        self.lease = self.world.acquire(*Share.wants, gpu=Share.gpu)
+
+    def ask(self) -> Answered | None:
+        self.world.release(self.lease)
+        self.world.shares_settle()
+        return None
+
+    def back(self) -> None:
+        self.world.shares_settle()
+
+    def check(self) -> None:
+        assert self.lease.request not in self.world.leases()
+        assert not self.world.shares_settle()
+
+
 class OnALease(Kind):
     """Kinds that concern a lease that is there."""
 
@@ -318,6 +355,8 @@ KINDS: dict[str, type[Kind]] = {
     "creation undone": Undone,
     "hold": Hold,
     "hold ended": HoldEnds,
+    "share": Share,
+    "share ended": ShareEnds,
     "release": Release,
     "renew": Renew,
     "reclaim": Reclaim,

@@ -32,6 +32,7 @@ LISTED: dict[str, tuple[Code, ...]] = {
     "nvmlDeviceGetMinorNumber": _DEVICE,
     "nvmlDeviceGetMemoryInfo": (*_DEVICE, _P),
     "nvmlDeviceGetUtilizationRates": _DEVICE,
+    "nvmlDeviceGetComputeMode": _DEVICE,
     "nvmlDeviceGetComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
     "nvmlDeviceGetGraphicsRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
     "nvmlDeviceGetMPSComputeRunningProcesses": (_I, _S, _P, Code.INSUFFICIENT_SIZE),
@@ -88,6 +89,8 @@ ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown", "nvmlSystemGetNVMLV
 """The adapter offers them, and the engine does not make them, or only at the very end."""
 COUNTERS = frozenset({"nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"})
 """Calls of performance counters: where they fail, a figure is unknown (`tests/adapters/test_compute_meter.py`)."""
+SHARES = frozenset({"nvmlDeviceGetComputeMode"})
+"""Calls of GPUs that may be shared: where they fail, there are no new shares (`tests/engine/test_shares.py`)."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})
 _EVENTS = frozenset({"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"})
@@ -104,9 +107,9 @@ _FOR_REQUESTS = frozenset(
         "nvmlGpmQueryDeviceSupport",
     }
 )
-SERVING = LISTED.keys() - ON_ITS_FACE - COUNTERS - _ONCE - _PROFILES - _EVENTS
+SERVING = LISTED.keys() - ON_ITS_FACE - COUNTERS - SHARES - _ONCE - _PROFILES - _EVENTS
 """Calls that an agent makes while it serves."""
-STARTING = LISTED.keys() - ON_ITS_FACE - COUNTERS - _FOR_REQUESTS
+STARTING = LISTED.keys() - ON_ITS_FACE - COUNTERS - SHARES - _FOR_REQUESTS
 """Calls that it makes when it starts, those of the thread that listens for events among them."""
 HANGING = SERVING
 """Those that can keep somebody waiting."""

@@ -32,6 +32,8 @@ REACHED: dict[str, frozenset[str]] = {
     "creation undone": _MAKING | {DESTROY},
     "hold": _MAKING,
     "hold ended": frozenset({COMMIT}),
+    "share": frozenset({COMMIT, "mps-folder", "mps-program", "mps-access"}),
+    "share ended": frozenset({COMMIT, "mps-program", "mps-removal"}),
     "release": frozenset({COMMIT}),
     "renew": frozenset({COMMIT}),
     "reclaim": _REMOVING,
@@ -55,6 +57,8 @@ REACHED: dict[str, frozenset[str]] = {
     "CDI file removed": frozenset({"cdi-removal"}),
     "kubelet's plugin": frozenset({"plugin-socket", "plugin-socket-removal"}),
     "kubelet's plugin of a dead agent": frozenset({"stale-plugin-socket"}),
+    "DRA driver": frozenset({"driver-folder", "driver-socket", "driver-socket-removal"}),
+    "DRA driver of a dead agent": frozenset({"stale-driver-socket"}),
     "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
     "web page's tokens": frozenset({"web-token", "web-token-rename"}),
@@ -63,6 +67,11 @@ REACHED: dict[str, frozenset[str]] = {
     "node shown": frozenset({"node-status", "node-labels"}),
     "event on Kubernetes": frozenset({"event", "event-again"}),
     "uninstalled": frozenset({"daemon-set"}),
+    "elastic checkpoint": frozenset(
+        {f"checkpoint-{each}" for each in ("folder", "lock", "begun", "state", "manifest", "rename", "removal")}
+    ),
+    "batch size remembered": frozenset({"batch-size-folder", "batch-size-file", "batch-size-rename"}),
+    "slices published": frozenset({"resource-slice", "resource-slice-again", "resource-slice-removal"}),
 }
 
 LEDGER = ("ledger backed up", "ledger restored")
@@ -77,14 +86,20 @@ CDI = ("CDI file", "CDI file removed")
 KUBELET = ("kubelet's plugin", "kubelet's plugin of a dead agent")
 """Killed in `tests/faults/test_plugin_sockets.py`: only for a kubelet does the agent make them."""
 
-API_SERVER = ("node shown", "event on Kubernetes", "uninstalled")
+DRIVER = ("DRA driver", "DRA driver of a dead agent")
+"""Kinds that `tests/faults/test_driver_sockets.py` kills: only for a kubelet does the agent make these sockets."""
+
+API_SERVER = ("node shown", "event on Kubernetes", "uninstalled", "slices published")
 """Killed in `tests/faults/test_api_server.py`: only with Kubernetes does the agent change anything there."""
 
 MPS = ("MPS daemon", "MPS daemon ended")
-"""Kinds that `tests/faults/test_mps_daemons.py` kills: the agent does not start daemons yet."""
+"""Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""
+
+ELASTIC = ("elastic checkpoint", "batch size remembered")
+"""Killed in `tests/elastic`: a training does these, in a process of its own."""
 
 CONTEXTS = ("contexts written",)
 """Killed in `tests/faults/test_context_files.py`: `migctl context` does it, and no agent."""

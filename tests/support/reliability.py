@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.nvmlfaults import ANY, COUNTERS, HANGING, LISTED, ON_ITS_FACE, SERVING, STARTING, pairs
+from support.nvmlfaults import ANY, COUNTERS, HANGING, LISTED, ON_ITS_FACE, SERVING, SHARES, STARTING, pairs
 from support.reached import KILLS, REACHED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/reference/reliability.md"
@@ -19,7 +19,7 @@ def crash_table() -> list[str]:
     size = f"**{len(names)} failpoints, before and after each** x **{len(REACHED)} kinds**"
     rows = [f"| {kind} | {', '.join(f'`{each}`' for each in sorted(through))} |" for kind, through in REACHED.items()]
     return [
-        f"{size}: {KILLS} of these combinations occur, and the agent is killed in each of them.",
+        f"{size}: {KILLS} of these combinations occur, and the agent, or a training, is killed in each of them.",
         "",
         "| kind | failpoints that it reaches |",
         "|---|---|",
@@ -36,7 +36,8 @@ def fault_table() -> list[str]:
         f"{size}: those listed here, and {any_call} from every call.",
         f"{pairs(SERVING)} strike while it serves, {pairs(STARTING)} while it starts;",
         f"{pairs(ON_ITS_FACE)} concern calls that the engine does not make,",
-        f"{pairs(COUNTERS)} calls whose failure leaves a figure unknown. {len(HANGING)} calls hang.",
+        f"{pairs(COUNTERS)} calls whose failure leaves a figure unknown,",
+        f"{pairs(SHARES)} those without which a GPU is not shared. {len(HANGING)} calls hang.",
         "",
         "| call | codes that nvml.h lists |",
         "|---|---|",

@@ -12,10 +12,11 @@ from typing import Any
 import grpc
 
 from mig_agent.adapters.host import Host
+from mig_agent.adapters.shares.mps import MpsDaemons
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerStub
 from support.acquire import granted
-from support.agent import GENEROUS_SECONDS
+from support.agent import GENEROUS_SECONDS, eventually
 from support.failpoint_control import ControlledAgent
 
 GPUS = "a100-40gb:1,a30:1,h100-80gb:1:off"
@@ -122,6 +123,32 @@ class World:
         modes = [(gpu.mig.current, gpu.mig.pending) for gpu in status.gpus]
         machine = self.agent.simulator.machine()
         assert modes == [(gpu["mig_current"], gpu["mig_pending"]) for gpu in machine["gpus"]]
+
+    def shares_settle(self) -> set[int]:
+        """Return the shares that are set up, once they are those that are leased: a folder and a daemon of each."""
+
+        def leased() -> set[int]:
+            return {
+                each.generation
+                for gpu in self.status().gpus
+                for each in gpu.instances
+                if each.profile.startswith("share.") and each.lease
+            }
+
+        def settled() -> bool:
+            known = [each for gpu in self.status().gpus for each in gpu.instances if each.profile.startswith("share.")]
+            wanted = {each.generation for each in known}
+            daemons = self._daemons()
+            return leased() == wanted == set(daemons.existing()) and all(
+                len(daemons.pids(each)) == (1 if each in wanted else 0) for each in daemons.existing()
+            )
+
+        eventually(settled, "each share that is set up is leased")
+        return leased()
+
+    def _daemons(self) -> MpsDaemons:
+        folders = list((self.agent.simulator.host_root / "run/mps").glob("*"))
+        return MpsDaemons(folders[0] if folders else Path("/none"), search_path="")
 
     def undo(self) -> None:
         """Back to the leases that stand, as an administrator does it."""

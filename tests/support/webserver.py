@@ -112,7 +112,7 @@ def web_server(
                 self.wfile.flush()
             self.close_connection = True
 
-        do_GET = do_PATCH = do_POST = do_DELETE = _serve  # noqa: N815 -- names of http.server
+        do_GET = do_PATCH = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 -- names of http.server
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 -- its name there
             """Says nothing."""

@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from mig_agent.adapters.host import Host, ProcessInfo
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Enforcer, HolderProcess, Share
 from mig_agent.core.errors import DriverError, DriverErrorKind
-from mig_agent.core.model import MIG_INSTANCE, WHOLE_GPU, DeviceKind, GpuUuid, Instance, Placement, Slot
-from mig_agent.core.observation import InstanceUsage, ObservedInstance, ProcessUsage
+from mig_agent.core.model import MIG_INSTANCE, SHARE, WHOLE_GPU, DeviceKind, GpuUuid, Instance, Placement, Slot
+from mig_agent.core.observation import InstanceUsage, ProcessUsage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,16 +29,36 @@ class DeviceAccess:
     environment: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUser:
+    """Who will use a device that is to be created, as far as it is known."""
+
+    uid: int | None = None
+    process: HolderProcess | None = None
+
+
+NO_USER: Final = DeviceUser()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatedDevice:
+    """The identity of a new device; the ids are None for a kind that the driver does not list."""
+
+    uuid: str
+    gpu_instance_id: int | None = None
+    compute_instance_id: int | None = None
+
+
 class DeviceBackend(Protocol):
     """Creates, checks and destroys devices of one kind. Blocking and thread-safe; methods may raise DriverError."""
 
     def placements(self, gpu: GpuUuid) -> Mapping[int, Placement]:
         """Return the placements of all devices of this kind on a GPU by the driver's ids, foreign ones included."""
 
-    def create(self, slot: Slot) -> ObservedInstance:
-        """Create a device. The error's `left_behind` is True if parts of it may remain."""
+    def create(self, instance: Instance, user: DeviceUser) -> CreatedDevice:
+        """Create a device as intended. The error's `left_behind` is True if parts of it may remain."""
 
-    def make_nodes(self, slot: Slot, made: ObservedInstance, gpu_minor: int) -> None:
+    def make_nodes(self, slot: Slot, made: CreatedDevice, gpu_minor: int) -> None:
         """Make the device nodes of a new device. If that fails, destroy the device, which would be unusable."""
 
     def destroy(self, instance: Instance) -> None:
@@ -75,12 +96,17 @@ class _MigBackend:
     def placements(self, gpu: GpuUuid) -> Mapping[int, Placement]:
         return self._driver.placements(gpu)
 
-    def create(self, slot: Slot) -> ObservedInstance:
-        return self._driver.create(slot)
+    def create(self, instance: Instance, user: DeviceUser) -> CreatedDevice:  # noqa: ARG002 -- of the protocol
+        made = self._driver.create(instance.slot)
+        return CreatedDevice(
+            uuid=made.uuid, gpu_instance_id=made.gpu_instance_id, compute_instance_id=made.compute_instances[0]
+        )
 
-    def make_nodes(self, slot: Slot, made: ObservedInstance, gpu_minor: int) -> None:
+    def make_nodes(self, slot: Slot, made: CreatedDevice, gpu_minor: int) -> None:
+        if made.gpu_instance_id is None or made.compute_instance_id is None:
+            raise AssertionError(f"{slot} was created without its ids")
         try:
-            self._host.make_caps_nodes(gpu_minor, made.gpu_instance_id, made.compute_instances[0])
+            self._host.make_caps_nodes(gpu_minor, made.gpu_instance_id, made.compute_instance_id)
         except DriverError:
             self._driver.destroy(slot, made.gpu_instance_id)  # unusable without its nodes
             raise
@@ -130,10 +156,10 @@ class _WholeGpuBackend:
     def placements(self, gpu: GpuUuid) -> Mapping[int, Placement]:  # noqa: ARG002 -- of the protocol
         return {}
 
-    def create(self, slot: Slot) -> ObservedInstance:
-        raise _always_there(f"create {slot}")
+    def create(self, instance: Instance, user: DeviceUser) -> CreatedDevice:  # noqa: ARG002 -- of the protocol
+        raise _always_there(f"create {instance.slot}")
 
-    def make_nodes(self, slot: Slot, made: ObservedInstance, gpu_minor: int) -> None:
+    def make_nodes(self, slot: Slot, made: CreatedDevice, gpu_minor: int) -> None:
         """Do nothing: a GPU has its node."""
 
     def destroy(self, instance: Instance) -> None:
@@ -158,9 +184,98 @@ class _WholeGpuBackend:
         return DeviceAccess(gpu_minor=gpu_minor, environment=self.environment(instance))
 
 
-def device_backends(driver: Driver, host: Host) -> Mapping[DeviceKind, DeviceBackend]:
-    """Return the backend of each kind of device."""
-    return {MIG_INSTANCE: _MigBackend(driver, host), WHOLE_GPU: _WholeGpuBackend(driver)}
+class _ShareBackend:
+    """Serves shares of GPUs without MIG mode, each by the enforcer of its memory limit that is recorded with it."""
+
+    def __init__(self, driver: Driver, enforcers: Sequence[Enforcer]) -> None:
+        self._driver = driver
+        self._enforcers = {each.enforcement: each for each in enforcers}
+
+    def placements(self, gpu: GpuUuid) -> Mapping[int, Placement]:  # noqa: ARG002 -- of the protocol
+        return {}
+
+    def create(self, instance: Instance, user: DeviceUser) -> CreatedDevice:
+        share = replace(share_of(instance), uid=user.uid, process=user.process)
+        enforcer = self._enforcer(instance, f"create {instance.slot}")
+        if enforcer.needs_process and share.process is None:
+            raise DriverError(
+                DriverErrorKind.NOT_SUPPORTED,
+                f"create {instance.slot}",
+                detail="its limit holds for a process, and the request names none; use `migctl run`",
+            )
+        try:
+            enforcer.begin(share)
+        except DriverError as error:
+            raise self._undo(enforcer, instance, error) from error
+        return CreatedDevice(uuid=instance.slot.gpu)
+
+    def make_nodes(self, slot: Slot, made: CreatedDevice, gpu_minor: int) -> None:
+        """Do nothing: a GPU has its node."""
+
+    def destroy(self, instance: Instance) -> None:
+        self._enforcer(instance, f"end {instance.slot}").end(instance.slot.gpu, instance.generation)
+
+    def check_free(self, instance: Instance) -> tuple[ProcessUsage, ...]:
+        self._enforcer(instance, f"check {instance.slot}").check(share_of(instance))
+        return self.processes(instance)
+
+    def processes(self, instance: Instance) -> tuple[ProcessUsage, ...]:
+        pids = self._enforcer(instance, f"look who is on {instance.slot}").processes(share_of(instance))
+        return tuple(each for each in self._driver.processes(instance.slot.gpu) if each.pid in pids)
+
+    def holders(self, instance: Instance, gpu_minor: int | None) -> tuple[ProcessInfo, ...]:  # noqa: ARG002 -- of the protocol
+        return ()
+
+    def usage(self, instance: Instance) -> InstanceUsage:
+        users = self.processes(instance)
+        known = [each.used_mib for each in users if each.used_mib is not None]
+        return InstanceUsage(
+            memory_used_mib=sum(known) if len(known) == len(users) else None,
+            memory_total_mib=instance.slot.profile.memory_mib,
+            processes=users,
+        )
+
+    def environment(self, instance: Instance) -> Mapping[str, str]:
+        enforcer = self._enforcer(instance, f"give access to {instance.slot}")
+        return {**_visible(instance.uuid), **enforcer.environment(share_of(instance))}
+
+    def access(self, instance: Instance, gpu_minor: int) -> DeviceAccess:
+        return DeviceAccess(gpu_minor=gpu_minor, environment=self.environment(instance))
+
+    @staticmethod
+    def _undo(enforcer: Enforcer, instance: Instance, error: DriverError) -> DriverError:
+        if not error.left_behind:
+            return error
+        try:
+            enforcer.end(instance.slot.gpu, instance.generation)
+        except DriverError as left:
+            return replace(error, detail=f"{error.detail}; and what was made could not be removed: {left}")
+        return replace(error, left_behind=False)
+
+    def _enforcer(self, instance: Instance, what: str) -> Enforcer:
+        way = instance.enforced_by
+        enforcer = None if way is None else self._enforcers.get(way)
+        if enforcer is None:
+            raise DriverError(
+                DriverErrorKind.NOT_SUPPORTED, what, detail=f"this agent does not enforce limits by {way}"
+            )
+        return enforcer
+
+
+def share_of(instance: Instance) -> Share:
+    """Return a share as its enforcer knows it, without its user."""
+    return Share(generation=instance.generation, gpu=instance.slot.gpu, limit_mib=instance.slot.profile.memory_mib)
+
+
+def device_backends(
+    driver: Driver, host: Host, enforcers: Sequence[Enforcer] = ()
+) -> Mapping[DeviceKind, DeviceBackend]:
+    """Return the backend of each kind of device; `enforcers` are those of the memory limits of shares."""
+    return {
+        MIG_INSTANCE: _MigBackend(driver, host),
+        WHOLE_GPU: _WholeGpuBackend(driver),
+        SHARE: _ShareBackend(driver, enforcers),
+    }
 
 
 def joined(environments: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -153,5 +153,15 @@ def without_client(lease: LeaseRef | BaseLease) -> LeaseRef:
 
 
 def environment_of(grant: Grant) -> Mapping[str, str]:
-    """Return the environment of a process that uses a lease: its devices, and the lease's id."""
-    return {**grant.env, "MIG_AGENT_LEASE": grant.id}
+    """Return the environment of a process that uses a lease: its devices, the lease's id, and how large a device is.
+
+    Of several devices the smallest is told, by its profile and its memory in MiB: a program that runs on all of them
+    must fit there.
+    """
+    smallest = min(grant.devices, key=lambda each: each.memory_mib)
+    return {
+        **grant.env,
+        "MIG_AGENT_LEASE": grant.id,
+        "MIG_AGENT_DEVICE_PROFILE": smallest.profile,
+        "MIG_AGENT_DEVICE_MEMORY": str(smallest.memory_mib),
+    }

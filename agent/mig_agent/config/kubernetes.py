@@ -29,12 +29,13 @@ class KubernetesSettings:
         group=_KUBERNETES,
         example="yes",
     )
-    advertise: Literal["device-plugin", "node-status", "none"] | None = setting(
+    advertise: Literal["device-plugin", "dra", "node-status", "none"] | None = setting(
         None,
         "How the node shows what it can give: `device-plugin` serves it to the kubelet, which gives containers their "
-        "devices; `node-status` writes only the numbers, for a scheduler that takes the leases and assigns pods "
+        "devices; `dra` publishes every slot that may exist for Dynamic Resource Allocation, from Kubernetes 1.36 on; "
+        "`node-status` writes only the numbers, for a scheduler that takes the leases and assigns pods "
         "their devices itself; `none` shows nothing. See reference/kubernetes.md.",
-        kind=field_types.choice("device-plugin", "node-status", "none"),
+        kind=field_types.choice("device-plugin", "dra", "node-status", "none"),
         group=_KUBERNETES,
         example="none",
         when_unset="`device-plugin` where `kubernetes` is on and `kubelet_dir` is there, else `none`",

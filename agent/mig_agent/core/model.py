@@ -360,6 +360,8 @@ class Gpu:
     """True if it is cordoned to become empty."""
     drain_until: float | None = None
     """Time at which what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+    not_shared: str = ""
+    """Why a GPU without MIG mode is not shared, as a phrase with its hint; empty if it is, or is not meant to be."""
     instances: tuple[Instance, ...] = ()
 
     @cached_property
@@ -425,8 +427,8 @@ class Want:
     min_compute_slices: int = 1
     attributes: frozenset[str] = frozenset()
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
-    isolation: Isolation = Isolation.ANY
-    """Decides whether a share may serve a want for memory or a fraction."""
+    isolation: Isolation | None = None
+    """Decides whether a share may serve a want for memory or a fraction; None: as the administrator has set."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

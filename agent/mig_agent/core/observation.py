@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from mig_agent.core.errors import DriverErrorKind
-from mig_agent.core.model import GpuUuid, Layout, LeaseId, MigMode, Placement
+from mig_agent.core.model import Generation, GpuUuid, Layout, LeaseId, MigMode, Placement
+from mig_agent.core.shares import ShareTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,24 @@ class ObservedGpu:
     instances: tuple[ObservedInstance, ...] = ()
     processes: tuple[int, ...] = ()
     """Pids on the GPU itself, without MIG mode."""
+    sharing: ObservedSharing | None = None
+    """How a GPU without MIG mode can be shared; None where that was not looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedSharing:
+    """How a GPU without MIG mode can be shared, and its shares, as found beside one reading of the GPU."""
+
+    terms: ShareTerms | None
+    """The terms of new shares; None if there can be none now."""
+    why_not: str = ""
+    """Why there can be no new shares, as a phrase; empty if there can."""
+    lost: Mapping[Generation, str] = field(default_factory=dict)
+    """The leased shares whose limit does not hold any more, each with the reason as a phrase."""
+    users: Mapping[Generation, tuple[ProcessUsage, ...]] = field(default_factory=dict)
+    """The processes on the GPU that use each of its leased shares."""
+    others: tuple[ProcessUsage, ...] = ()
+    """The processes on the GPU that use no share of the agent."""
 
 
 SM_PERCENT_OF: Final = "the instance"

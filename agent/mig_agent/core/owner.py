@@ -81,6 +81,11 @@ class OwnerKind:
         return False
 
     @property
+    def runs_in_containers(self) -> bool:
+        """True if the devices are used in containers, which see only what was put into them."""
+        return False
+
+    @property
     def noun(self) -> str:
         """The word for this kind of owner in messages: `pod`."""
         return "owner"
@@ -192,6 +197,11 @@ class PodOwner(OwnerKind):
         return not self.is_bound
 
     @property
+    def runs_in_containers(self) -> bool:
+        """True if the devices are used in containers, which see only what was put into them."""
+        return True
+
+    @property
     def is_in_use(self) -> bool:
         """True if the devices are known to be open: the kubelet starts containers with them."""
         return bool(self.devices)
@@ -261,7 +271,82 @@ class PodOwner(OwnerKind):
         return "" if device is None else f"the kubelet has given {device} to another pod since"
 
 
-Owner = TokenOwner | ProcessOwner | StreamOwner | PodOwner
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A ResourceClaim of Kubernetes. A claim of the same name with another UID is another claim."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        """Name it for messages, and as a holder: `claim team-a/train-gpu`."""
+        return f"claim {self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimOwner(OwnerKind):
+    """A claim that the kubelet has prepared on this node. The lease ends when the kubelet unprepares it."""
+
+    claim: Claim
+    devices: tuple[str, ...]
+    """The names of the allocated devices, one for each device of the lease."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Always True: the kubelet prepares claims of pods that are on this node."""
+        return True
+
+    @property
+    def is_in_use(self) -> bool:
+        """Always True: the kubelet starts containers with the devices."""
+        return True
+
+    @property
+    def is_supervised(self) -> bool:
+        """Always True: the kubelet reports the end of the claim's pods."""
+        return True
+
+    @property
+    def noun(self) -> str:
+        """The word for this kind of owner in messages."""
+        return "claim"
+
+    @property
+    def end_reason(self) -> str:
+        """The end reason that the ledger records for a lease whose bound owner has ended."""
+        return "claim-ended"
+
+    @property
+    def label(self) -> str:
+        """The holder's name if a request gives none."""
+        return str(self.claim)
+
+    @property
+    def devices_text(self) -> str:
+        """The names of the allocated devices, separated by commas."""
+        return ", ".join(self.devices)
+
+    @property
+    def end_hint(self) -> str:
+        """A hint on how to end the claim."""
+        return f"delete the pods that use claim {self.claim.name} in namespace {self.claim.namespace}"
+
+    def device_text(self, number: int) -> str:
+        """Return the name of an allocated device by its index; empty if there is none."""
+        return self.devices[number] if number < len(self.devices) else ""
+
+    def event_data(self) -> Mapping[str, str]:
+        """Return `claim_namespace`, `claim_name` and `claim_uid`."""
+        claim = self.claim
+        return {"claim_namespace": claim.namespace, "claim_name": claim.name, "claim_uid": claim.uid}
+
+    def identity(self) -> tuple[object, ...]:
+        """Return JSON values that are equal for the same owner; repeated requests are recognised by them."""
+        return ("claim", self.claim.uid, *self.devices)
+
+
+Owner = TokenOwner | ProcessOwner | StreamOwner | PodOwner | ClaimOwner
 TOKEN_OWNER = TokenOwner()
 _COMPACT = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -291,6 +376,8 @@ def encode(owner: Owner) -> str:
         case PodOwner():
             devices = [(each.resource, each.id) for each in owner.devices]
             kind, fields = "pod", (owner.pod.namespace, owner.pod.name, owner.pod.uid, owner.is_bound, devices)
+        case ClaimOwner(claim=claim):
+            kind, fields = "claim", (claim.namespace, claim.name, claim.uid, owner.devices)
     return _COMPACT((kind, *fields))
 
 
@@ -311,6 +398,9 @@ def decode(text: str) -> Owner:
                 devices=tuple(KubeletDevice(resource=resource, id=each) for resource, each in devices),
                 is_bound=is_bound,
             )
+        case "claim":
+            namespace, name, uid, names = fields
+            return ClaimOwner(claim=Claim(namespace=namespace, name=name, uid=uid), devices=tuple(names))
     raise ValueError(f"{kind!r} is no kind of owner")
 
 

@@ -18,6 +18,8 @@ INSTANCE_LOST = "instance-lost"
 """It was destroyed, replaced or changed by another program than the agent."""
 GPU_RESET = "gpu-reset"
 """All instances of its GPU are missing: a reset, or somebody destroyed them all; no call can tell which."""
+LIMIT_LOST = "limit-lost"
+"""The memory limit of a share does not hold any more: what enforced it has ended or was changed."""
 NEVER_MADE = "never-made"
 """The agent stopped while it was creating the instance; no caller got it."""
 DESTROYED = "destroyed"
@@ -122,6 +124,15 @@ class FinishDestroy:
 
 
 @dataclass(frozen=True, slots=True)
+class EndShare:
+    """A share has no lease, is only half made or lost its limit: end what is left of it, then forget it."""
+
+    generation: Generation
+    lost: str = ""
+    """Why its limit does not hold any more, as a phrase; empty if it does, or never did."""
+
+
+@dataclass(frozen=True, slots=True)
 class MarkIdle:
     """An instance of the agent is complete and without a lease: idle, whatever its recorded state."""
 
@@ -153,6 +164,7 @@ Repair = (
     | AdoptForeign
     | ForgetForeign
     | FinishDestroy
+    | EndShare
     | MarkIdle
     | MarkLeased
     | UpdateIds
@@ -238,6 +250,9 @@ class _Comparison:
         records = [each for each in self._recorded.instances if each.gpu == gpu.uuid]
         # Records with a known id match first, so that what is left for the others is recorded nowhere.
         for each in sorted(records, key=lambda each: (each.gpu_instance_id is None, -each.generation)):
+            if each.kind.shares_memory:
+                self._compare_share(each, gpu)
+                continue
             if not each.kind.is_listed:
                 self._compare_unlisted(each, gpu)
                 continue
@@ -258,6 +273,23 @@ class _Comparison:
             self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
         else:
             self._settle(record)
+
+    def _compare_share(self, record: RecordedInstance, gpu: ObservedGpu) -> None:
+        """Compare a share, which is never set up again: its processes would go on without a limit meanwhile."""
+        lost = {} if gpu.sharing is None else gpu.sharing.lost
+        if gpu.mode.current:
+            self._end(record, INSTANCE_LOST)
+        elif record.generation in lost:
+            self._end(record, LIMIT_LOST)
+        elif record.lease is not None and _answered(record):
+            return
+        else:
+            self._end(record, NEVER_MADE)
+        if record.generation <= self._recorded.doubtful_up_to:
+            # Somebody may have the share whom the ledger does not know.
+            self._gone.append(ForgetInstance(record.generation, INSTANCE_LOST))
+        else:
+            self._kept.append(EndShare(record.generation, lost.get(record.generation, "")))
 
     def _compare(self, record: RecordedInstance, match: ObservedInstance | None) -> None:
         if match is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from mig_agent.core.strenum import StrEnum
 
@@ -36,16 +38,44 @@ class Fractions(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareRules:
+    """The administrator's rules for sharing one GPU. Amounts are MiB."""
+
+    ways: tuple[Enforcement, ...]
+    """The ways in which limits may be enforced, the preferred one first; empty: the GPU is leased whole only."""
+    headroom_mib: int
+    """Memory that stays free, beside what the driver reserves."""
+    least_mib: int
+    """The smallest limit of a share."""
+
+
+WAYS: Final = MappingProxyType(
+    {
+        Fractions.AUTO: (Enforcement.CGROUP, Enforcement.MPS),
+        Fractions.CGROUP: (Enforcement.CGROUP,),
+        Fractions.MPS: (Enforcement.MPS,),
+        Fractions.PRELOAD: (Enforcement.PRELOAD,),
+        Fractions.OFF: (),
+    }
+)
+"""The ways in which each setting allows limits to be enforced, the preferred one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
     """The terms on which one GPU is shared. Amounts are MiB."""
 
     enforced_by: Enforcement
+    without_process: Enforcement | None = None
+    """The way for requests that name no process that will use the share; None: they get no share here."""
     usable_mib: int
     """The GPU's memory without what the driver reserves and the headroom that stays free."""
     overhead_mib: int = 0
     """Memory that one share takes beside its limit: that of its MPS server."""
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
+    others_mib: int = 0
+    """Memory in use by processes outside the agent's shares: less is left for new shares, while it is in use."""
 
     def limit_of_memory(self, memory_bytes: int) -> int | None:
         """Return the limit, in MiB, of a share with this memory: rounded up, at least the least one.

@@ -29,6 +29,7 @@ from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import MetricsServer
 from mig_agent.daemon.roles import configured_roles
 from mig_agent.daemon.servers import Servers
+from mig_agent.daemon.share_enforcers import share_enforcers
 from mig_agent.daemon.socket_watch import watch_sockets
 from mig_agent.daemon.web.service import WebService
 from mig_agent.engine import startup
@@ -159,6 +160,7 @@ async def start_agent(settings: Settings, stack: AsyncExitStack, lines_dropped: 
             claim=claim,
             paused=paused,
             no_driver=hardware.no_driver,
+            enforcers=share_enforcers(settings, hardware),
         )
     )
     metrics.watch(lambda: manager.published)

@@ -26,6 +26,7 @@ from mig_agent.engine.manager import Manager
 from mig_agent.frontends.kubernetes.device_plugin.metrics import PluginMetrics
 from mig_agent.frontends.kubernetes.device_plugin.plugin import Plugin, PluginSettings
 from mig_agent.frontends.kubernetes.device_plugin.registration import Readiness
+from mig_agent.frontends.kubernetes.dra.driver import KubeletDriver
 from mig_agent.frontends.kubernetes.node.controller import NodeFrontend, NodeSettings, first_pauses
 from mig_agent.frontends.kubernetes.node.uninstall import is_leaving, leave
 from mig_agent.frontends.kubernetes.node_resources.controller import NodeStatus, NodeStatusSettings
@@ -52,6 +53,7 @@ class Kubernetes:
     paused: tuple[str, ...]
     """Why the agent must not open the driver when it starts."""
     _plugin: Plugin | None = None
+    _driver: KubeletDriver | None = None
     _node: NodeFrontend | None = None
     _pods: PodTracker | None = None
     _numbers: NodeStatus | None = None
@@ -121,6 +123,18 @@ class Kubernetes:
                 await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
             plugin = await self._serve_kubelet(manager, hardware, registry, self._pods)
             plugin.registration.follow_up(Readiness(plugin.registration, set_ready).check)
+        elif advertise == "dra":
+            with contextlib.suppress(KubeApiError, TimeoutError):
+                await asyncio.wait_for(self._numbers.clear(), _CLEAR_SECONDS)
+            self._driver = KubeletDriver(
+                manager=manager,
+                api=api,
+                cdi=await self._cdi_folder(manager, hardware),
+                paths=KubeletPaths(settings.kubelet_dir),
+                node=settings.node_name,
+                set_ready=set_ready,
+            )
+            self._driver.start()
         else:
             await set_ready(True)
 
@@ -179,6 +193,8 @@ class Kubernetes:
         """Stop before the manager closes; running pods keep their devices."""
         if self._plugin is not None:
             await self._plugin.drain()
+        if self._driver is not None:
+            await self._driver.close()
         for subscription in self._subscriptions:
             subscription.close()
         if self._pods is not None:
@@ -198,7 +214,7 @@ class Kubernetes:
         self.api.close()
 
 
-def advertised_by(settings: Settings) -> Literal["device-plugin", "node-status", "none"]:
+def advertised_by(settings: Settings) -> Literal["device-plugin", "dra", "node-status", "none"]:
     """Return how the node advertises its devices: as configured, or by a device plugin if there is a kubelet."""
     if settings.advertise is not None:
         return settings.advertise

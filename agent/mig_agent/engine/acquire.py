@@ -87,7 +87,7 @@ class Acquirer:
         digest = digest_of(request, caller)
         if not request.request_id:
             request = replace(request, request_id=RequestId(uuid.uuid4().hex))
-        request = replace(request, caller_id=caller.caller_id)
+        request = self._context.as_configured(replace(request, caller_id=caller.caller_id))
         known = self._request_log.of_request(request.key)
         if known is not None:
             # What is being recorded may be its end.
@@ -129,6 +129,7 @@ class Acquirer:
                     gpu_instance_id=instance.gpu_instance_id,
                     compute_instance_id=instance.compute_instance_id,
                     reused=reused,
+                    enforced_by=instance.enforced_by,
                 )
             )
         return Granted(

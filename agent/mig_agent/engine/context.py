@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from mig_agent.adapters.clock import Clock
-from mig_agent.adapters.device_backends import DeviceBackend
+from mig_agent.adapters.device_backends import DeviceBackend, share_of
 from mig_agent.adapters.host import Host
 from mig_agent.adapters.nvml import Driver
+from mig_agent.adapters.shares.enforcer import Share
+from mig_agent.adapters.shares.survey import ShareSurvey
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import Tokens
 from mig_agent.core.backfill import delay_for
 from mig_agent.core.catalog import Catalog
-from mig_agent.core.errors import Reason, Refusal, RefusedError, refuse
+from mig_agent.core.errors import DriverError, DriverErrorKind, Reason, Refusal, RefusedError, refuse
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.load_history import LeaseTimes, RecentRequests
 from mig_agent.core.model import DeviceKind, Generation, GpuUuid, Instance, Isolation, Request
-from mig_agent.core.observation import ComputeReading
+from mig_agent.core.observation import ComputeReading, ObservedGpu, ObservedSharing, ProcessUsage
 from mig_agent.core.planning.plan import Outcome, Policy
-from mig_agent.core.shares import Fractions
+from mig_agent.core.shares import WAYS, Enforcement, Fractions, ShareRules
 from mig_agent.engine.accounting import Accounting
 from mig_agent.engine.event_bus import Events
 from mig_agent.engine.gpu_worker import GpuWorker, StepTimer
@@ -90,6 +92,12 @@ class EngineSettings:
     """How long after a lease's end its request id is remembered."""
     check_threads: bool = False
     """Whether using the engine off the event loop fails (`engine.thread_check`): for tests, since it takes time."""
+
+    def share_rules(self, index: int, uuid: GpuUuid) -> ShareRules:
+        """Return the rules for sharing one GPU."""
+        by_gpu = self.fractions_by_gpu
+        fractions = by_gpu.get(uuid, by_gpu.get(str(index), self.fractions))
+        return ShareRules(ways=WAYS[fractions], headroom_mib=self.share_headroom_mib, least_mib=self.least_share_mib)
 
 
 FIXED_SETTINGS: Final = (
@@ -204,6 +212,8 @@ class Context:
     accounting: Accounting
     blocking_calls: CallThread
     """The thread for blocking calls that belong to no GPU, such as reading events from the ledger."""
+    share_survey: ShareSurvey
+    """Finds out how GPUs without MIG mode can be shared."""
     driver_use: DriverUse = field(default_factory=DriverUse)
     fairness: Fairness = field(default_factory=Fairness)
     """Turns for plans that take long: of several devices in one request, or of many requests."""
@@ -222,6 +232,46 @@ class Context:
         """The reservation delay now, in seconds: as configured, or by the mean lease time."""
         configured = self.settings.reservation_after_seconds
         return delay_for(self.lease_times.mean) if configured is None else configured
+
+    def as_configured(self, request: Request) -> Request:
+        """Return a request whose wants name the isolation that holds for them.
+
+        Pods get no shares: nothing brings what enforces the limit into their containers.
+        """
+        isolation = Isolation.MIG if request.owner.runs_in_containers else self.settings.isolation
+        if isolation is Isolation.ANY or all(each.isolation is Isolation.MIG for each in request.wants):
+            return request
+        wants = (
+            replace(each, isolation=isolation) if each.isolation is None or request.owner.runs_in_containers else each
+            for each in request.wants
+        )
+        return replace(request, wants=tuple(wants))
+
+    def with_sharing(self, observed: ObservedGpu, shares: Sequence[Instance] = ()) -> ObservedGpu:
+        """Return a reading of a GPU with how it can be shared; blocking, on the thread that read it.
+
+        `shares` are the leased ones on it. Raises DriverError where the GPU is lost; after other errors there are no
+        new shares, and the GPU goes on without.
+        """
+        if observed.mode.current:
+            return observed
+        rules = self.settings.share_rules(observed.index, observed.uuid)
+        try:
+            sharing = self.share_survey.look(observed, _enforced(shares), rules)
+        except DriverError as error:
+            if error.kind is DriverErrorKind.GPU_LOST:
+                raise
+            sharing = ObservedSharing(terms=None, why_not=str(error), users={each.generation: () for each in shares})
+        return replace(observed, sharing=sharing)
+
+    def share_users(
+        self, gpu: GpuUuid, shares: Sequence[Instance]
+    ) -> tuple[Mapping[Generation, tuple[ProcessUsage, ...]], tuple[ProcessUsage, ...]]:
+        """Return the processes that use each leased share of a GPU, and those that use none; blocking.
+
+        May raise DriverError.
+        """
+        return self.share_survey.users(gpu, _enforced(shares))
 
     def with_changes(self, outcome: Outcome, request: Request) -> Outcome:
         """Return a plan or refusal; one because of the revision gets what has changed since then added."""
@@ -279,3 +329,7 @@ class Context:
                 "cannot serve new requests: the agent is shutting down",
                 "try again when it is back; leases stay",
             )
+
+
+def _enforced(shares: Sequence[Instance]) -> list[tuple[Share, Enforcement | None]]:
+    return [(share_of(each), each.enforced_by) for each in shares]

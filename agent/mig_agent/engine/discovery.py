@@ -129,15 +129,18 @@ class Discovery:
         return DriverError(DriverErrorKind.UNKNOWN, "nvmlDeviceGetMigMode", detail=detail, gpu_index=observed.index)
 
     def _begin(self, index: int) -> asyncio.Future[ObservedGpu]:
-        driver = self._context.driver
+        context = self._context
+
+        def observe() -> ObservedGpu:
+            return context.with_sharing(context.driver.observe_at(index))
 
         def read() -> ObservedGpu:
             try:
-                return driver.observe_at(index)
+                return observe()
             except DriverError as error:
                 if error.kind is DriverErrorKind.GPU_LOST:
                     raise
-                return driver.observe_at(index)  # one bad answer is no reason to go without the GPU
+                return observe()  # one bad answer is no reason to go without the GPU
 
         thread = CallThread(f"gpu-{index}-first-reading")
         reading = self._readings[index] = thread.run(read)
@@ -154,6 +157,7 @@ class Discovery:
             mode=observed.mode,
             minor=observed.minor,
             cordon=self._contents.cordons.get(observed.uuid),
+            not_shared="" if observed.sharing is None else observed.sharing.why_not,
         )
         context.state.add_gpu(record)
         context.gpu_workers[observed.uuid] = GpuWorker(

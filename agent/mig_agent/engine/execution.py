@@ -7,12 +7,13 @@ import secrets
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field, replace
 
+from mig_agent.adapters.device_backends import CreatedDevice, DeviceUser
 from mig_agent.adapters.ledger.reader import RecordedLease
 from mig_agent.adapters.ledger.records import DropInstance, PutInstance, PutLease
+from mig_agent.adapters.shares.enforcer import HolderProcess
 from mig_agent.core.errors import DriverError, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId, Request, Slot
-from mig_agent.core.observation import ObservedInstance
 from mig_agent.core.planning.plan import CreateInstance, Plan, ReuseInstance
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import Context
@@ -22,6 +23,7 @@ from mig_agent.engine.instances import InstanceDestroyer, Preflight, Quarantine,
 from mig_agent.engine.journal import Transaction
 from mig_agent.engine.lifecycle import LeaseLifecycle
 from mig_agent.engine.reconciler import Reconciler
+from mig_agent.engine.shares import Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class Executor:
     quarantine: Quarantine
     preflight: Preflight
     destroyer: InstanceDestroyer
+    shares: Shares
     reconciler: Reconciler
     executions: set[Execution] = field(default_factory=set)
     """The executions that have not ended."""
@@ -100,9 +103,19 @@ class Execution:
         self._inside = True
 
     def _intended(self, step: CreateInstance, now: float) -> Instance:
-        generation = self._context.state.next_generation()
+        terms = self._context.state.gpus[step.slot.gpu].layout.shares
+        enforced_by = None
+        if step.slot.profile.kind.shares_memory and terms is not None:
+            # Without a process where the way needs one, what sets it up refuses it in words.
+            no_process = self._order.request.owner.process is None
+            enforced_by = terms.without_process or terms.enforced_by if no_process else terms.enforced_by
         return Instance(
-            slot=step.slot, generation=generation, state=InstanceState.CREATING, since=now, last_tenant=None
+            slot=step.slot,
+            generation=self._context.state.next_generation(),
+            state=InstanceState.CREATING,
+            since=now,
+            last_tenant=None,
+            enforced_by=enforced_by,
         )
 
     @property
@@ -276,10 +289,11 @@ class Execution:
         minor = self._context.state.gpus[slot.gpu].minor
         never_made = self._context.never_made
         self._tried.add(instance.generation)
+        user = self._user()
 
-        def create() -> tuple[ObservedInstance, float]:
+        def create() -> tuple[CreatedDevice, float]:
             try:
-                made, seconds = timed(lambda: backend.create(slot))
+                made, seconds = timed(lambda: backend.create(instance, user))
             except DriverError as error:
                 if not error.left_behind:
                     never_made.add(instance.generation)
@@ -292,17 +306,26 @@ class Execution:
             made, seconds = await self._context.gpu_workers[slot.gpu].change(f"create {slot}", create)
         except DriverError as error:
             raise StepFailedError(error, f"cannot create {self._context.place(instance)}: {error}", slot) from error
-        self._context.step_timer.created(seconds)
+        if instance.kind.is_listed:
+            self._context.step_timer.created(seconds)  # of shares it would say nothing on MIG instances
         there = replace(
             instance,
             gpu_instance_id=made.gpu_instance_id,
-            compute_instance_id=made.compute_instances[0],
+            compute_instance_id=made.compute_instance_id,
             uuid=made.uuid,
         )
         # The state has its ids from now on, so that a reading of the GPU does not take it for a foreign one.
         self._context.state.put(there)
         self._context.state.reserve([there])
         self._devices[self._devices.index(instance)] = there
+
+    def _user(self) -> DeviceUser:
+        """Return who will use what is created, as far as the request says."""
+        request, process = self._order.request, self._order.request.owner.process
+        started = None if process is None else process.started or self._context.host.client_started(process.pid)
+        if process is None or started is None:
+            return DeviceUser(uid=request.holder.uid)
+        return DeviceUser(uid=request.holder.uid, process=HolderProcess(pid=process.pid, started=started))
 
     # The end
 
@@ -385,13 +408,19 @@ class Execution:
         )
 
     def _keep_created(self, gpus: list[GpuUuid]) -> None:
-        """Keep the instances that were created for a lease that failed as idle ones."""
+        """Keep the instances that were created for a lease that failed as idle ones, or end them if they serve once."""
         context = self._context
-        made = [
-            replace(each, state=InstanceState.IDLE)
+        created = [
+            each
             for each in self._devices
-            if each.state is InstanceState.CREATING and each.gpu_instance_id is not None and each.slot.gpu in gpus
+            if each.state is InstanceState.CREATING and each.uuid and each.slot.gpu in gpus
         ]
+        for each in created:
+            if not each.kind.is_reusable:
+                self._devices.remove(each)
+                self._unreserve([each])
+                self._executor.shares.end_soon(each)
+        made = [replace(each, state=InstanceState.IDLE) for each in created if each.kind.is_reusable]
         self._devices = [each for each in self._devices if each.generation not in {m.generation for m in made}]
         if not made:
             return

@@ -28,6 +28,7 @@ def digest_of(request: Request, caller: Caller) -> str:
                 want.whole_gpu,
                 want.min_compute_slices,
                 sorted(want.attributes),
+                *(() if want.isolation is None else (want.isolation,)),
             )
             for want in request.wants
         ],

@@ -18,6 +18,7 @@ from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Slot
 from mig_agent.engine.context import Context
 from mig_agent.engine.gpu_worker import timed
+from mig_agent.engine.state import GpuRecord
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
@@ -163,6 +164,9 @@ class Preflight:
         destroyed.
         """
         backend, record = self._context.backends[intended[0].kind], self._context.state.gpus[gpu]
+        if intended[0].kind.shares_memory:
+            await self._before_first_share(record, intended)
+            return
         what = "list the instances on the GPU"
         try:
             existing = await self._context.gpu_workers[gpu].read(what, lambda: backend.placements(gpu))
@@ -180,6 +184,15 @@ class Preflight:
                     )
                     words = f"cannot create {self._context.place(instance)}: {taken.detail}"
                     raise StepFailedError(taken, words, instance.slot)
+
+    async def _before_first_share(self, record: GpuRecord, intended: Sequence[Instance]) -> None:
+        """Check that no process is on a GPU that is about to be shared; it has the GPU to itself until then."""
+        others = {**record.instances, **record.reserved}.keys() - {each.generation for each in intended}
+        there = [each for each in map(record.instances.get, others) if each is not None]
+        if any(each.kind.shares_memory for each in there):
+            return
+        for each in there:
+            await self.before_reuse(each)
 
     def _refuse_used(self, instance: Instance, users: tuple[str, ...], what: str, step: str) -> None:
         if users:
@@ -228,7 +241,7 @@ class InstanceDestroyer:
         """
         context = self._context
         what = f"destroy {instance.slot}"
-        if instance.gpu_instance_id is None:
+        if instance.kind.is_listed and instance.gpu_instance_id is None:
             return  # the driver has nothing of it, and no time was taken
         worker, backend = context.gpu_workers[instance.slot.gpu], context.backends[instance.kind]
         began = context.clock.now()
@@ -242,7 +255,8 @@ class InstanceDestroyer:
                     await context.clock.sleep(PAUSE_SECONDS)
                     continue
                 raise await self._in_use(instance, error) from error
-            context.step_timer.destroyed(seconds)
+            if instance.kind.is_listed:
+                context.step_timer.destroyed(seconds)
             self._quarantine.forget(instance.generation)
             return
 

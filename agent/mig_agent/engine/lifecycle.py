@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import partial
@@ -134,8 +134,13 @@ END_MESSAGES = {
     EndReason.POD_ENDED: "its pod has ended",
     "reboot": "the machine was rebooted",
     "instance-lost": "its instance is gone",
+    "limit-lost": "its memory limit does not hold any more",
     "gpu-reset": "its GPU was reset, or somebody destroyed all that was on it",
 }
+
+
+def _leave(device: Instance) -> None:
+    """Leave a device to the next reconciliation."""
 
 
 @dataclass(slots=True)
@@ -176,8 +181,13 @@ class LeaseLifecycle:
         self._ending: dict[LeaseId, asyncio.Future[None]] = {}
         self._settling: dict[LeaseId, asyncio.Future[None]] = {}
         """The pending write of each lease that is being renewed, confirmed or bound."""
+        self._end_device: Callable[[Instance], None] = _leave
         self._noted: set[LeaseId] = set()
         """The leases that are, or may be, recorded as unconfirmed."""
+
+    def end_devices_by(self, action: Callable[[Instance], None]) -> None:
+        """Call `action` with each device whose lease has ended and that serves no other."""
+        self._end_device = action
 
     def remember_unconfirmed(self, leases: Iterable[LeaseId]) -> None:
         """Take over which leases the ledger has as unconfirmed; called before `begin` at the start."""
@@ -462,7 +472,10 @@ class LeaseLifecycle:
         for instance in tuple(state.instances_of(lease)):
             if instance.lease == lease:
                 left = InstanceState.FOREIGN if state.is_doubtful(instance.generation) else InstanceState.IDLE
-                state.put(replace(instance, state=left, lease=None, since=at))
+                without = replace(instance, state=left, lease=None, since=at)
+                state.put(without)
+                if left is InstanceState.IDLE and not instance.kind.is_reusable:
+                    self._end_device(without)
         known = state.leases.get(lease)
         if known is not None:
             self._context.lease_times.lease_ended(ended_lease(known, at))

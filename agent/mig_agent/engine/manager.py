@@ -17,6 +17,7 @@ from mig_agent.core.model import (
     Gpu,
     GpuUuid,
     Instance,
+    Isolation,
     Lease,
     LeaseId,
     NodeView,
@@ -32,6 +33,7 @@ from mig_agent.core.planning.explain import MOST_LINES, explanation
 from mig_agent.core.planning.plan import Outcome, Plan, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.recording import RecordedPlan, Recording, record
+from mig_agent.core.planning.shares import without_shares
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.context import FIXED_SETTINGS, EngineSettings
 from mig_agent.engine.denial_audit import DENIED, DenialAudit
@@ -275,7 +277,7 @@ class Manager:
         reserved_against = self._parts.queue.reserved_against
         return tuple(
             self._pause_refusal() or self._planned(view, request, now, reserved_against(request))
-            for request in requests
+            for request in map(self._context.as_configured, requests)
         )
 
     def _planned(self, view: NodeView, request: Request, now: float, reserved: frozenset[GpuUuid]) -> Outcome:
@@ -294,7 +296,7 @@ class Manager:
         context = self._context
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
         most = min(max(MOST_EXPLAINED_LINES // max(len(requests), 1), 1), MOST_LINES)
-        for request in requests:
+        for request in map(context.as_configured, requests):
             if len(requests) > 1 or len(request.wants) > 1:
                 await context.fairness.yield_turn()
             refusal = self._pause_refusal() or self._limit_refusal(request, caller)
@@ -323,7 +325,8 @@ class Manager:
         view, now, policy = context.state.working_view, context.clock.now(), context.policy
         waiting = self._parts.queue.waiting[:MOST_WAITING_RECORDED]
         plans = []
-        for request, waits in (*((each, False) for each in requests), *((each, True) for each in waiting)):
+        asked = map(context.as_configured, requests)
+        for request, waits in (*((each, False) for each in asked), *((each, True) for each in waiting)):
             await context.fairness.yield_turn()
             bare = replace(request, if_revision=None)
             plans.append(RecordedPlan(request=bare, outcome=plan(view, bare, policy, now), waits=waits))
@@ -331,7 +334,7 @@ class Manager:
 
     async def estimate(self, request: Request, caller: Caller) -> StartEstimate | None:
         """Return when a request that does not fit now would be likely to start if it waited; None: not known."""
-        return await self._parts.queue.estimate(request, caller)
+        return await self._parts.queue.estimate(self._context.as_configured(request), caller)
 
     async def refresh_estimates(self) -> None:
         """Bring the estimates in the next snapshot up to date, or wait a moment for that."""
@@ -353,13 +356,15 @@ class Manager:
         return driver_use.refusal("place anything") if driver_use.paused else None
 
     def count_creatable(self, want: Want, before: Sequence[Want] = ()) -> int:
-        """Return how many devices for a want could be leased now one after the other, after the wants in `before`.
+        """Return how many devices for a want of a pod could be leased now one after the other, after those in `before`.
 
-        0 while the agent is paused or stops. GPUs that are reserved for a waiting request do not count.
+        Shares do not count, since pods get none (`Context.as_configured`). 0 while the agent is paused or stops. GPUs
+        that are reserved for a waiting request do not count.
         """
         context = self._context
         if context.driver_use.paused or context.closing:
             return 0
+        want, before = replace(want, isolation=Isolation.MIG), without_shares(before)
         view, key = context.state.working_view, (tuple(before), context.clock.now() // _CAPACITY_SECONDS)
         known = self._capacity
         if known is None or known[0] is not view or known[1] != key:

@@ -29,6 +29,7 @@ class Publication:
         self._boot_id = parts.context.host.kernel_boot_id()
         self.published = self._build_published()
         """The node as last published: a finished value, which any thread may read."""
+        parts.share_watch.report_problem = self.set_problem
         state = parts.context.state
         state.view_changed.subscribe(self._update)
         state.status_changed.subscribe(self._update)

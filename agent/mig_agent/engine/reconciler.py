@@ -16,6 +16,7 @@ from mig_agent.core.catalog import reconcile_layout
 from mig_agent.core.errors import DriverError, DriverErrorKind, LedgerError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import (
+    Generation,
     GpuUuid,
     Instance,
     InstanceState,
@@ -157,11 +158,24 @@ class Reconciler:
             return  # nothing was changed; the next reconciliation finds it again
 
     async def _read(self, gpu: GpuUuid, *, afresh: bool = False) -> ObservedGpu:
-        driver = self._context.driver
-        return await self._context.gpu_workers[gpu].read("read the GPU", lambda: driver.observe_gpu(gpu, afresh=afresh))
+        context = self._context
+        record = context.state.gpus[gpu]
+        shares = [record.instances[each] for each in sorted(self._leased_shares(record))]
+
+        def read() -> ObservedGpu:
+            return context.with_sharing(context.driver.observe_gpu(gpu, afresh=afresh), shares)
+
+        return await context.gpu_workers[gpu].read("read the GPU", read)
+
+    @staticmethod
+    def _leased_shares(record: GpuRecord) -> set[Generation]:
+        there = record.instances.values()
+        return {each.generation for each in there if each.kind.shares_memory and each.state is InstanceState.LEASED}
 
     async def compare(self, record: GpuRecord, observed: ObservedGpu) -> None:
         """Make the records of a GPU agree with what was read. Raises LedgerError, and DriverError of a rereading."""
+        if observed.sharing is not None and not self._leased_shares(record) <= observed.sharing.users.keys():
+            observed = await self._read(record.uuid)  # the first reading of a start knows no shares
         repairs = self._differences(record, observed)
         if any(isinstance(each, _GRAVE) for each in repairs):
             # No lease or instance is lost over one reading, which may have been a bad one.
@@ -202,6 +216,13 @@ class Reconciler:
         """Update a GPU's MIG mode, layout and device minor from what was read."""
         changed, moved = record.mode != observed.mode, record.minor != observed.minor
         record.mode, record.minor = observed.mode, observed.minor
+        sharing = observed.sharing
+        record.others = () if sharing is None else sharing.others
+        if sharing is not None and (record.layout.shares, record.not_shared) != (sharing.terms, sharing.why_not):
+            record.not_shared = sharing.why_not
+            if record.layout.shares != sharing.terms:
+                record.layout = self.layout_of(observed)
+            moved = True
         if moved:
             self._show(record)
         if changed:
@@ -221,7 +242,8 @@ class Reconciler:
             layout, _ = reconcile_layout(observed.layout, from_file)
             if layout is not None:
                 return layout
-        return whole_gpu_layout(observed.model, observed.memory_mib)
+        terms = None if observed.sharing is None else observed.sharing.terms
+        return whole_gpu_layout(observed.model, observed.memory_mib, terms)
 
     def tell_differences(self, observed: ObservedGpu) -> None:
         """Report where driver and catalog differ: once per model, not for each of its GPUs or at each reading."""
@@ -298,10 +320,15 @@ class Reconciler:
         pids: dict[int | None, tuple[int, ...]] = {
             each.gpu_instance_id: each.processes for each in observed.instances if each.processes
         }
-        if not observed.mode.current and observed.processes:
+        shared = {each.generation for each in record.instances.values() if each.kind.shares_memory}
+        if not observed.mode.current and observed.processes and not shared:
             pids[None] = observed.processes
+        users = {} if observed.sharing is None else observed.sharing.users
         for instance in tuple(record.instances.values()):
-            found = pids.get(instance.gpu_instance_id)
+            if instance.generation in shared:
+                found = tuple(each.pid for each in users.get(instance.generation, ()))
+            else:
+                found = pids.get(instance.gpu_instance_id, ())
             if not found:
                 continue
             self.last_process[instance.generation] = now

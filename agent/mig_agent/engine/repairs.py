@@ -18,8 +18,10 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observation import ObservedGpu, ObservedInstance
 from mig_agent.core.recovery import (
+    LIMIT_LOST,
     AdoptForeign,
     EndLostLease,
+    EndShare,
     FinishDestroy,
     ForgetForeign,
     ForgetInstance,
@@ -33,6 +35,7 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.instances import InstanceDestroyer, Quarantine, StepFailedError
 from mig_agent.engine.journal import Transaction
 from mig_agent.engine.lifecycle import LeaseLifecycle, degraded_event
+from mig_agent.engine.shares import Shares
 from mig_agent.engine.state import GpuRecord
 
 
@@ -43,26 +46,53 @@ class Repairs:
     """
 
     def __init__(
-        self, context: Context, lifecycle: LeaseLifecycle, quarantine: Quarantine, destroyer: InstanceDestroyer
+        self,
+        context: Context,
+        lifecycle: LeaseLifecycle,
+        quarantine: Quarantine,
+        destroyer: InstanceDestroyer,
+        shares: Shares,
     ) -> None:
         self._context = context
         self._lifecycle = lifecycle
         self._quarantine = quarantine
         self._destroyer = destroyer
+        self._shares = shares
 
     async def carry_out(self, record: GpuRecord, repairs: Iterable[Repair]) -> None:
         """Commit the repairs, then destroy half-made instances. Raises LedgerError: then nothing was changed."""
         transaction = Transaction(self._context.journal)
         left_over: list[FinishDestroy] = []
+        shares: list[EndShare] = []
         for repair in repairs:
             if isinstance(repair, FinishDestroy):
                 left_over.append(repair)
+            elif isinstance(repair, EndShare):
+                shares.append(repair)
+                self._tell_lost(transaction, repair)
             else:
                 self._put_down(transaction, record, repair)
         if transaction:
             await transaction.commit()
+        for share in shares:
+            known = self._known(share.generation)
+            if known is not None:
+                self._shares.end_soon(known)  # beside this: what enforces its limit may hang
         for each in left_over:
             await self._finish(record, each)
+
+    def _tell_lost(self, transaction: Transaction, share: EndShare) -> None:
+        instance = self._known(share.generation)
+        if instance is not None and share.lost:
+            transaction.events.append(
+                self._context.journal.event(
+                    EventKind.INSTANCE_LOST,
+                    f"the limit of the {self._context.place(instance)} does not hold any more: {share.lost}",
+                    instance=instance,
+                    lease=instance.lease,
+                    reason=LIMIT_LOST,
+                )
+            )
 
     def _put_down(self, transaction: Transaction, record: GpuRecord, repair: Repair) -> None:
         match repair:

@@ -25,6 +25,7 @@ from mig_agent.core.model import (
 )
 from mig_agent.core.observation import ComputeReading
 from mig_agent.core.planning.capacity import Available
+from mig_agent.core.shares import Enforcement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class Device:
     compute_instance_id: int | None
     reused: bool
     """Whether an idle instance was leased again, so that none had to be created."""
+    enforced_by: Enforcement | None = None
+    """The way in which the memory limit of a share is enforced; None for other kinds of devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mig_agent.adapters.clock import Clock
@@ -19,6 +19,8 @@ from mig_agent.adapters.ledger.reader import Contents
 from mig_agent.adapters.ledger.records import DropInstance, ForgetConfirmation, PutGpus
 from mig_agent.adapters.ledger.store import Ledger
 from mig_agent.adapters.nvml import Driver, Observation
+from mig_agent.adapters.shares.enforcer import Enforcer
+from mig_agent.adapters.shares.survey import ShareSurvey
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE, Tokens
 from mig_agent.core.catalog import Catalog
@@ -54,6 +56,8 @@ from mig_agent.engine.peaks import PeakSampler
 from mig_agent.engine.queueing import RequestQueue
 from mig_agent.engine.reconciler import Reconciler
 from mig_agent.engine.repairs import Repairs
+from mig_agent.engine.share_watch import ShareWatch
+from mig_agent.engine.shares import Shares
 from mig_agent.engine.state import CheckedState, GpuRecord, State
 from mig_agent.engine.tasks import Tasks
 
@@ -80,6 +84,8 @@ class Parts:
     leases: Leases
     quarantine: Quarantine
     reconciler: Reconciler
+    shares: Shares
+    share_watch: ShareWatch
     queue: RequestQueue
     limits: LimitCheck
     fair_share: FairShare
@@ -123,6 +129,7 @@ class Parts:
         await context.tasks.end(CLOSING_SECONDS)
         for worker in context.gpu_workers.values():
             worker.close()
+        self.shares.close()
         await context.blocking_calls.run(self.ledger.close)
         context.blocking_calls.close()
         context.events.end()
@@ -140,17 +147,19 @@ async def start(
     claim: LockGpu = lambda _index, _uuid: None,
     paused: Iterable[str] = (),
     no_driver: str = "",
+    enforcers: Sequence[Enforcer] = (),
 ) -> Parts:
     """Start an engine: return its parts, recovered and ready to serve. `claim` locks each GPU that it manages.
 
     It starts paused if there are reasons in `paused`, or an administrator's pause in the ledger. Then the driver is not
     used (nor opened, if it was not), and the GPUs are read when the agent resumes. It also starts paused if `no_driver`
-    says why the driver could not be opened, and resumes by itself when it can.
+    says why the driver could not be opened, and resumes by itself when it can. `enforcers` are the ways in which memory
+    limits of shares can be enforced here.
 
     Raises DriverError if the driver does not answer, LedgerError if the ledger cannot be written, and ConfigError if
     the settings name GPUs that do not exist or the tokens' key cannot be used.
     """
-    parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim)
+    parts = _construct(driver, ledger, host, catalog, clock, settings, telemetry or NoTelemetry(), claim, enforcers)
     try:
         await _recover(parts, paused, no_driver)
     except BaseException:
@@ -191,6 +200,8 @@ async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
         sampling = PeakSampler(context).run(context.settings.sample_usage_seconds)
         parts.background.append(loop.create_task(sampling, name="peak sampler"))
     parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
+    if context.share_survey.enforcers:
+        parts.background.append(loop.create_task(parts.share_watch.run(), name="share watch"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()
@@ -219,6 +230,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     settings: EngineSettings,
     telemetry: Telemetry,
     lock: LockGpu,
+    enforcers: Sequence[Enforcer],
 ) -> Parts:
     """Construct the state, the context and all parts of an engine, without reading the driver."""
     contents = ledger.contents
@@ -232,7 +244,8 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     events.begin(state.revision)
     context = Context(
         driver=driver,
-        backends=device_backends(driver, host),
+        backends=device_backends(driver, host, enforcers),
+        share_survey=ShareSurvey(driver, host, enforcers),
         host=host,
         catalog=catalog,
         clock=clock,
@@ -255,7 +268,13 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     lifecycle = LeaseLifecycle(context, request_log)
     quarantine = Quarantine(context)
     destroyer = InstanceDestroyer(context, quarantine)
-    repairs = Repairs(context, lifecycle, quarantine, destroyer)
+    shares = Shares(
+        context,
+        destroyer,
+        {each.generation: each.slot.gpu for each in contents.instances if each.kind.shares_memory},
+    )
+    lifecycle.end_devices_by(shares.end_soon)
+    repairs = Repairs(context, lifecycle, quarantine, destroyer, shares)
     reconciler = Reconciler(
         context,
         lifecycle=lifecycle,
@@ -271,6 +290,7 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         quarantine=quarantine,
         preflight=Preflight(context, quarantine),
         destroyer=destroyer,
+        shares=shares,
         reconciler=reconciler,
     )
     limits = LimitCheck(context, executor)
@@ -281,6 +301,9 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
     discovery = Discovery(context, contents, reconciler, lock)
     reconciler.follow_up(admin.destroy_overdue)
     reconciler.follow_up(discovery.look)
+    reconciler.follow_up(shares.sweep)
+    share_watch = ShareWatch(context)
+    reconciler.follow_up(share_watch.look_for_strangers)
     draining = Draining(context, lifecycle)
     idle_leases = IdleLeases(context, lifecycle, reconciler)
     reconciler.follow_up(draining.end_overdue)
@@ -297,6 +320,8 @@ def _construct(  # noqa: PLR0917 -- from `start` alone
         leases=Leases(context, request_log, lifecycle, limits),
         quarantine=quarantine,
         reconciler=reconciler,
+        shares=shares,
+        share_watch=share_watch,
         queue=queue,
         limits=limits,
         fair_share=fair_share,

@@ -29,6 +29,7 @@ from mig_agent.core.model import (
     MigMode,
     NodeView,
 )
+from mig_agent.core.observation import ProcessUsage
 from mig_agent.engine.thread_check import LoopBound
 
 
@@ -49,6 +50,10 @@ class GpuRecord:
     """Why reading it has failed several times in a row; empty when it can be read."""
     switching: str = ""
     """The change of its MIG mode that is in progress, as a message; empty when there is none."""
+    not_shared: str = ""
+    """Why a GPU without MIG mode is not shared, as a phrase; empty if it is, or is not meant to be."""
+    others: tuple[ProcessUsage, ...] = ()
+    """The processes that used no share of a GPU without MIG mode when it was read last."""
     lost: str = ""
     """The driver's report that the GPU is lost, as a message; empty while it is not."""
     instances: dict[Generation, Instance] = field(default_factory=dict)
@@ -349,6 +354,7 @@ def _frozen(record: GpuRecord, instances: Iterable[Instance]) -> Gpu:
         set_aside=bool(record.trouble) and not record.lost,
         minor=record.minor,
         draining=record.cordon is not None and record.cordon.draining,
+        not_shared=record.not_shared,
         drain_until=None if record.cordon is None else record.cordon.drain_until,
         instances=tuple(sorted(instances, key=_by_start)),
     )

@@ -29,6 +29,7 @@ FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signa
 """On a terminal the kernel sends these to the whole group, so they are not forwarded."""
 KILL_AFTER_SECONDS = 10.0
 """Time after SIGTERM at which what is to end gets SIGKILL, unless the user says otherwise."""
+_ENDING = frozenset({signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 _SUPERVISOR = Path(supervisor.__file__)
 _SIGNALLED = 128
 
@@ -46,6 +47,8 @@ class Launcher:
         self._end_order = b""
         self._lock = threading.Lock()
         """Held to write to the pipe or to close it."""
+        self.is_ending = False
+        """True once this process was sent a signal that asks for its end, or `end` was called."""
         self.interrupted = False
         """True if Ctrl-C on the terminal ended a command."""
 
@@ -77,6 +80,7 @@ class Launcher:
 
         Thread-safe; may be called before `run`.
         """
+        self.is_ending = True
         with self._lock:
             self._end_order = f"end {grace_seconds}\n".encode()
             self._write(self._end_order)
@@ -155,6 +159,7 @@ class Launcher:
                 os.read(wake, 4096)
 
     def _handle(self, number: int) -> None:
+        self.is_ending = self.is_ending or number in _ENDING
         if number == signal.SIGCHLD or (self._shares_group and number in FROM_TERMINAL):
             return
         if number == signal.SIGTSTP:

@@ -143,7 +143,7 @@ def _one_trace(
     lines.insert(
         len(lines) - 1, (f"this agent, {len(orders)} other orders within rounds", f"{least:g} to {most:g}", "", "")
     )
-    title = f"{there.pods:g} pods in {len(rounds)} rounds on {_in_words(names)}: who is served"
+    title = f"{there.pods:g} pods in {len(rounds)} rounds on {in_words(names)}: who is served"
     return Table(title, ("policy", "pods", "% of pods", "% of memory"), tuple(lines))
 
 
@@ -194,5 +194,6 @@ def _row(name: str, each: Reached, there: Reached) -> dict[str, Json]:
     }
 
 
-def _in_words(names: Sequence[str]) -> str:
+def in_words(names: Sequence[str]) -> str:
+    """Return GPU models with their counts: `2 a100-40gb, 2 h100-80gb`."""
     return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names))

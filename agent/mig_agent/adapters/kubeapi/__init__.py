@@ -5,7 +5,10 @@ from mig_agent.adapters.kubeapi.informer import InformerSubscription
 from mig_agent.adapters.kubeapi.node_affinity import selects
 from mig_agent.adapters.kubeapi.objects import (
     NO_ANSWER,
+    AllocatedDevice,
+    ClaimFacts,
     DaemonSetFacts,
+    Json,
     KubeApiError,
     NodeCondition,
     NodeFacts,
@@ -15,8 +18,11 @@ from mig_agent.adapters.kubeapi.objects import (
 
 __all__ = [
     "NO_ANSWER",
+    "AllocatedDevice",
+    "ClaimFacts",
     "DaemonSetFacts",
     "InformerSubscription",
+    "Json",
     "KubeApiError",
     "KubeClient",
     "NodeCondition",

@@ -27,6 +27,7 @@ from mig_agent.adapters.kubeapi.events import (
 )
 from mig_agent.adapters.kubeapi.informer import InformerSubscription, NodeWatchState, PodsWatchState, SharedInformer
 from mig_agent.adapters.kubeapi.objects import (
+    ClaimFacts,
     DaemonSetFacts,
     Json,
     KubeApiError,
@@ -34,6 +35,7 @@ from mig_agent.adapters.kubeapi.objects import (
     NodeFacts,
     PodFacts,
     PodName,
+    claim_facts,
     daemon_set_facts,
     node_facts,
     pod_facts,
@@ -49,7 +51,7 @@ from mig_agent.adapters.kubeapi.patches import (
     owned_patch,
     resources_patch,
 )
-from mig_agent.adapters.kubeapi.transport import ApiServer
+from mig_agent.adapters.kubeapi.transport import RESOURCE_SLICES, ApiServer
 from mig_agent.adapters.threads import Call, CallThread
 from mig_agent.core.owner import Pod
 
@@ -109,6 +111,18 @@ class KubeClient:
         if found is None:
             raise KubeApiError(f"cannot find node {self._node}: the API server does not have it", 404)
         return found
+
+    async def claim(self, namespace: str, name: str) -> ClaimFacts | None:
+        """Return the ResourceClaim; None if there is none of this name."""
+        path = f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims/{name}"
+        return await self._read_object(path, claim_facts)
+
+    async def slices(self, driver: str) -> tuple[Json, ...]:
+        """Return the ResourceSlices of a driver on the agent's own node."""
+        query = {"fieldSelector": f"spec.driver={driver},spec.nodeName={self._node}"}
+        what = "list the node's ResourceSlices"
+        found = await self._call(self._free_reader(), lambda: self._server.read(RESOURCE_SLICES, query), what)
+        return tuple(found.get("items") or ())
 
     async def daemon_set(self, namespace: str, name: str) -> DaemonSetFacts | None:
         """Return the DaemonSet; None if there is none of this name."""
@@ -170,6 +184,23 @@ class KubeClient:
     async def remove_condition(self, kind: str) -> None:
         """Remove the condition of this type from the node."""
         await self._patch_status(condition_removal_patch(kind), STRATEGIC_MERGE_PATCH)
+
+    async def write_slice(self, body: Json, *, is_new: bool) -> Json:
+        """Create or replace a ResourceSlice; return it as the API server stored it, which drops unknown fields."""
+        name, server = body["metadata"]["name"], self._server
+        return await self._call(
+            self._changes,
+            lambda: server.create_slice(body) if is_new else server.replace_slice(name, body),
+            f"write ResourceSlice {name}",
+        )
+
+    async def delete_slice(self, name: str) -> None:
+        """Delete a ResourceSlice; one that is gone is no error."""
+        try:
+            await self._call(self._changes, lambda: self._server.delete_slice(name), f"delete ResourceSlice {name}")
+        except KubeApiError as error:
+            if not error.not_found:
+                raise
 
     async def delete_daemon_set(self, namespace: str, name: str) -> None:
         """Start deleting a DaemonSet in the foreground: the object goes after its pods."""

@@ -67,6 +67,9 @@ class PodFacts:
     resources: Mapping[str, int] = field(default_factory=dict)
     """Count of each extended resource that the pod requests, as the scheduler counts it."""
 
+    claims: tuple[str, ...] = ()
+    """Names of the ResourceClaims that the pod uses, generated ones included."""
+
     @property
     def uids(self) -> frozenset[str]:
         """All UIDs by which the pod may be known."""
@@ -76,6 +79,28 @@ class PodFacts:
     def finished(self) -> bool:
         """True if no container of the pod will run again."""
         return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedDevice:
+    """A device in the allocation of a claim."""
+
+    request: str
+    """The request of the claim that the device is for, without a subrequest."""
+    driver: str
+    pool: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimFacts:
+    """A ResourceClaim as the API server reports it."""
+
+    namespace: str
+    name: str
+    uid: str
+    devices: tuple[AllocatedDevice, ...] = ()
+    """The allocated devices of all drivers; empty while the claim is not allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +158,7 @@ def pod_facts(pod: Json) -> PodFacts:
         node=spec.get("nodeName", ""),
         static_uid=(meta.get("annotations") or {}).get(_MIRROR, ""),
         resources=requested(spec),
+        claims=_claims(spec, status),
         daemon_set=next((each["name"] for each in meta.get("ownerReferences") or () if _is_daemon_set(each)), ""),
     )
 
@@ -154,6 +180,34 @@ def node_facts(node: Json) -> NodeFacts:
         ),
         resource_version=meta.get("resourceVersion", ""),
     )
+
+
+def claim_facts(claim: Json) -> ClaimFacts:
+    """Return the facts of a ResourceClaim from its JSON. Raises KeyError if it is not one."""
+    meta, allocation = claim["metadata"], (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or ()
+    return ClaimFacts(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        devices=tuple(
+            AllocatedDevice(
+                request=each["request"].partition("/")[0],
+                driver=each["driver"],
+                pool=each["pool"],
+                device=each["device"],
+            )
+            for each in results
+        ),
+    )
+
+
+def _claims(spec: Json, status: Json) -> tuple[str, ...]:
+    """Return the names of the claims that a pod uses; a claim that is still to be generated has none."""
+    named = [each.get("resourceClaimName") for each in spec.get("resourceClaims") or ()]
+    named += [each.get("resourceClaimName") for each in status.get("resourceClaimStatuses") or ()]
+    named.append((status.get("extendedResourceClaimStatus") or {}).get("resourceClaimName"))
+    return tuple(dict.fromkeys(each for each in named if each))
 
 
 def daemon_set_facts(daemon_set: Json) -> DaemonSetFacts:

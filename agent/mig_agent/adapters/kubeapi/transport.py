@@ -32,6 +32,8 @@ _MOST_BYTES: Final = 8 << 20
 """Limit of an object's size; etcd stores none larger than 1.5 MiB."""
 _MOST_WORDS: Final = 500
 _ERROR: Final = 400
+_JSON_BODY: Final = "application/json"
+RESOURCE_SLICES: Final = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class ApiServer:
@@ -105,6 +107,21 @@ class ApiServer:
         with FAILPOINTS.around("event-again"):
             self._send("PATCH", f"/api/v1/namespaces/{namespace}/events/{name}", patch, STRATEGIC_MERGE_PATCH)
 
+    def create_slice(self, body: Json) -> Json:
+        """Create a ResourceSlice; return it as the API server stored it."""
+        with FAILPOINTS.around("resource-slice"):
+            return self._send("POST", RESOURCE_SLICES, dict(body), _JSON_BODY)
+
+    def replace_slice(self, name: str, body: Json) -> Json:
+        """Replace a ResourceSlice; return it as the API server stored it."""
+        with FAILPOINTS.around("resource-slice-again"):
+            return self._send("PUT", f"{RESOURCE_SLICES}/{name}", dict(body), _JSON_BODY)
+
+    def delete_slice(self, name: str) -> None:
+        """Delete a ResourceSlice."""
+        with FAILPOINTS.around("resource-slice-removal"):
+            self._send("DELETE", f"{RESOURCE_SLICES}/{name}", {}, _JSON_BODY)
+
     def delete_daemon_set(self, namespace: str, name: str) -> None:
         """Start deleting a DaemonSet; the object goes after its pods."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
@@ -144,7 +161,7 @@ class ApiServer:
             raise KubeApiError(f"cannot {what} at {self.address}: {words[:_MOST_WORDS]}", NO_ANSWER) from error
 
 
-_VERBS: Final = {"PATCH": "change", "POST": "create in", "DELETE": "delete"}
+_VERBS: Final = {"PATCH": "change", "PUT": "replace", "POST": "create in", "DELETE": "delete"}
 
 
 def _timeout(silence: float = READ_SECONDS) -> Any:  # noqa: ANN401 -- urllib3 has a class for it

@@ -58,6 +58,15 @@ class KubeletPaths:
         return self.plugins / "kubelet_internal_checkpoint"
 
     @property
+    def plugin_registry(self) -> Path:
+        """Folder that the kubelet watches for sockets on which plugins register, such as DRA drivers."""
+        return self.folder / "plugins_registry"
+
+    def driver_folder(self, driver: str) -> Path:
+        """Return the folder of a driver's own sockets."""
+        return self.folder / "plugins" / driver
+
+    @property
     def pod_resources(self) -> Path:
         """Socket of the kubelet's pod resources API."""
         return self.folder / "pod-resources" / "kubelet.sock"

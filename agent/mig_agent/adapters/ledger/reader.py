@@ -31,6 +31,7 @@ from mig_agent.core.model import (
     Slot,
 )
 from mig_agent.core.owner import decode
+from mig_agent.core.shares import Enforcement
 
 _STATE = {
     "creating": InstanceState.CREATING,
@@ -158,7 +159,8 @@ def _cordon(reason: str, since: float, drain: str | None) -> Cordon:
 
 _INSTANCES = (
     "SELECT generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size,"
-    " state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant FROM instance ORDER BY generation"
+    " state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by"
+    " FROM instance ORDER BY generation"
 )
 _LEASE_COLUMNS = (
     "id, request_id, digest, tenant, holder, holder_uid, holder_pid, created_at, expires_at, owner,"
@@ -199,7 +201,7 @@ class EventQuery:
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
     generation, gpu, kind, profile_id, name, compute, memory, mib, *rest = row
-    start, size, state, gi, ci, uuid, since, tenant = rest
+    start, size, state, gi, ci, uuid, since, tenant, enforced_by = rest
     placement = Placement(_int(start), _int(size))
     # Engines and other placements are in the GPU's layout, not in the record.
     profile = Profile(
@@ -222,6 +224,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
         lease=lease,
         since=_float(since),
         last_tenant=None if tenant is None else str(tenant),
+        enforced_by=None if enforced_by is None else Enforcement(str(enforced_by)),
     )
 
 

@@ -14,7 +14,7 @@ from mig_agent.adapters.ledger.accounting import (
     encode_account,
 )
 from mig_agent.adapters.ledger.reader import Doubt
-from mig_agent.adapters.ledger.schema import DRAIN, UNCONFIRMED
+from mig_agent.adapters.ledger.schema import DRAIN, FIRST_WITH_SHARES, UNCONFIRMED
 from mig_agent.core.accounting import NO_ACCOUNT, LeaseAccount
 from mig_agent.core.events import Event
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState, Lease, LeaseId
@@ -24,8 +24,8 @@ Statement = tuple[str, tuple[str | int | float | None, ...]]
 
 _PUT_INSTANCE = (
     "INSERT INTO instance (generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib,"
-    " start, size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " start, size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
     " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since,"
     " last_tenant = excluded.last_tenant"
@@ -89,8 +89,11 @@ class PutInstance:
                 instance.uuid,
                 instance.since,
                 instance.last_tenant,
+                instance.enforced_by,
             ),
         )
+        if profile.kind.shares_memory:
+            yield _PUT_FACT, ("least_reader", str(FIRST_WITH_SHARES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,17 @@ PATCHES = (
                 leases INTEGER NOT NULL) WITHOUT ROWID""",
         ),
     ),
+    Patch(
+        number=4,
+        least_reader=2,  # until a share is recorded: see `FIRST_WITH_SHARES`
+        statements=(
+            # How the memory limit of a share is enforced.
+            "ALTER TABLE instance ADD COLUMN enforced_by TEXT",
+        ),
+    ),
 )
+FIRST_WITH_SHARES = 4
+"""The `least_reader` of a ledger in which a share was recorded: an older version cannot read that record."""
 
 
 def check_version(connection: sqlite3.Connection, where: str, patches: tuple[Patch, ...] = PATCHES) -> None:

@@ -261,6 +261,14 @@ class Nvml:
         answer = self._call("nvmlDeviceGetMemoryInfo", device, gpu=index)
         return MemoryAnswer(total=int(answer.total), used=int(answer.used))
 
+    def reserved_bytes(self, gpu: GpuHandle, index: int) -> int:
+        """Return the memory that the driver keeps for itself."""
+        return int(self._call("nvmlDeviceGetMemoryInfo", gpu, pynvml.nvmlMemory_v2, gpu=index).reserved)
+
+    def compute_mode(self, gpu: GpuHandle, index: int) -> int:
+        """Return the compute mode, one of the NVML_COMPUTEMODE_ constants."""
+        return int(self._call("nvmlDeviceGetComputeMode", gpu, gpu=index))
+
     def utilization_percent(self, gpu: GpuHandle, index: int) -> int:
         """Return the utilization of the multiprocessors in percent. Raises NOT_SUPPORTED in MIG mode."""
         return int(self._call("nvmlDeviceGetUtilizationRates", gpu, gpu=index).gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import TypeVar
 
 from mig_agent.adapters.nvml.calls import FULL_COMPUTE_PROFILE_ENUM, EventSetHandle, GpuInstanceHandle, Nvml, OnCall
@@ -30,6 +31,16 @@ class Observation:
     gpus: tuple[ObservedGpu, ...]
     failed: Mapping[int, DriverError]
     """GPUs that could not be read, by index."""
+
+
+class ComputeMode(IntEnum):
+    """Says who may use a GPU side by side. The values are NVML's (`nvmlComputeMode_t`)."""
+
+    DEFAULT = 0
+    """Any number of processes."""
+    EXCLUSIVE_THREAD = 1
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
 
 
 class Driver:
@@ -171,6 +182,16 @@ class Driver:
             instances=instances,
             processes=pids or (),
         )
+
+    def reserved_mib(self, gpu: GpuUuid) -> int:
+        """Return the memory that the driver keeps of a GPU for itself, rounded up."""
+        known = self._gpus.find(gpu)
+        return -(-self._nvml.reserved_bytes(known.handle, known.index) // _MIB)
+
+    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
+        """Return who may use a GPU side by side."""
+        known = self._gpus.find(gpu)
+        return ComputeMode(self._nvml.compute_mode(known.handle, known.index))
 
     # Who uses it
 

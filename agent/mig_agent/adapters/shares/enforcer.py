@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from mig_agent.core.model import Generation, GpuUuid
 from mig_agent.core.shares import Enforcement
@@ -71,3 +71,11 @@ class Enforcer(Protocol):
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
         """Return the shares of which anything is left on this machine; the GPU is None where it is not known."""
+
+
+@runtime_checkable
+class EndsProcesses(Protocol):
+    """An enforcer whose limit holds for each process of a share alone, and that can take the GPU from one of them."""
+
+    def end_process(self, generation: Generation, pid: int) -> None:
+        """Take the GPU from a process without disturbing the others. Raises DriverError."""

@@ -25,10 +25,13 @@ from mig_agent.core.model import Generation, GpuUuid
 PROGRAM = "nvidia-cuda-mps-control"
 LONGEST_PIPE_PATH = 87
 """Bytes of the pipe folder's path; with more the daemon cannot name its sockets."""
-_LONGEST_GENERATION = 19
-"""Digits of a 64-bit number."""
+_LONGEST_GENERATION = 12
+"""The most digits of a generation: no agent creates so many instances."""
 _MIB_OF_G = 1024
 _PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+_PIPE_PREFIX = os.fsencode(f"{_PIPE_VARIABLE}=")
+_PID_FILE = "nvidia-cuda-mps-control.pid"
+"""In the pipe folder, from driver 550 on."""
 _LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 _OWN_SEARCH, _OWN_ALL, _SEARCH = 0o711, 0o700, 1
 _POLL_SECONDS = 0.02
@@ -45,6 +48,15 @@ class MpsTerms:
     """The user whose processes may connect; None: everybody's."""
     thread_percentage: int | None = None
     """The most of the GPU's multiprocessors that a client uses, in per cent; None: all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDaemon:
+    """A control daemon that runs now."""
+
+    pid: int
+    is_stopped: bool
+    """Whether a signal or a debugger stopped it: then it answers no command until it is continued."""
 
 
 class MpsDaemons:
@@ -75,12 +87,13 @@ class MpsDaemons:
         return shutil.which(PROGRAM, path=self._search_path) is not None
 
     def existing(self) -> tuple[Generation, ...]:
-        """Return the generations that have a folder, whether or not a daemon runs there."""
+        """Return the generations that have a folder, or a daemon whose folder was removed under it."""
         try:
             names = os.listdir(self._folder)  # noqa: PTH208 -- names are all that is needed
         except FileNotFoundError:
-            return ()
-        return tuple(Generation(int(name)) for name in sorted(names) if name.isdigit())
+            names = []
+        found = {Generation(int(name)) for name in names if name.isdigit()}
+        return tuple(sorted(found | self._by_generation(of_mps=True).keys()))
 
     def pipe_folder(self, generation: Generation) -> Path:
         """Return the folder through which the clients of a daemon connect."""
@@ -156,10 +169,12 @@ class MpsDaemons:
         """
         what = f"end of the MPS daemon of share {generation}"
         home = self._folder / str(generation)
-        if not home.exists():
+        if not home.exists() and not self.pids(generation):
             return
-        with contextlib.suppress(DriverError):
-            self._ask(generation, f"quit -t {max(1, int(self._deadline / 2))}", what)
+        daemon = self.daemon(generation)
+        if daemon is None or not daemon.is_stopped:
+            with contextlib.suppress(DriverError):
+                self._ask(generation, f"quit -t {max(1, int(self._deadline / 2))}", what)
         until = time.monotonic() + self._deadline
         while pids := self.pids(generation):
             if time.monotonic() > until:
@@ -169,19 +184,51 @@ class MpsDaemons:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         try:
-            with FAILPOINTS.around("mps-removal"):
+            with FAILPOINTS.around("mps-removal"), contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(home)
         except OSError as error:
             raise DriverError(DriverErrorKind.UNKNOWN, what, detail=f"{home}: {error.strerror}") from error
 
+    def daemon(self, generation: Generation) -> RunningDaemon | None:
+        """Return the daemon as the kernel shows it, without a command to it; None if none runs."""
+        wanted = self._variable(generation)
+        with contextlib.suppress(OSError, ValueError):
+            pid = int((self.pipe_folder(generation) / _PID_FILE).read_text(encoding="ascii"))
+            if wanted in Path("/proc", str(pid), "environ").read_bytes().split(b"\0"):
+                state = Path("/proc", str(pid), "stat").read_bytes().rpartition(b")")[2].split()[0]
+                return None if state in {b"Z", b"X"} else RunningDaemon(pid=pid, is_stopped=state in {b"T", b"t"})
+        return None
+
+    def users(self) -> Mapping[Generation, tuple[int, ...]]:
+        """Return the processes whose environment names a daemon's pipe folder, daemons and servers left out."""
+        return self._by_generation(of_mps=False)
+
+    def _by_generation(self, *, of_mps: bool) -> Mapping[Generation, tuple[int, ...]]:
+        found: dict[Generation, list[int]] = {}
+        for pid, variables, words in _processes():
+            for each in variables:
+                if each.startswith(_PIPE_PREFIX) and _is_of_mps(words) is of_mps:
+                    generation = self._generation_of(Path(os.fsdecode(each[len(_PIPE_PREFIX) :])))
+                    if generation is not None:
+                        found.setdefault(generation, []).append(pid)
+        return {generation: tuple(sorted(pids)) for generation, pids in found.items()}
+
+    def _generation_of(self, pipe: Path) -> Generation | None:
+        home = pipe.parent
+        ours = pipe.name == "pipe" and home.parent == self._folder and home.name.isdigit()
+        return Generation(int(home.name)) if ours else None
+
+    def _variable(self, generation: Generation) -> bytes:
+        return _PIPE_PREFIX + os.fsencode(self.pipe_folder(generation))
+
     def pids(self, generation: Generation) -> tuple[int, ...]:
         """Return the processes of the daemon and its servers, found by their environment; its clients are left out."""
-        wanted = os.fsencode(f"{_PIPE_VARIABLE}={self.pipe_folder(generation)}")
+        wanted = self._variable(generation)
         return tuple(pid for pid, variables, words in _processes() if wanted in variables and _is_of_mps(words))
 
     def _make_folders(self, home: Path) -> None:
         # Others may pass through to the pipe folder, which lets in its client alone, and see nothing else.
-        self._folder.mkdir(mode=_OWN_SEARCH, exist_ok=True)
+        self._folder.mkdir(mode=_OWN_SEARCH, exist_ok=True, parents=True)
         self._folder.chmod(_OWN_SEARCH)
         home.mkdir()
         home.chmod(_OWN_SEARCH)

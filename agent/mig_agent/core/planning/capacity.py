@@ -8,10 +8,10 @@ intervals on the slice axis; the most that do not overlap are found by taking th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mig_agent.core.model import GpuState, GpuUuid, Layout, NodeView, Profile, Request, Want
+from mig_agent.core.model import GpuState, GpuUuid, Isolation, Layout, NodeView, Profile, Request, Want
 from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.feasibility import empty_occupancy
 from mig_agent.core.planning.occupancy import Candidate, Occupancy
@@ -82,6 +82,11 @@ def available(
 def servable(view: NodeView, want: Want) -> int:
     """Return the most devices for this want that the node could ever give: all of its GPUs usable and empty."""
     return _count((empty_occupancy(gpu, keep_foreign=False) for gpu in view.gpus), want)
+
+
+def servable_in_containers(view: NodeView, want: Want) -> int:
+    """Return the same without shares: nothing brings what enforces their limits into a container."""
+    return servable(view, replace(want, isolation=Isolation.MIG))
 
 
 class RemainingCapacity:

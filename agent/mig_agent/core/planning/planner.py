@@ -374,6 +374,9 @@ def _no_mig_gpu(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
     why = ", ".join(f"GPU {gpu.index}: {gpu.reason or 'MIG mode is off'}" for gpu in gpus[:8])
     capable = [gpu for gpu in gpus if gpu.mode.capable]
     hint = f"`migctl mode enable --gpu {capable[0].index}` switches MIG mode on; " if capable else ""
+    if (want.memory_bytes is not None or want.fraction is not None) and want.isolation is not Isolation.MIG:
+        reasons = dict.fromkeys(gpu.not_shared for gpu in gpus if gpu.not_shared)
+        hint += "".join(f"no GPU is shared here by {reason}; " for reason in reasons)
     return Refusal(
         reason=Reason.NO_MIG_GPU,
         message=f"cannot place {describe_want(want)}: {describe_gpus(gpus)} cannot be divided now ({why})",

@@ -37,7 +37,16 @@ from mig_agent.core.model import (
     Slot,
     Want,
 )
-from mig_agent.core.owner import KubeletDevice, Pod, PodOwner, ProcessOwner, StreamOwner, TokenOwner
+from mig_agent.core.owner import (
+    Claim,
+    ClaimOwner,
+    KubeletDevice,
+    Pod,
+    PodOwner,
+    ProcessOwner,
+    StreamOwner,
+    TokenOwner,
+)
 from mig_agent.core.planning.plan import (
     CreateInstance,
     DestroyInstance,
@@ -141,7 +150,21 @@ _VALUES: Final[Mapping[str, type]] = MappingProxyType(
         each.__name__: each
         for each in (
             *(Blocker, CreateInstance, DestroyInstance, DeviceKind, DevicePlan, Engines, Gpu, Holder, Instance),
-            *(KubeletDevice, Layout, Lease, MigMode, NodeView, Placement, Plan, Pod, PodOwner, Policy, ProcessOwner),
+            *(
+                Claim,
+                ClaimOwner,
+                KubeletDevice,
+                Layout,
+                Lease,
+                MigMode,
+                NodeView,
+                Placement,
+                Plan,
+                Pod,
+                PodOwner,
+                Policy,
+                ProcessOwner,
+            ),
             *(
                 Profile,
                 RecordedPlan,

@@ -72,9 +72,11 @@ def without_shares(wants: Iterable[Want]) -> tuple[Want, ...]:
 
 
 def shared_mib(gpu: Gpu) -> int:
-    """Return how much of the usable memory the shares of a GPU take, in MiB."""
+    """Return how much of the usable memory the shares of a GPU take, with what others use of it, in MiB."""
     terms = gpu.layout.shares
-    return 0 if terms is None else sum(terms.taken(each.slot.profile.memory_mib) for each in shares_of(gpu.instances))
+    if terms is None:
+        return 0
+    return terms.others_mib + sum(terms.taken(each.slot.profile.memory_mib) for each in shares_of(gpu.instances))
 
 
 def shares_of(instances: Iterable[Instance]) -> tuple[Instance, ...]:

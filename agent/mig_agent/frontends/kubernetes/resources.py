@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from mig_agent.core.model import Gpu, GpuState, NodeView, Want
-from mig_agent.core.planning.capacity import servable
+from mig_agent.core.planning.capacity import servable_in_containers
 from mig_agent.core.pod_resources import MEMORY, PROFILES, in_kubernetes
 from mig_agent.core.requests import memory_want, profile_want, whole_gpu_want
 from mig_agent.frontends.kubernetes.pod_leases import leases_of_pods
@@ -113,7 +113,7 @@ def _wants(view: NodeView, naming: Naming) -> Iterator[tuple[str, Want]]:
         yield naming.profiles + in_kubernetes(profile), profile_want(profile)
     for amount in naming.amounts:
         want = replace(memory_want(amount.upper()), text=amount.upper())
-        if servable(view, want):
+        if servable_in_containers(view, want):
             yield naming.memory + amount, want
     if naming.whole_gpu and any(gpu.state is GpuState.WHOLE for gpu in view.gpus):
         yield naming.whole_gpu, _WHOLE

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mig_agent.core.backoff import Backoff
 from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import format_duration, parse_duration
 from mig_agent.migctl import failures
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.launcher import Launcher
 
+_SHORT_SECONDS = 10.0
+"""A run below this may be one that yields at once, again and again."""
+_BACKOFF = Backoff(0.25, 60.0)
 _EACH_HINT = "give --each to run the command once on each device"
 
 
@@ -41,6 +48,12 @@ _EACH_HINT = "give --each to run the command once on each device"
     default="10s",
     help="How long after SIGTERM what has to end gets SIGKILL: 10s (default), 2m.",
 )
+@click.option(
+    "--restart-on",
+    metavar="yield",
+    type=click.Choice(["yield"]),
+    help="With `yield`: start the command again, on a new lease, whenever it ends with exit code 75.",
+)
 @click.argument(
     "command", metavar="[--] COMMAND...", nargs=-1, type=click.UNPROCESSED, shell_complete=completer_of("command")
 )
@@ -49,6 +62,7 @@ def run(
     *,
     each: bool,
     kill_after: str,
+    restart_on: str | None,
     command: tuple[str, ...],
     dry_run: bool,
     explain: bool,
@@ -63,6 +77,9 @@ def run(
     It finds its device in CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES. Signals reach it, and its exit code is
     migctl's; 125 says that it was not run. What it leaves behind is ended when it ends. With --ttl it is ended when
     its time is over, by SIGTERM and then SIGKILL, and the exit code is 124.
+
+    With --restart-on yield a command that ends with 75 gives its device back and is started again once it has another:
+    for training that saves a checkpoint and goes on from it. What ends migctl ends the command for good.
     """  # noqa: D301 -- \b is click's mark for a paragraph that keeps its lines
     output = common.wants()
     check_explain(dry_run=dry_run, explain=explain)
@@ -73,6 +90,10 @@ def run(
     if not command and not dry_run:
         raise UsageError("cannot run nothing", "write it at the end: migctl run --gpu-memory 4G -- python x.py")
     _check_devices(asking, each=each)
+    if restart_on is not None and asking["request_id"]:
+        raise UsageError(
+            "cannot restart with --request-id: each start has a lease of its own", "leave --request-id out"
+        )
     if command and shutil.which(command[0]) is None:
         found = os.path.exists(command[0])  # noqa: PTH110 -- as typed, not as a path of ours
         why = "it cannot be executed" if found else "there is no such command"
@@ -85,16 +106,47 @@ def run(
             if dry_run:
                 return print_plan(client, asking, output, explain=explain)
             _check_machine(client)
-            return _run(client, asking, command, each=each, output=output, kill_after=kill_after_seconds)
+            run_once = functools.partial(
+                _run, client, asking, command, each=each, output=output, kill_after=kill_after_seconds
+            )
+            return _run_again_and_again(run_once) if restart_on is not None else run_once().code
     except (UsageError, failures.LeftQueueError):
         raise
     except MigAgentError as error:
         return failures.report(error, json=output == "json", code=failures.COULD_NOT_RUN)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """How a command on its lease has ended."""
+
+    code: int
+    for_good: bool
+    """True if migctl was asked to end it."""
+
+
+def _run_again_and_again(run_once: Callable[[], _Ended]) -> int:
+    """Run a command until it ends without having yielded; return its exit code.
+
+    One that yields at once, again and again, is started at longer and longer intervals.
+    """
+    from mig_agent.elastic.environment import YIELD_CODE  # noqa: PLC0415 -- only for those who ask for it
+
+    short_runs = 0
+    while True:
+        began = time.monotonic()
+        ended = run_once()
+        if ended.code != YIELD_CODE or ended.for_good:
+            return ended.code
+        short_runs = short_runs + 1 if time.monotonic() - began < _SHORT_SECONDS else 0
+        _say("the command has yielded (exit code 75); its device is given back, and another is asked for")
+        if short_runs:
+            time.sleep(_BACKOFF.pause(short_runs))
+
+
 def _run(
     client: Client, asking: RequestArgs, command: Sequence[str], *, each: bool, output: str, kill_after: float
-) -> int:
+) -> _Ended:
     from mig_agent.client import Refused  # noqa: PLC0415 -- a mistyped command line costs no import of gRPC
     from mig_agent.migctl.launcher import Launcher, die_of_interrupt  # noqa: PLC0415 -- the same
 
@@ -131,12 +183,12 @@ def _run(
             code = launcher.run(command, _environments(lease, each=each))
         except OSError as error:
             words = f"cannot run {command[0]}: {error.strerror or error}"
-            return failures.report_message(words, code=failures.COULD_NOT_RUN)
+            return _Ended(failures.report_message(words, code=failures.COULD_NOT_RUN), for_good=True)
     if held.is_over.is_set():
-        return failures.TIMED_OUT
+        return _Ended(failures.TIMED_OUT, for_good=True)
     if launcher.interrupted:
         die_of_interrupt()
-    return code
+    return _Ended(code, for_good=launcher.is_ending)
 
 
 class _HeldByRun:
@@ -235,6 +287,8 @@ def _environments(lease: Lease, *, each: bool) -> list[Mapping[str, str]]:
         | {
             "CUDA_VISIBLE_DEVICES": device.uuid,
             "NVIDIA_VISIBLE_DEVICES": device.uuid,
+            "MIG_AGENT_DEVICE_PROFILE": device.profile,
+            "MIG_AGENT_DEVICE_MEMORY": str(device.memory_mib),
             "MIG_AGENT_DEVICE_INDEX": str(index),
             "MIG_AGENT_DEVICE_COUNT": str(len(lease.devices)),
         }

@@ -15,7 +15,7 @@ from mig_agent.adapters.kubeapi import NodeFacts
 from mig_agent.adapters.kubelet import DeviceCheckpoint, KubeletPaths, PodResources, remove_stale_sockets
 from mig_agent.core.model import NodeView
 from mig_agent.core.owner import KubeletDevice
-from mig_agent.core.planning.capacity import servable
+from mig_agent.core.planning.capacity import servable_in_containers
 from mig_agent.engine.manager import Manager
 from mig_agent.engine.tasks import Tasks
 from mig_agent.frontends.kubernetes import resources
@@ -333,7 +333,7 @@ class Plugin:
         for resource in resources_of(view, self._settings.naming):
             if resource.name not in self.served:
                 service = ResourceService(resource, self, self._settings.start_deadline)
-                service.known = frozenset(map(resources.device_id, range(servable(view, resource.want))))
+                service.known = frozenset(map(resources.device_id, range(servable_in_containers(view, resource.want))))
                 self.served[resource.name] = Served(resource, service)
                 self._resources[resource.name] = resource
                 self.registration.add(service)
