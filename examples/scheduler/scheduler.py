@@ -80,7 +80,8 @@ class Scheduler:
             return await self.fleet.acquire(node, pod, devices=pod.devices)
         for _ in range(TRIES):
             words = {node: why for node in self.fleet.agents if (why := self.cluster.objection(node, pod))}
-            plans, refusals = await self.fleet.plan(but=words, devices=pod.devices)
+            # Containers get no shares of GPUs.
+            plans, refusals = await self.fleet.plan(but=words, devices=pod.devices, isolation="mig")
             if not plans:
                 for node in set(self.fleet.expiring(pod)) - words.keys():  # its own lease may be in its way there
                     with contextlib.suppress(Refused):

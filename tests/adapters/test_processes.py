@@ -20,6 +20,19 @@ async def waiting_process() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-c", "input()", stdin=asyncio.subprocess.PIPE)
 
 
+async def test_who_started_whom() -> None:
+    process = await waiting_process()
+    assert processes.is_below(process.pid, os.getpid())
+    assert not processes.is_below(os.getpid(), os.getpid())
+    assert not processes.is_below(os.getpid(), process.pid)
+    assert process.pid in processes.descendants(os.getpid())
+    assert processes.uid(process.pid) == os.getuid()
+    process.kill()
+    await process.wait()
+    assert not processes.is_below(process.pid, os.getpid())
+    assert processes.uid(process.pid) is None
+
+
 def without_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_pid: int) -> int:
         raise OSError("this kernel has no pidfd")

@@ -46,6 +46,42 @@ def test_the_map_as_people_see_it() -> None:
     assert render_text(GPU) == PICTURE
 
 
+SHARED = SliceMapGpu(
+    title="GPU 0: NVIDIA L40S, shared",
+    name="GPU 0 shared, L40S",
+    memory_slices=1,
+    shared_mib=44_000,
+    blocks=(
+        SliceMapBlock(start=0, size=4_224, label="4 GiB", state="leased", holder="alice"),
+        SliceMapBlock(start=4_224, size=1_152, label="1 GiB", state="leased", holder="bob"),
+        SliceMapBlock(start=5_376, size=16_256, label="15.75 GiB", state="leased", holder="carol"),
+        SliceMapBlock(start=21_632, size=2_048, label="2 GiB", state="foreign"),
+    ),
+)
+SHARED_PICTURE = """\
+GPU 0: NVIDIA L40S, shared
+┌──────┬──┬────────────────────────────┬───┬───────────────────────────────────┐
+│██████│██│████████████████████████████│▒▒▒│                                   │
+│4 GiB │1…│15.75 GiB                   │2 …│19.84 GiB                          │
+│leased│l…│leased                      │fo…│free                               │
+│alice │b…│carol                       │   │                                   │
+└0─────┴──┴5.2─────────────────────────┴───┴23.1───────────────────────────────┘"""
+
+
+def test_a_shared_gpu_is_a_bar_of_its_memory() -> None:
+    assert render_text(SHARED) == SHARED_PICTURE
+    (line,) = render_lines([SHARED])
+    assert line.startswith("GPU 0 shared, L40S │█al…│█…│█carol 15.75 GiB")
+    assert re.search(r"│▒…│ 19.84 GiB free +│$", line)
+    assert describe(SHARED).startswith("GPU 0: NVIDIA L40S, shared: 4 GiB, leased, alice; 1 GiB, leased, bob; ")
+
+
+def test_a_shared_gpu_has_gib_below_it_in_the_picture() -> None:
+    root = ET.fromstring(render_svg([SHARED]))  # noqa: S314 -- our own text
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert [each for each in words if re.fullmatch(r"0 GiB|\d+", each or "")] == ["0 GiB", *map(str, range(4, 41, 4))]
+
+
 def test_the_map_in_sixty_columns_of_ascii() -> None:
     assert render_text(GPU, 60, unicode=False) == ASCII_PICTURE
 
@@ -181,6 +217,40 @@ def test_whatever_is_drawn_keeps_its_lines_and_its_width(
         assert all(len(line) <= width for line in lines)
     if not unicode:
         assert text.isascii()
+
+
+shared_gpus = st.builds(
+    SliceMapGpu,
+    title=st.text(max_size=100),
+    memory_slices=st.just(1),
+    blocks=st.lists(
+        st.builds(
+            SliceMapBlock,
+            start=st.integers(0, 90_000),
+            size=st.integers(0, 50_000),
+            label=st.text(max_size=20),
+            state=st.sampled_from(list(STYLES)),
+            holder=st.text(max_size=40),
+        ),
+        max_size=8,
+    ).map(tuple),
+    shared_mib=st.integers(1, 200_000),
+)
+
+
+@given(gpu=shared_gpus, width=st.integers(1, 200), unicode=st.booleans())
+def test_a_shared_gpu_keeps_its_lines_and_its_width_however_small_its_shares_are(
+    gpu: SliceMapGpu, width: int, unicode: bool
+) -> None:
+    drawn = render_text(gpu, width, unicode=unicode).split("\n")
+    line = render_lines([replace(gpu, name="GPU 0")], width, unicode=unicode)
+    assert (len(drawn), len(line)) == (7, 1)
+    assert all(each.isprintable() and (unicode or each.isascii()) for each in (*drawn, *line))
+    if width >= 3 * len(filled(gpu)) + 1:
+        assert all(len(each) <= width for each in drawn)
+    assert sum(each.size for each in filled(gpu)) == gpu.shared_mib
+    root = ET.fromstring(render_svg([gpu]))  # noqa: S314 -- our own text
+    assert all(float(each.attrib["width"]) > 0 for each in root.iter("{http://www.w3.org/2000/svg}rect"))
 
 
 @given(several=st.lists(gpus, max_size=4), width=st.integers(1, 200), unicode=st.booleans())

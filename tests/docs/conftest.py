@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from support.agent import Agent, short_folder
+from support.documents import machine_of
 
 
 @pytest.fixture
-def agent() -> Iterator[Agent]:
-    """The agent that the documents speak to: that of the demo."""
-    with short_folder() as folder, Agent(folder, "a100-40gb:1,h100-80gb:2") as running:
+def agent(request: pytest.FixtureRequest) -> Iterator[Agent]:
+    """The agent that a document speaks to: that of the demo, or one with the GPUs that the page names."""
+    callspec = getattr(request.node, "callspec", None)
+    page = None if callspec is None else callspec.params.get("page")
+    with short_folder() as folder, Agent(folder, machine_of(page)) as running:
         yield running
 
 

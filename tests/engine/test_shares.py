@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,23 +121,6 @@ async def test_who_uses_a_share_is_told_to_its_enforcer(tmp_path: Path, enforcer
     async with sharing(tmp_path, "l40s", enforcer) as node:
         granted = await node.acquire("4G", holder=Holder(name="alice", uid=1234))
         assert enforcer._read(generation(granted))["uid"] == 1234
-
-
-async def test_a_request_without_a_process_gets_another_way_or_is_refused(
-    tmp_path: Path, enforcer: FileEnforcer
-) -> None:
-    by_process = FileEnforcer(tmp_path / "by-process")
-    by_process.enforcement, by_process.needs_process = Enforcement.CGROUP, True
-    async with engine(tmp_path, "l40s", enforcers=lambda _driver, _host: (by_process, enforcer)) as node:
-        of_process = await node.acquire("4G", pid=os.getpid())
-        without = await node.acquire("4G")
-        assert [each.devices[0].enforced_by for each in (of_process, without)] == [Enforcement.CGROUP, Enforcement.MPS]
-        assert by_process.existing() == ((None, generation(of_process)),)
-        assert by_process.begun[0].process is not None
-        node.manager.reconfigure(replace(node.manager.settings, fractions=Fractions.CGROUP))
-        await node.look()
-        refusal = (await refused(node, "4G")).refusal
-        assert "use `migctl run`" in refusal.message
 
 
 async def test_a_share_that_cannot_be_set_up_leaves_nothing(tmp_path: Path, enforcer: FileEnforcer) -> None:

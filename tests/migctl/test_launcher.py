@@ -25,8 +25,8 @@ from support.people import ALICE, needs_root
 LAUNCH = """
 import os, sys
 from mig_agent.migctl.launcher import Launcher, die_of_interrupt
-launcher = Launcher(float(sys.argv[2]))
-code = launcher.run(sys.argv[3:], [os.environ | {"NUMBER": str(n)} for n in range(int(sys.argv[1]))])
+with Launcher(float(sys.argv[2])) as launcher:
+    code = launcher.run(sys.argv[3:], [os.environ | {"NUMBER": str(n)} for n in range(int(sys.argv[1]))])
 print("interrupted" if launcher.interrupted else "ended", file=sys.stderr, flush=True)
 if launcher.interrupted:
     die_of_interrupt()
@@ -328,7 +328,7 @@ def test_a_process_that_was_there_before_is_none_of_the_launchers(ready: Path) -
     process.communicate(timeout=GENEROUS_SECONDS)
 
 
-END = LAUNCH.replace("code = ", "import threading; threading.Timer(0.3, launcher.end, [0.3]).start()\ncode = ")
+END = LAUNCH.replace("code = ", "import threading; threading.Timer(0.3, launcher.end, [0.3]).start(); code = ")
 """A launcher whose time is over after 0.3 s."""
 
 
@@ -380,7 +380,7 @@ def test_a_command_that_becomes_another_user_stops_nothing_from_being_ended(read
     briefly.write_text(text.replace("SAY_AFTER_SECONDS = 2.0", "SAY_AFTER_SECONDS = 0.1"))
     script = f"{deaf(ready)}; echo $$ > {theirs}; exec {SETPRIV} --reuid {ALICE} sleep 600 >/dev/null 2>&1"
     run = LAUNCH.replace(
-        "code = ", "running = launcher; threading.Thread(target=end_later, daemon=True).start()\ncode = "
+        "code = ", "running = launcher; threading.Thread(target=end_later, daemon=True).start(); code = "
     )
     program = BRIEFLY.format(briefly=briefly, end=end) + run
     process = launch("sh", "-c", script, program=program, on=WITHOUT_KILL)

@@ -25,10 +25,11 @@ from mig_agent.client.types import (
     Waiting,
 )
 from mig_agent.core.errors import Blocker, UsageError
+from mig_agent.core.quantities import format_mib
 from mig_agent.engine.history import MOST_CASES
 from mig_agent.migctl.commands import advise, usage
 from mig_agent.migctl.options import moment
-from mig_agent.migctl.printing import memory, place, slices, table, until
+from mig_agent.migctl.printing import place, slices, table, until
 from mig_agent.migctl.status_page import MOST_LINES, Page
 from mig_agent.migctl.status_page import render as render_page
 from support import answers
@@ -409,7 +410,7 @@ def test_tables_have_straight_columns() -> None:
     [(0, "0 MiB"), (1023, "1023 MiB"), (1024, "1 GiB"), (9984, "9.75 GiB"), (4864, "4.75 GiB"), (9_999, "9.76 GiB")],
 )
 def test_memory_for_people(mib: int, words: str) -> None:
-    assert memory(mib) == words
+    assert format_mib(mib) == words
 
 
 def test_places_for_people() -> None:

@@ -1,8 +1,10 @@
-"""Parts of an agent's answers as the Python client returns them: a GPU, of which alice has a slice."""
+"""Parts of an agent's answers as the Python client returns them: a GPU of which alice has a slice, and bob a share."""
 
 from __future__ import annotations
 
-from mig_agent.client.types import Device, Gpu, Instance, LeaseInfo, MigMode, Placement
+from dataclasses import replace
+
+from mig_agent.client.types import Device, Gpu, Instance, LeaseInfo, MigMode, Placement, SharedMemory
 
 LEASED = Instance(
     uuid="MIG-1",
@@ -54,3 +56,77 @@ LEASE = LeaseInfo(
     hold=False,
     unused=True,
 )
+
+SHARE = Instance(
+    uuid="GPU-2",
+    generation=4,
+    profile="share.4096m",
+    memory_mib=4096,
+    placement=None,
+    gpu_instance_id=None,
+    compute_instance_id=None,
+    state="leased",
+    lease="l2",
+    holder="bob",
+    tenant="team-b",
+    since=0.0,
+    reason="",
+    gpu="GPU-2",
+    gpu_index=1,
+    kind="share",
+    enforced_by="mps",
+    compute_percent=25,
+)
+SHARED_MEMORY = SharedMemory(
+    enforced_by="mps",
+    usable_mib=44_000,
+    taken_mib=4_224,
+    others_mib=0,
+    overhead_mib=128,
+    least_mib=1_024,
+    promise="enforced by MPS: each process is limited, not faults or bandwidth",
+    without_process="mps",
+)
+SHARED_GPU = Gpu(
+    index=1,
+    uuid="GPU-2",
+    model="NVIDIA L40S",
+    mig=MigMode(capable=False, current=False, pending=False),
+    state="whole",
+    reason="it has no MIG mode",
+    memory_slices=1,
+    memory_mib=46_068,
+    instances=(
+        replace(
+            SHARE,
+            generation=1,
+            profile="whole",
+            memory_mib=46_068,
+            state="idle",
+            lease="",
+            holder="",
+            tenant="",
+            kind="whole",
+            enforced_by="",
+            compute_percent=None,
+        ),
+        SHARE,
+    ),
+    shared_memory=SHARED_MEMORY,
+)
+SHARE_DEVICE = Device(
+    uuid="GPU-2",
+    gpu="GPU-2",
+    gpu_index=1,
+    profile="share.4096m",
+    memory_mib=4096,
+    placement=None,
+    gpu_instance_id=None,
+    compute_instance_id=None,
+    reused=False,
+    kind="share",
+    enforced_by="mps",
+    promise=SHARED_MEMORY.promise,
+    compute_percent=25,
+)
+SHARE_LEASE = replace(LEASE, id="l2", holder="bob", tenant="team-b", devices=(SHARE_DEVICE,), unused=False)

@@ -3,7 +3,8 @@
 A block marked `console` holds commands (`$ ...`) and what they print; one marked `cluster` the same for a cluster with
 the agent on it. `...` in the output stands for any text in a line, and a line of nothing else for any lines. A command
 has to end with 0, or with what `exit=N` behind the mark says. `<!-- first: PAGE#SECTION -->` has the commands of a
-section of another page run before those of this one.
+section of another page run before those of this one. `<!-- machine: l40s:2 -->` has the agent simulate these GPUs
+instead of the demo's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+_MACHINE = re.compile(r"^<!-- machine: (?P<gpus>\S+) -->$", re.MULTILINE)
 _FIRST = re.compile(r"^<!-- first: (?P<page>[\w.]+)#(?P<section>[\w-]+) -->$", re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -27,6 +29,12 @@ class Example:
     command: str
     output: str
     code: int
+
+
+def machine_of(page: Path | None) -> str:
+    """The GPUs that the agent of a page has; of a program that is no page's (None), those of the demo."""
+    found = None if page is None else _MACHINE.search(page.read_text())
+    return "a100-40gb:1,h100-80gb:2" if found is None else found["gpus"]
 
 
 def anchor_of(heading: str) -> str:

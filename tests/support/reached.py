@@ -12,6 +12,7 @@ CREATE_COMPUTE = "nvmlGpuInstanceCreateComputeInstance"
 DESTROY = "nvmlGpuInstanceDestroy"
 DESTROY_COMPUTE = "nvmlComputeInstanceDestroy"
 MODE = "nvmlDeviceSetMigMode"
+LIMIT = "nvmlDeviceSetMemoryLimits_v1"
 
 _MAKING = frozenset({COMMIT, NODE, CREATE, CREATE_COMPUTE})
 _REMOVING = frozenset({COMMIT, DESTROY, DESTROY_COMPUTE})
@@ -61,6 +62,8 @@ REACHED: dict[str, frozenset[str]] = {
     "DRA driver of a dead agent": frozenset({"stale-driver-socket"}),
     "MPS daemon": frozenset({"mps-folder", "mps-program", "mps-access"}),
     "MPS daemon ended": frozenset({"mps-program", "mps-removal"}),
+    "cgroup of a share": frozenset({"cgroup-controller", "cgroup-folder", LIMIT, "cgroup-join"}),
+    "cgroup of a share ended": frozenset({"cgroup-kill", LIMIT, "cgroup-removal"}),
     "web page's tokens": frozenset({"web-token", "web-token-rename"}),
     "web page off": frozenset({"web-token-removal"}),
     "contexts written": frozenset({"contexts-folder", "contexts-lock", "contexts-file", "contexts-rename"}),
@@ -94,6 +97,9 @@ API_SERVER = ("node shown", "event on Kubernetes", "uninstalled", "slices publis
 
 MPS = ("MPS daemon", "MPS daemon ended")
 """Kinds that `tests/faults/test_mps_daemons.py` kills beside those of shares: the adapter alone, which is quicker."""
+
+CGROUP = ("cgroup of a share", "cgroup of a share ended")
+"""Kinds that `tests/faults/test_cgroup_shares.py` kills: the enforcer alone, which the agent uses for `migctl run`."""
 
 WEB = ("web page's tokens", "web page off")
 """Kinds that `tests/faults/test_web_tokens.py` kills: only with the web page does the agent write tokens."""

@@ -264,7 +264,12 @@ class _ShareBackend:
 
 def share_of(instance: Instance) -> Share:
     """Return a share as its enforcer knows it, without its user."""
-    return Share(generation=instance.generation, gpu=instance.slot.gpu, limit_mib=instance.slot.profile.memory_mib)
+    return Share(
+        generation=instance.generation,
+        gpu=instance.slot.gpu,
+        limit_mib=instance.slot.profile.memory_mib,
+        thread_percentage=instance.slot.profile.compute_percent,
+    )
 
 
 def device_backends(

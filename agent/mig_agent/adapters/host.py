@@ -142,6 +142,10 @@ class Host:
         """Return True if the pid belongs to the client that existed at a moment (seconds since the epoch)."""
         return processes.lives_since(pid, moment)
 
+    def is_clients_child(self, pid: int, client: int, uid: int) -> bool:
+        """Return True if a process was started by a client's, at any depth, and belongs to the same user."""
+        return processes.is_below(pid, client) and processes.uid(pid) == uid
+
     def watch_client(self, pid: int, started: int | None, on_end: Callable[[], None]) -> processes.ProcessWatch:
         """Call back once, on the event loop, when the client's process has ended; at once if it has already."""
         return processes.ProcessWatch(pid, started, on_end)

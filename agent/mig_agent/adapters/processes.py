@@ -19,13 +19,35 @@ def started(pid: int) -> int | None:
 
     Together with the pid it identifies a process for good: pids are reused.
     """
+    return _number(pid, 19)  # field 22 of proc_pid_stat(5)
+
+
+def uid(pid: int) -> int | None:
+    """Return the user of a process; None if there is none."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        fields = text.rpartition(")")[2].split()
-        # Fields 3 (state) and 22 (start time) of proc_pid_stat(5).
-        return None if fields[0] in {"Z", "X"} else int(fields[19])
-    except (OSError, IndexError, ValueError):
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
         return None
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Return True if a living process was started by another one, at any depth; False for that process itself."""
+    parent = _parent(pid)
+    while parent is not None and parent not in {0, ancestor}:
+        parent = _parent(parent)
+    return parent == ancestor
+
+
+def descendants(pid: int) -> tuple[int, ...]:
+    """Return the living processes below one, as this process may see them, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 -- names are all that is needed
+        if name.isdigit() and (parent := _parent(int(name))) is not None:
+            children.setdefault(parent, []).append(int(name))
+    below = children.get(pid, [])
+    for each in below:  # which grows meanwhile
+        below += children.get(each, [])
+    return tuple(below)
 
 
 def lives_since(pid: int, moment: float) -> bool:
@@ -74,3 +96,17 @@ class ProcessWatch:
     def _ended(self) -> None:
         self.close()
         self._on_end()
+
+
+def _parent(pid: int) -> int | None:
+    return _number(pid, 1)  # field 4 of proc_pid_stat(5)
+
+
+def _number(pid: int, index: int) -> int | None:
+    """Return a number of a living process's status by its index after the process's name."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in {"Z", "X"} else int(fields[index])
+    except (OSError, IndexError, ValueError):
+        return None

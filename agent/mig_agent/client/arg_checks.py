@@ -74,6 +74,8 @@ REQUEST_ARGS: Final[Mapping[str, ArgType]] = {
     "devices": ArgType((str,), "a list of texts, such as ['1g.10gb', '4G']", optional=False, several=True),
     "min_compute": _NUMBER,
     "attributes": ArgType((str,), "a list of texts, such as ['+me']", optional=False, several=True),
+    "isolation": ArgType((str,), "'any' or 'mig'"),
+    "compute": ArgType((str, Integral), "a text such as '25%'"),
     "gpus": ArgType((str, Integral), "a list of indexes or UUIDs", optional=False, several=True),
     "wait": DURATION,
     "priority": _COUNT,

@@ -40,6 +40,10 @@ def devices(messages: Iterable[pb.Device]) -> tuple[types.Device, ...]:
             gpu_instance_id=each.gpu_instance_id if each.HasField("gpu_instance_id") else None,
             compute_instance_id=each.compute_instance_id if each.HasField("compute_instance_id") else None,
             reused=each.reused,
+            kind=each.kind,
+            enforced_by=each.enforced_by,
+            promise=each.promise,
+            compute_percent=_compute_percent(each),
         )
         for each in messages
     )
@@ -95,6 +99,7 @@ def status(message: pb.StatusResponse) -> types.Status:
             types.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
             for each in message.available
         ),
+        largest_share_mib=message.largest_share_mib,
     )
 
 
@@ -147,6 +152,7 @@ def gpu(message: pb.Gpu) -> types.Gpu:
         draining=message.draining,
         drain_deadline=message.drain_deadline if message.HasField("drain_deadline") else None,
         unusable_slices=tuple(message.unusable_slices),
+        shared_memory=_shared_memory(message),
     )
 
 
@@ -180,6 +186,9 @@ def instance(message: pb.Instance) -> types.Instance:
         reason=message.reason,
         gpu=message.gpu,
         gpu_index=message.gpu_index,
+        kind=message.kind,
+        enforced_by=message.enforced_by,
+        compute_percent=_compute_percent(message),
     )
 
 
@@ -192,6 +201,7 @@ def models(message: pb.ProfilesResponse) -> tuple[types.GpuModel, ...]:
             memory_slices=each.memory_slices,
             memory_mib=each.memory_mib,
             profiles=tuple(_profile(one) for one in each.profiles),
+            shared_memory=_shared_memory(each),
         )
         for each in message.models
     )
@@ -223,6 +233,10 @@ def outcome(message: pb.PlanOutcome, revision: int) -> types.Plan | types.NoPlan
                 placement=_placement(each),
                 reused=each.reused,
                 uuid=each.uuid,
+                kind=each.kind,
+                enforced_by=each.enforced_by,
+                promise=each.promise,
+                compute_percent=_compute_percent(each),
             )
             for each in plan.devices
         ),
@@ -404,6 +418,26 @@ def _profile(message: pb.Profile) -> types.Profile:
         placements=tuple(types.Placement(each.start, each.size) for each in message.placements),
         attributes=tuple(message.attributes),
     )
+
+
+def _shared_memory(message: pb.Gpu | pb.GpuModel) -> types.SharedMemory | None:
+    if not message.HasField("shared_memory"):
+        return None
+    memory = message.shared_memory
+    return types.SharedMemory(
+        enforced_by=memory.enforced_by,
+        usable_mib=memory.usable_mib,
+        taken_mib=memory.taken_mib,
+        overhead_mib=memory.overhead_mib,
+        least_mib=memory.least_mib,
+        promise=memory.promise,
+        others_mib=memory.others_mib,
+        without_process=memory.without_process,
+    )
+
+
+def _compute_percent(message: pb.Device | pb.Instance | pb.PlannedDevice) -> int | None:
+    return message.compute_percent if message.HasField("compute_percent") else None
 
 
 def _placement(message: pb.Device | pb.Instance | pb.PlannedDevice | pb.Step) -> types.Placement | None:

@@ -7,6 +7,7 @@ import getpass
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from mig_agent.client import arg_checks, types
@@ -41,6 +42,10 @@ class RequestArgs(TypedDict, total=False):
     """At least this many compute slices, for requests by memory or fraction."""
     attributes: Sequence[str]
     """Attributes that a profile may have, for requests by memory or fraction: `+me`, `+gfx`."""
+    isolation: str | None
+    """`any`: a share of a GPU where no MIG instance fits; `mig`: never a share. None: as the agent is configured."""
+    compute: str | int | None
+    """At most this part of the multiprocessors, in percent: `25%`. Only a share that MPS enforces has it."""
     gpus: Sequence[str | int]
     """Only these GPUs, each by index or UUID."""
     wait: str | float | None
@@ -83,7 +88,13 @@ def request_for(args: RequestArgs) -> pb.Request:
         if_revision=args.get("if_revision"),
     )
     requests.validate(request)
-    return _message(request)
+    return _message(request, _isolation(args))
+
+
+def _isolation(args: RequestArgs) -> str:
+    """Return the isolation that is asked for, as a word; empty for that of the agent's configuration."""
+    given = args.get("isolation")
+    return "" if given is None else requests.parse_isolation(given).value
 
 
 def _check_arguments(args: RequestArgs) -> None:
@@ -132,6 +143,12 @@ def _wants(args: RequestArgs) -> tuple[Want, ...]:
     compute = args.get("min_compute")
     attributes = frozenset(requests.parse_attribute(each) for each in args.get("attributes", ()))
     wants = _plain_wants(args)
+    percent = args.get("compute")
+    if percent is not None:
+        wants = tuple(replace(each, compute_percent=requests.parse_compute(str(percent))) for each in wants)
+    isolation = args.get("isolation")
+    if isolation is not None:  # checked here, together with what else is asked for
+        wants = tuple(replace(each, isolation=requests.parse_isolation(isolation)) for each in wants)
     if compute is None and not attributes:
         return wants
     flexible = [want.memory_bytes is not None or want.fraction is not None for want in wants]
@@ -141,7 +158,9 @@ def _wants(args: RequestArgs) -> tuple[Want, ...]:
             "a profile's name says both already; they go with --gpu-memory and --gpu-fraction",
         )
     return tuple(
-        _with(want, 1 if compute is None else compute, attributes) if is_flexible else want
+        replace(want, min_compute_slices=1 if compute is None else compute, attributes=attributes)
+        if is_flexible
+        else want
         for want, is_flexible in zip(wants, flexible, strict=True)
     )
 
@@ -165,16 +184,6 @@ def _plain_wants(args: RequestArgs) -> tuple[Want, ...]:
     return tuple(requests.parse_device(each) for each in args.get("devices", ()))
 
 
-def _with(want: Want, compute: int, attributes: frozenset[str]) -> Want:
-    return Want(
-        memory_bytes=want.memory_bytes,
-        fraction=want.fraction,
-        min_compute_slices=compute,
-        attributes=attributes,
-        text=want.text,
-    )
-
-
 def _holder(args: RequestArgs) -> Holder:
     name = args.get("name")
     return Holder(
@@ -196,7 +205,7 @@ def _name() -> str:
         return ""
 
 
-def _message(request: Request) -> pb.Request:
+def _message(request: Request, isolation: str) -> pb.Request:
     return pb.Request(
         wants=[_want(each) for each in request.wants],
         request_id=request.request_id,
@@ -207,6 +216,7 @@ def _message(request: Request) -> pb.Request:
         ttl_seconds=request.ttl_seconds,
         pid=None if request.owner.process is None else request.owner.process.pid,
         if_revision=request.if_revision,
+        isolation=isolation,
     )
 
 
@@ -229,4 +239,6 @@ def _want(want: Want) -> pb.Want:
         message.gpu_fraction = want.fraction
     else:
         message.whole_gpu = True
+    if want.compute_percent is not None:
+        message.compute_percent = want.compute_percent
     return message

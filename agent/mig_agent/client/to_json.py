@@ -16,9 +16,10 @@ from mig_agent.core.texts import visible
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
 _WINDOWED: Final = "gpu gpu_index profile memory_mib placement"
+_SHARED: Final = "kind- enforced_by- compute_percent-"
 KEYS: Final[Mapping[type, str]] = {
     types.Placement: "start size",
-    types.Device: f"uuid {_WINDOWED} gpu_instance_id compute_instance_id reused",
+    types.Device: f"uuid {_WINDOWED} gpu_instance_id compute_instance_id reused {_SHARED} promise-",
     types.Grant: "lease=id token devices env expires_at request_id notes revision",
     types.LeaseInfo: (
         "lease=id holder tenant holder_uid holder_pid devices created_at expires_at pid hold unused"
@@ -30,8 +31,9 @@ KEYS: Final[Mapping[type, str]] = {
     types.Status: (
         "node revision gpus leases queue started_at ledger_error version driver_version strict_fifo"
         " reservation_after_seconds=reservation_after paused missing_gpus socket_problems problems ledger_doubt"
-        " available"
+        " available largest_share_mib-"
     ),
+    types.SharedMemory: "enforced_by usable_mib taken_mib others_mib overhead_mib least_mib promise without_process?",
     types.Available: "profile memory_mib count",
     types.Waiting: (
         "request_id holder tenant priority position since wants estimate blockers limit- caller? reserved_gpus"
@@ -40,19 +42,20 @@ KEYS: Final[Mapping[type, str]] = {
     types.LedgerDoubt: "since why kept_as restored recoverable",
     types.Gpu: (
         "index uuid model mig state reason memory_slices memory_mib instances unusable_slices draining- drain_deadline-"
+        " shared_memory-"
     ),
     types.Drained: "gpus leases",
     types.MigMode: "current pending capable",
     types.Instance: (
         "uuid profile memory_mib placement gpu_instance_id compute_instance_id state lease? holder? tenant? since"
-        " reason generation"
+        f" reason generation {_SHARED}"
     ),
-    types.GpuModel: "model gpus memory_slices memory_mib profiles",
+    types.GpuModel: "model gpus memory_slices memory_mib profiles shared_memory-",
     types.Profile: "id profile=name compute_slices memory_slices memory_mib placements attributes",
     types.Plan: (
         "devices steps score notes revision expected_seconds wasted_mib capacity_lost creation_cost explanation-"
     ),
-    types.PlannedDevice: f"{_WINDOWED} reused uuid?",
+    types.PlannedDevice: f"{_WINDOWED} reused uuid? {_SHARED} promise-",
     types.Step: "kind gpu gpu_index profile placement uuid? message",
     types.Event: "kind at revision message gpu? gpu_index lease? generation holder? data",
     types.Usage: "memory_used_mib memory_total_mib utilization_percent processes compute",
@@ -145,16 +148,20 @@ def cancelled(requests: Iterable[types.Waiting]) -> Json:
 
 def lease_in_full(lease: types.LeaseInfo, node: types.Status, readings: Mapping[int, types.Usage]) -> Json:
     """Encode a lease with the environment of its processes and what is used on each device; without its token."""
-    instances = {each.uuid: each for gpu in node.gpus for each in gpu.instances}
+    # Shares have the UUID of their GPU.
+    instances = {each.uuid: each for gpu in node.gpus for each in gpu.instances if each.lease == lease.id}
     usage = [
         encode(readings.get(instances[each.uuid].generation, _UNKNOWN) if each.uuid in instances else _UNKNOWN)
         for each in lease.devices
     ]
+    shared = any(each.is_share for each in lease.devices)
     uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
+    visible_devices = {} if shared else {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids}
     return {
         **_encode_fields(lease, KEYS[types.LeaseInfo]),
         "request_id": lease.request_id or None,
-        "env": {"CUDA_VISIBLE_DEVICES": uuids, "NVIDIA_VISIBLE_DEVICES": uuids, "MIG_AGENT_LEASE": lease.id},
+        # A process with no more than the device would use the share's GPU without a limit.
+        "env": {**visible_devices, "MIG_AGENT_LEASE": lease.id},
         "usage": usage,
     }
 

@@ -10,6 +10,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from mig_agent.core.errors import Blocker
+from mig_agent.core.quantities import format_mib
+
+SHARE = "share"
+"""The kind of a device that is a share of a GPU without MIG mode."""
+
+
+def _label(kind: str, profile: str, memory_mib: int) -> str:
+    return f"share {format_mib(memory_mib)}" if kind == SHARE else profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device of a lease. `placement` and both ids are None for a whole GPU."""
+    """One device of a lease. `placement` and both ids are None for a whole GPU and a share."""
 
     uuid: str
     """Empty if the device was lost: a pod's lease goes on with the others."""
@@ -34,11 +42,29 @@ class Device:
     gpu_instance_id: int | None
     compute_instance_id: int | None
     reused: bool
+    kind: str = ""
+    """`mig`, `whole` or `share`; empty from an older agent."""
+    enforced_by: str = ""
+    """What enforces the memory limit of a share: `cgroup`, `mps` or `preload`; empty for other kinds."""
+    promise: str = ""
+    """What a share isolates and what not, for people; empty for other kinds."""
+    compute_percent: int | None = None
+    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
 
     @property
     def is_mig(self) -> bool:
-        """True for a MIG device, False for a whole GPU."""
+        """True for a MIG device, False for a whole GPU and a share."""
         return self.placement is not None
+
+    @property
+    def is_share(self) -> bool:
+        """True for a share of a GPU without MIG mode."""
+        return self.kind == SHARE
+
+    @property
+    def label(self) -> str:
+        """The device as tables name it: `1g.10gb`, `whole`, `share 4 GiB`."""
+        return _label(self.kind, self.profile, self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +175,50 @@ class Instance:
     reason: str
     gpu: str
     gpu_index: int
+    kind: str = ""
+    """`mig`, `whole` or `share`; empty from an older agent."""
+    enforced_by: str = ""
+    """What enforces the memory limit of a share: `cgroup`, `mps` or `preload`; empty for other kinds."""
+    compute_percent: int | None = None
+    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
+
+    @property
+    def is_share(self) -> bool:
+        """True for a share of a GPU without MIG mode."""
+        return self.kind == SHARE
+
+    @property
+    def label(self) -> str:
+        """The instance as tables name it: `1g.10gb`, `whole`, `share 4 GiB`."""
+        return _label(self.kind, self.profile, self.memory_mib)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedMemory:
+    """How the memory of a GPU without MIG mode is shared, in MiB."""
+
+    enforced_by: str
+    """What enforces the limits of new shares: `cgroup`, `mps` or `preload`."""
+    usable_mib: int
+    """The GPU's memory without what the driver reserves and the headroom that stays free."""
+    taken_mib: int
+    """What its shares take of that, with what each takes beside its limit; 0 in `profiles`."""
+    overhead_mib: int
+    """What one share takes beside its limit."""
+    least_mib: int
+    """The smallest limit of a share."""
+    promise: str
+    """What a share isolates and what not, for people."""
+    others_mib: int = 0
+    """What processes outside of its shares use of that; 0 in `profiles`."""
+    without_process: str = ""
+    """What enforces the limits of requests that hand over no process, as `migctl run` does; empty: they get none."""
+
+    @property
+    def largest_mib(self) -> int:
+        """The limit of the largest share that fits beside what is taken; 0 if none does."""
+        limit = self.usable_mib - self.taken_mib - self.others_mib - self.overhead_mib
+        return limit if limit >= self.least_mib else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +249,13 @@ class Gpu:
     """True if it is cordoned to become empty."""
     drain_deadline: float | None = None
     """Time at which what is leased there ends at the latest, in seconds since the epoch; None: by itself."""
+    shared_memory: SharedMemory | None = None
+    """The account of its shares; None if it is not shared."""
+
+    @property
+    def is_shared(self) -> bool:
+        """True while there is a share of it."""
+        return any(each.is_share for each in self.instances)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +384,8 @@ class Status:
     """Boot id of the kernel that the agent runs on: a program with the same one is on its machine. Empty: not known."""
     available: tuple[Available, ...] = ()
     """What fits now, one kind at a time, the smallest profile first; empty while paused, and from an older agent."""
+    largest_share_mib: int = 0
+    """The limit of the largest share of a GPU that could be leased now; 0: none."""
 
     def _repr_svg_(self) -> str:
         """Return the map as SVG: notebooks draw a value by this method."""
@@ -341,6 +420,8 @@ class GpuModel:
     memory_slices: int
     memory_mib: int
     profiles: tuple[Profile, ...]
+    shared_memory: SharedMemory | None = None
+    """How these GPUs are shared; None if they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,6 +448,17 @@ class PlannedDevice:
     placement: Placement | None
     reused: bool
     uuid: str
+    kind: str = ""
+    """`mig`, `whole` or `share`; empty from an older agent, like the two below for other kinds than a share."""
+    enforced_by: str = ""
+    promise: str = ""
+    compute_percent: int | None = None
+    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
+
+    @property
+    def is_share(self) -> bool:
+        """True for a share of a GPU without MIG mode."""
+        return self.kind == SHARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

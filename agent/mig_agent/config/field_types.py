@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from mig_agent.config.addresses import TcpAddress, UnixAddress, parse_address, parse_tcp_address
+from mig_agent.config.fractions import EXAMPLE as FRACTIONS_EXAMPLE
+from mig_agent.config.fractions import SECTION as FRACTIONS
+from mig_agent.config.fractions import fractions_of, show_fractions
 from mig_agent.config.limits import EXAMPLE, SECTION, limits_of, show_limits
 from mig_agent.config.sections import Section, section_in
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import format_duration, parse_duration, shown
+from mig_agent.core.quantities import format_duration, format_memory, parse_duration, parse_memory, shown
 from mig_agent.core.requests import parse_gpu
 from mig_agent.core.texts import visible
 
@@ -24,6 +27,7 @@ _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _YES = frozenset({"yes", "true", "on", "1"})
 _NO = frozenset({"no", "false", "off", "0"})
 _OWNER = 0o600
+_BYTES_OF_MIB = 1 << 20
 _EXECUTE = 0o111
 _LONGEST_TEXT = 4095
 """Limit of a path on Linux (PATH_MAX, without the terminating null), and of any other text."""
@@ -150,6 +154,11 @@ def _parse_number(text: str) -> float:
     return float(text)
 
 
+def _parse_mib(text: str) -> int:
+    """Return an amount of memory in MiB, rounded up."""
+    return -(-parse_memory(text) // _BYTES_OF_MIB)
+
+
 def _parse_duration_or_off(text: str) -> float | None:
     return None if text.lower() in _NO else parse_duration(text)
 
@@ -240,6 +249,8 @@ def choice(*choices: str) -> Kind:
     either = _either(choices)
 
     def parse(text: str) -> str:
+        if OFF in choices and text.lower() in _NO:
+            return OFF  # YAML takes `off` for a boolean, and Helm writes it as false
         if text.lower() not in choices:
             raise UsageError(f"cannot take {_named(text)}", f"write {either}")
         return text.lower()
@@ -326,6 +337,20 @@ LIMITS = Kind(
     example=EXAMPLE,
     longest=_LONGEST_SECTION,
     section=limits_of,
+)
+FRACTIONS_BY_GPU = Kind(
+    metavar="YAML",
+    words="a mapping of indices and UUIDs to `auto`, `cgroup`, `mps` or `off`",
+    parse=lambda text: fractions_of(section_in(text, FRACTIONS, FRACTIONS_EXAMPLE)),
+    show=show_fractions,
+    example=FRACTIONS_EXAMPLE,
+    section=fractions_of,
+)
+MIB = Kind(
+    metavar="SIZE",
+    words="memory such as 512Mi or 1Gi",
+    parse=_parse_mib,
+    show=lambda value: format_memory(int(str(value)) << 20),
 )
 LABEL = Kind(metavar="KEY=VALUE", words="a label of a node", parse=_parse_label)
 

@@ -17,6 +17,7 @@ from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
 from mig_agent.config.limits import contradictions as limit_contradictions
 from mig_agent.config.problems import Problem
+from mig_agent.config.share_settings import ShareSettings
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
 from mig_agent.core.quantities import format_duration
 
@@ -36,7 +37,7 @@ _SIMULATED = "Simulated GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(KubernetesSettings):
+class Settings(KubernetesSettings, ShareSettings):
     """All settings of `mig-agent serve`; durations are seconds. Raises ConfigError if they do not fit together."""
 
     state_dir: Path = setting(
@@ -513,7 +514,7 @@ class Settings(KubernetesSettings):
 ROWS: Mapping[str, Row] = MappingProxyType(
     {
         each.name: Row(name=each.name, **each.metadata[ROW])
-        # Those of Kubernetes, which are inherited, come last.
+        # Those of shares and of Kubernetes, which are inherited, come last.
         for each in sorted(fields(Settings), key=lambda each: each.name not in Settings.__annotations__)
         if ROW in each.metadata
     }

@@ -153,6 +153,8 @@ class Profile:
     attributes: frozenset[str] = frozenset()
     """The parts of the name from a `+` or `-` on, sign included: {`+me`}, {`+gfx`}, {`+me.all`}, {`-me`}."""
     kind: DeviceKind = MIG_INSTANCE
+    compute_percent: int | None = None
+    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
 
     @property
     def memory_bytes(self) -> int:
@@ -429,6 +431,10 @@ class Want:
     """The attributes that the profile must have: {`+me`}; empty: plain profiles only."""
     isolation: Isolation | None = None
     """Decides whether a share may serve a want for memory or a fraction; None: as the administrator has set."""
+    compute_percent: int | None = None
+    """The most of a GPU's multiprocessors that each process uses; only a share by MPS serves it. None: all."""
+    has_process: bool = True
+    """Whether a process is handed over that will use the device; a share may need one."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

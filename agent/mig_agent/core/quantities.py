@@ -36,6 +36,7 @@ _MOST_BARE = 50_000
 """Numbers up to this are repeated with units in hints: with each of them they are an amount that is taken."""
 _MOST_BYTES = 2**60
 _MOST_SECONDS = 10 * 365 * 86400
+_MIB_IN_GIB = 1024
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _QUANTITY = re.compile(rf"(?P<sign>[+-]?)(?P<number>{_NUMBER}) *(?P<unit>[A-Za-z]*)", re.ASCII)
 _SPECIAL = re.compile(r"[+-]?(?P<word>nan|inf|infinity)[A-Za-z]*", re.ASCII | re.IGNORECASE)
@@ -101,6 +102,11 @@ def format_memory(amount: int) -> str:
         if amount % _MEMORY_UNITS[unit] == 0:
             return f"{amount // _MEMORY_UNITS[unit]}{unit}"
     return f"{amount}B"
+
+
+def format_mib(mib: int) -> str:
+    """Format MiB for people: `9.75 GiB`, `512 MiB`. Rounded down, since people then request what they read."""
+    return f"{mib} MiB" if mib < _MIB_IN_GIB else f"{_decimal(mib * 100 // _MIB_IN_GIB)} GiB"
 
 
 def parse_duration(text: str) -> float:

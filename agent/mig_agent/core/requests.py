@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.model import Request, Want
+from mig_agent.core.model import Isolation, Request, Want
 from mig_agent.core.owner import TOKEN_OWNER, Owner, Pod, PodOwner, ProcessOwner
 from mig_agent.core.quantities import parse_fraction, parse_memory, shown
 from mig_agent.core.texts import check_text
@@ -26,6 +26,7 @@ MOST_GPUS_NAMED = 64
 MOST_ATTRIBUTES = 16
 """Attributes of profiles for one device."""
 _LONGEST_ATTRIBUTE = 16
+MOST_PERCENT = 100
 LONGEST_TTL_SECONDS = 10 * 365 * 86_400.0
 MOST_PRIORITY = 2**31 - 1
 """The limit of the wire format; Kubernetes' critical pods have a priority of two thousand million."""
@@ -41,6 +42,8 @@ _PROFILE_LIKE = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.[0-9]+gb(?:[+.-][a-z.]+)*", 
 _PART_OF_PROFILE = re.compile(r"[0-9]+g")
 _PROFILE_START = re.compile(r"(?:[0-9]+c\.)?[0-9]+g\.", re.ASCII)
 _ATTRIBUTE = re.compile(r"[+-][a-z]+(?:\.[a-z]+)*", re.ASCII)
+_PERCENT = re.compile(r"([0-9]{1,3})\s*%?", re.ASCII)
+_PERCENT_HINT = "write whole percents from 1% to 100%, such as 25%"
 _INDEX = re.compile(r"[0-9]{1,4}", re.ASCII)
 _POD_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", re.ASCII)
 _POD_UID = re.compile(r"[-_.:0-9A-Za-z]{0,64}", re.ASCII)
@@ -150,6 +153,8 @@ def validate(request: Request) -> None:
     validate_numbers(wants=len(request.wants), gpus=len(request.gpus))
     for want in request.wants:
         validate_want(want)
+        if want.compute_percent is not None:
+            _validate_compute_percent(request, want, want.compute_percent)
     for gpu in request.gpus:
         parse_gpu(gpu)
     _validate_texts(request)
@@ -200,6 +205,44 @@ def validate_want(want: Want) -> None:
     for attribute in want.attributes:
         if parse_attribute(attribute) != attribute:
             raise UsageError(f"cannot take {shown(attribute)} as an attribute of profiles", "write +me or +gfx")
+
+
+def _validate_compute_percent(request: Request, want: Want, percent: int) -> None:
+    if not 1 <= percent <= MOST_PERCENT:
+        raise UsageError(f"cannot take {percent} % of the multiprocessors: from 1 to 100", _PERCENT_HINT)
+    if want.memory_bytes is None and want.fraction is None:
+        raise UsageError(
+            f"cannot limit {want.text or 'this device'} to {percent} % of the multiprocessors: only a share of a GPU "
+            "has such a limit",
+            "--compute goes with --gpu-memory and --gpu-fraction",
+        )
+    if want.isolation is Isolation.MIG:
+        raise UsageError(
+            f"cannot limit a MIG instance to {percent} % of the multiprocessors: only a share has such a limit",
+            "add --isolation any, or leave --compute out; --min-compute asks for compute slices",
+        )
+    if len(request.wants) > 1:
+        raise UsageError(
+            f"cannot limit several devices to {percent} % of the multiprocessors: only a share has such a limit, and "
+            "one process cannot use two shares",
+            "ask for one device in each request",
+        )
+
+
+def parse_isolation(text: str) -> Isolation:
+    """Parse the value of `--isolation`: `any` or `mig`. Raises UsageError."""
+    name = text.strip().lower()
+    if name not in set(Isolation):
+        raise UsageError(f"cannot take {shown(text.strip()) or 'an empty text'} as an isolation", "write any or mig")
+    return Isolation(name)
+
+
+def parse_compute(text: str) -> int:
+    """Parse the value of `--compute`, a part of the multiprocessors in percent: `25%`. Raises UsageError."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None or not 1 <= int(match[1]) <= MOST_PERCENT:
+        raise UsageError(f"cannot take {shown(text.strip()) or 'an empty text'} as a part of compute", _PERCENT_HINT)
+    return int(match[1])
 
 
 def _bytes(text: str) -> int:

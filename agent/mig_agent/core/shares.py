@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -23,6 +24,26 @@ class Enforcement(StrEnum):
     """An MPS control daemon of the lease limits each of its processes."""
     PRELOAD = "preload"
     """A library that an administrator named is preloaded into the lease's processes."""
+
+    @property
+    def promise(self) -> str:
+        """What a share isolates, and what not, in one line for people."""
+        return _PROMISES[self]
+
+    @property
+    def limits_compute(self) -> bool:
+        """True if a share can have a part of the multiprocessors alone."""
+        return self is Enforcement.MPS
+
+
+_PROMISES: Final[Mapping[Enforcement, str]] = MappingProxyType(
+    {
+        Enforcement.CGROUP: "enforced by the driver: all processes together are limited, not faults or bandwidth",
+        Enforcement.MPS: "enforced by MPS: each process is limited, not faults or bandwidth",
+        Enforcement.PRELOAD: "enforced by a preloaded library: what does not load it is not limited, nor are faults or "
+        "bandwidth",
+    }
+)
 
 
 class Fractions(StrEnum):
@@ -66,14 +87,16 @@ class ShareTerms:
     """The terms on which one GPU is shared. Amounts are MiB."""
 
     enforced_by: Enforcement
-    without_process: Enforcement | None = None
-    """The way for requests that name no process that will use the share; None: they get no share here."""
     usable_mib: int
     """The GPU's memory without what the driver reserves and the headroom that stays free."""
     overhead_mib: int = 0
     """Memory that one share takes beside its limit: that of its MPS server."""
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
+    needs_process: bool = False
+    """Whether only a request that hands over a process gets a share that is enforced so."""
+    otherwise: Enforcement | None = None
+    """With `needs_process`, who enforces the limit of other requests; None: they get no share."""
     others_mib: int = 0
     """Memory in use by processes outside the agent's shares: less is left for new shares, while it is in use."""
 
@@ -91,6 +114,15 @@ class ShareTerms:
         """
         limit = math.floor(fraction * self.usable_mib + _ROUNDING) - self.overhead_mib
         return self._possible(limit) if limit >= self.least_mib else None
+
+    def way(self, *, has_process: bool, limits_compute: bool = False) -> Enforcement | None:
+        """Return who enforces the limit of a request with or without a process; None if it gets no share.
+
+        `limits_compute`: the share has a part of the multiprocessors alone.
+        """
+        first = self.enforced_by if has_process or not self.needs_process else self.otherwise
+        ways = (first, self.otherwise) if limits_compute else (first,)
+        return next((each for each in ways if each is not None and (each.limits_compute or not limits_compute)), None)
 
     def taken(self, limit_mib: int) -> int:
         """Return what a share with this limit takes of the usable memory, in MiB."""

@@ -1,4 +1,4 @@
-"""Draws a GPU's memory slices as text: which instance is on which slices, and what is free.
+"""Draws a GPU's memory as text: which instance is on which slices, or which share has how much, and what is free.
 
 `SliceMapGpu` is a small input of its own, so that the command line can build it from the JSON of a status as well as
 the agent from a NodeView.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 
+from mig_agent.core.quantities import format_mib
 from mig_agent.core.texts import visible
 
 FREE = "free"
@@ -19,12 +20,12 @@ UNUSABLE = "unusable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceMapBlock:
-    """One instance on the map; positions in memory slices."""
+    """One instance on the map; positions in memory slices, and in MiB on a shared GPU."""
 
     start: int
     size: int
     label: str
-    """Its profile: `3g.40gb`."""
+    """Its profile: `3g.40gb`, or the memory of a share: `4 GiB`."""
     state: str
     """An InstanceState, or `free`."""
     holder: str = ""
@@ -41,6 +42,13 @@ class SliceMapGpu:
     """A short title, for maps of one line."""
     unusable: frozenset[int] = frozenset()
     """The free slices that no profile can use beside the blocks."""
+    shared_mib: int = 0
+    """Of a shared GPU: the memory that shares can take, which is the axis of its blocks; 0 if it is not shared."""
+
+    @property
+    def length(self) -> int:
+        """The length of the axis, in memory slices or MiB."""
+        return self.shared_mib or self.memory_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ STYLES = {
     UNUSABLE: StateStyle("╱", ":", "2", "no profile fits"),  # noqa: RUF001 -- a diagonal of the box-drawing block
 }
 _UNKNOWN = StateStyle("?", "?", "31")
+_MIB_IN_GIB = 1024
 _ROWS = 4
 _HOLDER_ROW = 3
 _NARROWEST = 3
@@ -102,15 +111,21 @@ def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unico
     Every state has a fill of its own and its name, so colour is not needed to read it.
     """
     title = _fitted(_plain(gpu.title, unicode=unicode), max(1, width), _UNICODE if unicode else _ASCII).rstrip()
-    if gpu.memory_slices < 1:
+    if gpu.length < 1:
         return title
     lines = _UNICODE if unicode else _ASCII
-    cell = max(_NARROWEST, (width - 1) // gpu.memory_slices)
     blocks = filled(gpu)
-    edge = _edge(blocks, cell, lines.top, lines)
-    cells = ((_cell(block, row, cell, lines, color=color, unicode=unicode) for block in blocks) for row in range(_ROWS))
+    widths = _widths(gpu, blocks, width - 1)
+    cells = (
+        (
+            _cell(block, row, inner, lines, color=color, unicode=unicode)
+            for block, inner in zip(blocks, widths, strict=True)
+        )
+        for row in range(_ROWS)
+    )
     rows = (lines.down + lines.down.join(each) + lines.down for each in cells)
-    return "\n".join(row.rstrip() for row in (title, edge, *rows, _axis(blocks, cell, lines)))
+    edge, axis = _edge(widths, lines.top, lines), _axis(gpu, blocks, widths, lines)
+    return "\n".join(row.rstrip() for row in (title, edge, *rows, axis))
 
 
 def render_lines(
@@ -130,16 +145,19 @@ def render_lines(
     drawn: list[str] = []
     numbered = 1  # one slice needs no number
     for gpu, name in zip(gpus, names, strict=True):
-        if gpu.memory_slices < 1:
+        if gpu.length < 1:
             drawn.append(_fitted(name, max(1, width), lines).rstrip())
             continue
-        cell = area // gpu.memory_slices
-        if gpu.memory_slices not in {1, numbered}:
+        if not gpu.shared_mib and gpu.memory_slices not in {1, numbered}:
             numbered = gpu.memory_slices
+            cell = area // numbered
             numbers = "".join(str(number).ljust(cell) for number in range(numbered))
             drawn.append((" " * (name_width + 2) + numbers).rstrip())
         blocks = filled(gpu)
-        cells = (_line_cell(block, block.size * cell - 1, lines, color=color, unicode=unicode) for block in blocks)
+        cells = (
+            _line_cell(block, inner, lines, color=color, unicode=unicode)
+            for block, inner in zip(blocks, _widths(gpu, blocks, area), strict=True)
+        )
         drawn.append(f"{_fitted(name, name_width, lines)} {lines.down}{lines.down.join(cells)}{lines.down}")
     return drawn
 
@@ -149,7 +167,9 @@ def _line_cell(block: SliceMapBlock, inner: int, lines: _Lines, *, color: bool, 
     style = style_of(block.state)
     fill = style.fill if unicode else style.ascii_fill
     if block.state in {FREE, UNUSABLE}:
-        return _painted(fill * inner, style, color=color)
+        label = _plain(block.label, unicode=unicode)
+        free = f" {label} {block.state}" if label else ""
+        return _painted(free.ljust(inner) if free and len(free) <= inner else fill * inner, style, color=color)
     holder, label = _plain(block.holder, unicode=unicode), _plain(block.label, unicode=unicode)
     both = f"{holder} {label}" if holder else label
     text = both if _columns(both) < inner else holder or label
@@ -176,7 +196,7 @@ def filled(gpu: SliceMapGpu) -> tuple[SliceMapBlock, ...]:
     blocks: list[SliceMapBlock] = []
     position = 0
     for block in sorted(gpu.blocks, key=lambda each: each.start):
-        start, end = max(block.start, position), min(block.start + block.size, gpu.memory_slices)
+        start, end = max(block.start, position), min(block.start + block.size, gpu.length)
         if start >= end:
             continue
         if start > position:
@@ -185,42 +205,71 @@ def filled(gpu: SliceMapGpu) -> tuple[SliceMapBlock, ...]:
             SliceMapBlock(start=start, size=end - start, label=block.label, state=block.state, holder=block.holder)
         )
         position = end
-    if position < gpu.memory_slices:
-        blocks += _free(gpu, position, gpu.memory_slices)
+    if position < gpu.length:
+        blocks += _free(gpu, position, gpu.length)
     return tuple(blocks)
 
 
 def _free(gpu: SliceMapGpu, start: int, end: int) -> list[SliceMapBlock]:
     """Return the free range as blocks: one of each run of slices that are usable, or that are not."""
+    if gpu.shared_mib:
+        return [SliceMapBlock(start=start, size=end - start, label=format_mib(end - start), state=FREE)]
     runs = groupby(range(start, end), key=lambda number: UNUSABLE if number in gpu.unusable else FREE)
     ranges = [(state, tuple(numbers)) for state, numbers in runs]
     return [SliceMapBlock(start=each[0], size=len(each), label="", state=state) for state, each in ranges]
 
 
-def _cell(block: SliceMapBlock, row: int, cell: int, lines: _Lines, *, color: bool, unicode: bool) -> str:
+def _widths(gpu: SliceMapGpu, blocks: Sequence[SliceMapBlock], area: int) -> list[int]:
+    """Return the columns of each block without its border, in at most `area` columns where that is possible.
+
+    Slices are all of one width. Shares have their part of the bar, the small ones at the cost of the widest.
+    """
+    if not gpu.shared_mib:
+        cell = max(_NARROWEST, area // gpu.memory_slices)
+        return [block.size * cell - 1 for block in blocks]
+    ends = [(block.start + block.size) * area // gpu.shared_mib for block in blocks]
+    widths = [end - begin for begin, end in pairwise([0, *ends])]
+    lacking = sum(max(0, _NARROWEST - each) for each in widths)
+    widths = [max(_NARROWEST, each) for each in widths]
+    for _ in range(lacking):
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        widths[widest] = max(_NARROWEST, widths[widest] - 1)
+    return [each - 1 for each in widths]
+
+
+def _cell(block: SliceMapBlock, row: int, inner: int, lines: _Lines, *, color: bool, unicode: bool) -> str:
     """Return one row of a block: its fill, its profile, its state, or its holder."""
     style = style_of(block.state)
-    inner = block.size * cell - 1
     fill = (style.fill if unicode else style.ascii_fill) * inner
     text = (fill, block.label, block.state, block.holder)[row]
     fitted = _fitted(_plain(text, unicode=unicode), inner, lines)
     return fitted if row == _HOLDER_ROW else _painted(fitted, style, color=color)
 
 
-def _edge(blocks: tuple[SliceMapBlock, ...], cell: int, corners: tuple[str, str, str], lines: _Lines) -> str:
+def _edge(widths: Iterable[int], corners: tuple[str, str, str], lines: _Lines) -> str:
     left, between, right = corners
-    return left + between.join(lines.across * (block.size * cell - 1) for block in blocks) + right
+    return left + between.join(lines.across * each for each in widths) + right
 
 
-def _axis(blocks: tuple[SliceMapBlock, ...], cell: int, lines: _Lines) -> str:
-    """Return the lower edge with the number of each slice where it begins."""
-    line = list(_edge(blocks, cell, lines.bottom, lines))
-    for block in blocks:
-        for number in range(block.start, block.start + block.size):
-            at = number * cell + 1
-            digits = str(number)
-            line[at : at + len(digits)] = digits
+def _axis(gpu: SliceMapGpu, blocks: Sequence[SliceMapBlock], widths: Sequence[int], lines: _Lines) -> str:
+    """Return the lower edge with the number of each slice where it begins; of a shared GPU with GiB at each share."""
+    line = list(_edge(widths, lines.bottom, lines))
+    at = 1
+    for block, inner in zip(blocks, widths, strict=True):
+        if gpu.shared_mib:
+            _write(line, at, f"{block.start / _MIB_IN_GIB:.1f}".removesuffix(".0"), inner)
+        else:
+            cell = (inner + 1) // block.size
+            for number in range(block.size):
+                _write(line, at + number * cell, str(block.start + number), cell)
+        at += inner + 1
     return "".join(line)
+
+
+def _write(line: list[str], at: int, text: str, columns: int) -> None:
+    """Write a text over a line, unless it is too wide."""
+    if len(text) <= columns:
+        line[at : at + len(text)] = text
 
 
 def _fitted(text: str, columns: int, lines: _Lines) -> str:

@@ -5,7 +5,7 @@ Colours are attributes, and shapes have classes, so that a page can override the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -59,6 +59,12 @@ _PAGE = _Sizes(width=760, margin=20, bar=64, axis=18, font=12, row=17, padding=8
 _TILE = _Sizes(width=440, margin=2, bar=50, axis=16, font=11, row=14, padding=4, letter=6.6)
 _BOLD = 1.12
 """Width of bold letters relative to plain ones."""
+_MIB_IN_GIB = 1024
+_STEPS_GIB = (1, 2, 4, 8, 16, 32, 64)
+"""Distances between the labels of a shared GPU's axis."""
+_MOST_LABELS = 12
+_LAST_LABEL = 0.97
+"""The part of the axis beyond which it has no label."""
 _LEAST_LETTERS = 3
 """A text of which fewer letters would be shown is left out."""
 
@@ -73,18 +79,18 @@ def render_svg(gpus: Sequence[SliceMapGpu], *, caption: str = "") -> str:
         top += 28
     for gpu in gpus:
         parts += _gpu(gpu, top, sizes)
-        top += _TITLE + (sizes.bar + sizes.axis if gpu.memory_slices else 0) + _GAP
+        top += _TITLE + (sizes.bar + sizes.axis if gpu.length else 0) + _GAP
     parts += _legend(states, sizes.margin, top, sizes)
     height = top + (_LEGEND if states else 0)
     paper = f'<rect class="paper" width="{sizes.width}" height="{height:g}" rx="8" fill="{_PAPER}"/>'
-    title = caption or "Map of GPU memory slices"
+    title = caption or "Map of GPU memory"
     said = "; ".join(map(describe, gpus))
     return _document(title, said, (sizes.width, height), [*_patterns(_PATTERNS), paper, *parts])
 
 
 def render_tile(gpu: SliceMapGpu) -> str:
     """Return a small SVG document of one GPU, on a transparent ground, for pages of many."""
-    height = _TITLE + (_TILE.bar + _TILE.axis if gpu.memory_slices else 0)
+    height = _TITLE + (_TILE.bar + _TILE.axis if gpu.length else 0)
     drawn = _gpu(gpu, 0, _TILE)
     return _document(gpu.title, describe(gpu), (_TILE.width, height), [*_patterns(_states([gpu])), *drawn])
 
@@ -95,8 +101,15 @@ def render_legend(gpus: Sequence[SliceMapGpu]) -> tuple[str, ...]:
 
 
 def describe(gpu: SliceMapGpu) -> str:
-    """Return what is on which slices in words: `GPU 0: slices 0-3: 3g.40gb, leased, alice; slice 4: free`."""
-    return f"{visible(gpu.title)}: " + "; ".join(f"{_slices(block)}: {_words(block)}" for block in filled(gpu))
+    """Return what is on which slices in words: `GPU 0: slices 0-3: 3g.40gb, leased, alice; slice 4: free`.
+
+    Of a shared GPU: `GPU 1: 4 GiB, leased, alice; 39 GiB, free`.
+    """
+    return f"{visible(gpu.title)}: " + "; ".join(_described(gpu, block) for block in filled(gpu))
+
+
+def _described(gpu: SliceMapGpu, block: SliceMapBlock) -> str:
+    return _words(block) if gpu.shared_mib else f"{_slices(block)}: {_words(block)}"
 
 
 def _document(title: str, said: str, size: tuple[float, float], parts: Iterable[str]) -> str:
@@ -127,20 +140,33 @@ def _patterns(states: Iterable[str]) -> list[str]:
 def _gpu(gpu: SliceMapGpu, top: float, sizes: _Sizes) -> list[str]:
     title = _cut(gpu.title, sizes.width - 2 * sizes.margin, sizes.letter * 13 / sizes.font)
     parts = [_text(sizes.margin, top + 14, title, size=13, weight=600)]
-    if gpu.memory_slices < 1:
+    if gpu.length < 1:
         return parts
-    slice_width = (sizes.width - 2 * sizes.margin) / gpu.memory_slices
+    scale = (sizes.width - 2 * sizes.margin) / gpu.length
     bar_top = top + _TITLE
     for block in filled(gpu):
-        parts += _block(block, bar_top, slice_width, sizes)
-    for number in range(gpu.memory_slices):
-        left = sizes.margin + number * slice_width
-        parts.append(_text(left + 2, bar_top + sizes.bar + 13, str(number), size=10, fill=_FAINT, kind="faint"))
+        parts += _block(block, _described(gpu, block), bar_top, scale, sizes)
+    for at, text in _axis(gpu):
+        left = sizes.margin + at * scale
+        parts.append(_text(left + 2, bar_top + sizes.bar + 13, text, size=10, fill=_FAINT, kind="faint"))
     return parts
 
 
-def _block(block: SliceMapBlock, top: float, slice_width: float, sizes: _Sizes) -> list[str]:
-    left, width = sizes.margin + block.start * slice_width + 1, block.size * slice_width - 2
+def _axis(gpu: SliceMapGpu) -> Iterator[tuple[int, str]]:
+    """Yield the labels of the axis and where they are: the number of each slice, or GiB in round steps."""
+    if not gpu.shared_mib:
+        yield from ((number, str(number)) for number in range(gpu.memory_slices))
+        return
+    whole = gpu.shared_mib // _MIB_IN_GIB
+    step = next((each for each in _STEPS_GIB if whole <= each * _MOST_LABELS), _STEPS_GIB[-1])
+    for gib in range(0, whole + 1, step):
+        # One at the very end would reach beyond the bar.
+        if gib * _MIB_IN_GIB < gpu.shared_mib * _LAST_LABEL:
+            yield gib * _MIB_IN_GIB, f"{gib} GiB" if gib == 0 else str(gib)
+
+
+def _block(block: SliceMapBlock, hover: str, top: float, scale: float, sizes: _Sizes) -> list[str]:
+    left, width = sizes.margin + block.start * scale + 1, max(block.size * scale - 2, 1.0)
     _, ink = _COLORS.get(block.state, _UNKNOWN)
     parts = _box(block.state, left, top, width, sizes.bar)
     space = width - 2 * sizes.padding + 2
@@ -151,7 +177,6 @@ def _block(block: SliceMapBlock, top: float, slice_width: float, sizes: _Sizes) 
         weight = 600 if row == 0 and len(text) * sizes.letter * _BOLD <= space else 400
         kind = f"on-{_class(block.state)}"
         parts.append(_text(left + sizes.padding, at, text, size=sizes.font, weight=weight, fill=ink, kind=kind))
-    hover = f"{_slices(block)}: {_words(block)}"
     return ["<g>", f"<title>{escape(_printable(hover))}</title>", *parts, "</g>"]
 
 

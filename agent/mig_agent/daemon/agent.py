@@ -23,7 +23,8 @@ from mig_agent.adapters.private_dir import PrivateDir, refuse_if_replaceable
 from mig_agent.adapters.threads import CallThread
 from mig_agent.adapters.tokens import KEY_FILE
 from mig_agent.config import Settings
-from mig_agent.core.model import GpuUuid
+from mig_agent.core.model import GpuUuid, Isolation
+from mig_agent.core.shares import Fractions
 from mig_agent.daemon.hardware import CannotServeError, Hardware, open_hardware, selected_gpus, simulated_file
 from mig_agent.daemon.logs import EventLog
 from mig_agent.daemon.metrics import MetricsServer
@@ -275,6 +276,11 @@ def _engine_settings(settings: Settings, managed: Mapping[int, GpuUuid] | None) 
         idle_limit_seconds=settings.idle_limit,
         foreign=settings.foreign,
         reuse=settings.reuse,
+        isolation=Isolation(settings.isolation),
+        fractions=Fractions(settings.fractions),
+        fractions_by_gpu=dict(settings.fractions_by_gpu),
+        share_headroom_mib=settings.share_headroom,
+        least_share_mib=settings.least_share,
         max_waiting=settings.max_waiting,
         limits=settings.limits,
         fair_share_half_life_seconds=settings.fair_share_half_life if settings.fair_share else None,

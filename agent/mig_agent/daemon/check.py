@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from mig_agent.adapters import catalog_files
 from mig_agent.adapters.nvml import Driver
 from mig_agent.adapters.private_dir import refuse_if_replaceable
+from mig_agent.adapters.shares.mps import PROGRAM
 from mig_agent.adapters.transport.unix_sockets import group_id_of
 from mig_agent.adapters.users import Users
 from mig_agent.config import Settings, UnixAddress
@@ -21,11 +23,13 @@ from mig_agent.config.load import Reading
 from mig_agent.config.problems import Problem
 from mig_agent.core.errors import ConfigError, DriverError
 from mig_agent.core.model import GpuUuid
+from mig_agent.core.shares import Fractions
 from mig_agent.daemon.cert_reload import configured_certificates
 from mig_agent.daemon.hardware import selected_gpus
 from mig_agent.daemon.roles import configured_roles
 
 _AS_THE_AGENT = "check as the user whom the agent runs as (sudo mig-agent check)"
+_CGROUP2 = Path("/sys/fs/cgroup/cgroup.controllers")
 _DRIVER_SECONDS = 5.0
 """Longest time that the driver may take to tell which GPUs there are."""
 
@@ -109,7 +113,15 @@ def _looks(settings: Settings) -> Iterator[tuple[str, bool, Callable[[], object]
     if settings.kubernetes and settings.kubeconfig is not None:
         yield "kubeconfig", False, lambda: _readable(settings.kubeconfig)
     if settings.gpus is not None and not settings.simulate:
-        yield "gpus", False, lambda: _known(settings.gpus or ())
+        yield "gpus", False, lambda: _known(settings.gpus or (), "manage")
+    if settings.fractions_by_gpu and not settings.simulate:
+        yield "fractions_by_gpu", False, lambda: _known([gpu for gpu, _ in settings.fractions_by_gpu], "share")
+    if not settings.simulate:
+        yield (
+            "fractions",
+            False,
+            lambda: _can_share({settings.fractions, *(way for _, way in settings.fractions_by_gpu)}),
+        )
 
 
 def _simulated(gpus: str) -> None:
@@ -144,7 +156,17 @@ def _readable(path: Path | None) -> None:
         raise ConfigError(f"cannot read {path}: {why}", "")
 
 
-def _known(names: Iterable[str]) -> None:
+def _can_share(ways: Collection[str]) -> None:
+    """Raise ConfigError for a way to enforce limits of shares that this machine lacks; `auto` takes what there is."""
+    if Fractions.MPS in ways and shutil.which(PROGRAM) is None:
+        raise ConfigError(
+            f"cannot share GPUs by mps: {PROGRAM} is not installed", "it comes with the driver; or write auto"
+        )
+    if Fractions.CGROUP in ways and not _CGROUP2.exists():
+        raise ConfigError("cannot share GPUs by cgroup: cgroup v2 is not mounted", "write auto, or mps")
+
+
+def _known(names: Iterable[str], action: str) -> None:
     """Raise ConfigError for GPUs that this machine does not have; not where the driver cannot be asked in time."""
     there: list[dict[int, GpuUuid]] = []
 
@@ -158,4 +180,4 @@ def _known(names: Iterable[str]) -> None:
     thread.start()
     thread.join(_DRIVER_SECONDS)
     if there:
-        selected_gpus(there[0], names)
+        selected_gpus(there[0], names, action)

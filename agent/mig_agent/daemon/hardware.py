@@ -111,8 +111,11 @@ def _open_simulated(settings: Settings, on_call: OnCall | None, *, paused: bool)
     )
 
 
-def selected_gpus(there: Mapping[int, GpuUuid], selection: Iterable[str]) -> dict[int, GpuUuid]:
-    """Return the GPUs named by index, UUID or a UUID's beginning, as CUDA takes it. Raises ConfigError otherwise."""
+def selected_gpus(there: Mapping[int, GpuUuid], selection: Iterable[str], action: str = "manage") -> dict[int, GpuUuid]:
+    """Return the GPUs named by index, UUID or a UUID's beginning, as CUDA takes it.
+
+    Raises ConfigError for others: "cannot ACTION GPU 7: there is no such GPU".
+    """
     chosen: dict[int, GpuUuid] = {}
     for name in selection:
         matching = {index: uuid for index, uuid in there.items() if name in {str(index), uuid}}
@@ -120,7 +123,7 @@ def selected_gpus(there: Mapping[int, GpuUuid], selection: Iterable[str]) -> dic
         if len(matching) != 1:
             offered = ", ".join(f"{index} ({uuid})" for index, uuid in there.items()) or "none"
             why = "several GPUs begin so" if matching else "there is no such GPU"
-            raise ConfigError(f"cannot manage GPU {name}: {why}", f"the GPUs of this machine are {offered}")
+            raise ConfigError(f"cannot {action} GPU {name}: {why}", f"the GPUs of this machine are {offered}")
         chosen |= matching
     return dict(sorted(chosen.items()))
 

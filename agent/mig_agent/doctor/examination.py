@@ -16,6 +16,7 @@ from mig_agent.doctor.checks import (
     ledger,
     machine,
     other_managers,
+    shares,
 )
 from mig_agent.doctor.findings import Finding, unknown
 from mig_agent.doctor.probe import SUDO_HINT, DeniedError
@@ -26,7 +27,7 @@ Check = Callable[[Subject], Iterable[Finding]]
 CHECKS: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
     {
         "Driver": (driver.kernel_module, driver.nvml, driver.version),
-        "GPUs and MIG mode": (gpus.present, gpus.mig_mode, gpus.agents_view),
+        "GPUs and MIG mode": (gpus.present, gpus.mig_mode, shares.sharing, gpus.agents_view),
         "Other managers of GPUs": (
             other_managers.mig_manager,
             other_managers.dcgm,

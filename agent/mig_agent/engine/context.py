@@ -234,10 +234,12 @@ class Context:
         return delay_for(self.lease_times.mean) if configured is None else configured
 
     def as_configured(self, request: Request) -> Request:
-        """Return a request whose wants name the isolation that holds for them.
+        """Return a request whose wants name the isolation that holds for them, and whether a process is handed over.
 
         Pods get no shares: nothing brings what enforces the limit into their containers.
         """
+        if not self._hands_over(request):
+            request = replace(request, wants=tuple(replace(each, has_process=False) for each in request.wants))
         isolation = Isolation.MIG if request.owner.runs_in_containers else self.settings.isolation
         if isolation is Isolation.ANY or all(each.isolation is Isolation.MIG for each in request.wants):
             return request
@@ -246,6 +248,16 @@ class Context:
             for each in request.wants
         )
         return replace(request, wants=tuple(wants))
+
+    def _hands_over(self, request: Request) -> bool:
+        """Return True if the request names a process that its client has started, and that will use the devices.
+
+        Any other process only says how long the lease lasts: a share ends its processes when it ends.
+        """
+        process, holder = request.owner.process, request.holder
+        if process is None or holder.pid is None or holder.uid is None:
+            return False
+        return self.host.is_clients_child(process.pid, holder.pid, holder.uid)
 
     def with_sharing(self, observed: ObservedGpu, shares: Sequence[Instance] = ()) -> ObservedGpu:
         """Return a reading of a GPU with how it can be shared; blocking, on the thread that read it.

@@ -106,9 +106,8 @@ class Execution:
         terms = self._context.state.gpus[step.slot.gpu].layout.shares
         enforced_by = None
         if step.slot.profile.kind.shares_memory and terms is not None:
-            # Without a process where the way needs one, what sets it up refuses it in words.
-            no_process = self._order.request.owner.process is None
-            enforced_by = terms.without_process or terms.enforced_by if no_process else terms.enforced_by
+            limits_compute = step.slot.profile.compute_percent is not None
+            enforced_by = terms.way(has_process=self._has_process, limits_compute=limits_compute)
         return Instance(
             slot=step.slot,
             generation=self._context.state.next_generation(),
@@ -122,6 +121,10 @@ class Execution:
     def request(self) -> Request:
         """The request that it serves."""
         return self._order.request
+
+    @property
+    def _has_process(self) -> bool:
+        return all(each.has_process for each in self.request.wants)
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -323,7 +326,7 @@ class Execution:
         """Return who will use what is created, as far as the request says."""
         request, process = self._order.request, self._order.request.owner.process
         started = None if process is None else process.started or self._context.host.client_started(process.pid)
-        if process is None or started is None:
+        if process is None or started is None or not self._has_process:
             return DeviceUser(uid=request.holder.uid)
         return DeviceUser(uid=request.holder.uid, process=HolderProcess(pid=process.pid, started=started))
 

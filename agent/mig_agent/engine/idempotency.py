@@ -28,7 +28,9 @@ def digest_of(request: Request, caller: Caller) -> str:
                 want.whole_gpu,
                 want.min_compute_slices,
                 sorted(want.attributes),
+                # Requests without these have the digest that versions before them recorded.
                 *(() if want.isolation is None else (want.isolation,)),
+                *(() if want.compute_percent is None else (want.compute_percent,)),
             )
             for want in request.wants
         ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from mig_agent.core.model import LeaseId
-from mig_agent.core.planning.capacity import Available, available
+from mig_agent.core.model import GpuUuid, LeaseId
+from mig_agent.core.planning.capacity import Available, available, largest_share_mib
 from mig_agent.engine.lifecycle import leases_without_answering_devices
 from mig_agent.engine.results import Published, Snapshot
 from mig_agent.engine.startup import Parts
@@ -71,17 +71,30 @@ class Publication:
             left=self._leases_without_process(),
             boot_id=self._boot_id,
             available=self._available(),
+            largest_share_mib=self._largest_share_mib(),
         )
 
     def _available(self) -> tuple[Available, ...]:
         """Return how many devices of each profile a new request could get now; empty while paused or stopping."""
-        context, queue = self._context, self._parts.queue
+        context = self._context
         if context.driver_use.paused or context.closing:
             return ()
-        view = context.state.working_view
+        return available(context.state.working_view, context.policy, reserved=self._reserved)
+
+    def _largest_share_mib(self) -> int:
+        """Return the largest share that a new request could get now; 0 while paused or stopping."""
+        context = self._context
+        if context.driver_use.paused or context.closing:
+            return 0
+        return largest_share_mib(context.state.working_view, reserved=self._reserved)
+
+    @property
+    def _reserved(self) -> frozenset[GpuUuid]:
+        """The GPUs that a new request does not get now."""
+        context, queue = self._context, self._parts.queue
         # With strict_fifo a new request waits whenever another does.
         nothing = len(queue) > 0 and context.settings.strict_fifo
-        return available(view, context.policy, reserved=frozenset(view.by_uuid) if nothing else queue.reserved)
+        return frozenset(context.state.working_view.by_uuid) if nothing else queue.reserved
 
     def _leases_without_process(self) -> frozenset[LeaseId]:
         host = self._context.host

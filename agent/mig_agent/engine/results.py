@@ -11,6 +11,7 @@ from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import Blocker
 from mig_agent.core.forecast import StartEstimate
 from mig_agent.core.model import (
+    DeviceKind,
     Generation,
     GpuUuid,
     Holder,
@@ -37,16 +38,19 @@ class Device:
     """The UUID of the MIG instance, `MIG-...`; the GPU's for a whole GPU."""
     gpu: GpuUuid
     gpu_index: int
+    kind: DeviceKind
     profile: str
     memory_mib: int
     placement: Placement | None
-    """None for a whole GPU."""
+    """None for a whole GPU and a share."""
     gpu_instance_id: int | None
     compute_instance_id: int | None
     reused: bool
     """Whether an idle instance was leased again, so that none had to be created."""
     enforced_by: Enforcement | None = None
     """The way in which the memory limit of a share is enforced; None for other kinds of devices."""
+    compute_percent: int | None = None
+    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +157,8 @@ class Snapshot:
     """The boot id of the kernel that the agent runs on; empty if it is not known."""
     available: tuple[Available, ...] = ()
     """Number of devices of each profile that could be leased now; empty while the agent is paused or stops."""
+    largest_share_mib: int = 0
+    """The limit of the largest share of a GPU that could be leased now; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

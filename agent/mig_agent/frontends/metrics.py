@@ -19,9 +19,10 @@ from mig_agent import __version__
 from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
-from mig_agent.core.model import Gpu, GpuState, InstanceState, NodeView
+from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView
 from mig_agent.core.observation import SM_PERCENT_OF
 from mig_agent.core.planning.feasibility import unusable_mask
+from mig_agent.core.planning.shares import shared_mib, shares_of
 from mig_agent.core.texts import visible
 from mig_agent.engine.results import Published
 
@@ -208,6 +209,7 @@ class _NodeGauges(Collector):
         yield _each_gpu(view)
         yield _instances(view)
         yield _slices(view)
+        yield from _shared_memory(view)
         yield _lease_instances(view)
         yield _compute(node, time.time())
         yield from _leased_by_tenant(view)
@@ -282,10 +284,40 @@ def _instances(view: NodeView) -> Metric:
     family = GaugeMetricFamily(
         "mig_agent_instances", "Instances by GPU, profile and state.", labels=("gpu_uuid", "profile", "state")
     )
-    tally = Tally((gpu.uuid, each.slot.profile.name, each.state) for gpu in view.gpus for each in gpu.instances)
+    tally = Tally((gpu.uuid, _profile_of(each), each.state) for gpu in view.gpus for each in gpu.instances)
     for (uuid, profile, state), number in sorted(tally.items()):
         family.add_metric((uuid, profile, state.value), number)
     return family
+
+
+def _profile_of(instance: Instance) -> str:
+    """Return the profile as a label; shares have one for all sizes, which would be too many series."""
+    return instance.kind.name if instance.kind.shares_memory else instance.slot.profile.name
+
+
+def _shared_memory(view: NodeView) -> Iterator[Metric]:
+    """Yield the account of each GPU that is shared, or could be."""
+    memory = GaugeMetricFamily(
+        "mig_agent_shared_memory_bytes",
+        "Memory that a GPU without MIG mode can share, by what has it: shares, processes outside of them (others), or"
+        " nothing (free).",
+        labels=("gpu_uuid", "state"),
+    )
+    shares = GaugeMetricFamily(
+        "mig_agent_shares", "Shares of a GPU, by what enforces their memory limit.", labels=("gpu_uuid", "enforced_by")
+    )
+    for gpu in view.gpus:
+        terms = gpu.layout.shares
+        if terms is not None:
+            taken = shared_mib(gpu)
+            sizes = {"shares": taken - terms.others_mib, "others": terms.others_mib, "free": terms.usable_mib - taken}
+            for state, mib in sizes.items():
+                memory.add_metric((gpu.uuid, state), max(mib, 0) * _BYTES_IN_MIB)
+        ways = Tally(each.enforced_by.value for each in shares_of(gpu.instances) if each.enforced_by is not None)
+        for way, number in sorted(ways.items()):
+            shares.add_metric((gpu.uuid, way), number)
+    yield memory
+    yield shares
 
 
 def _slices(view: NodeView) -> Metric:
@@ -304,7 +336,9 @@ def _slices_of(gpu: Gpu) -> dict[str, int]:
     """Return the memory slices by state. All states are present, so that a graph falls to zero rather than ends."""
     sizes = dict.fromkeys((*(state.value for state in InstanceState), "free", "unusable"), 0)
     taken = 0
-    for each in gpu.instances:
+    # All shares of a GPU are on its one slice, beside the whole device, which is idle meanwhile.
+    shares = shares_of(gpu.instances)
+    for each in shares[:1] or gpu.instances:
         sizes[each.state.value] += each.slot.placement.size
         taken |= each.slot.placement.mask
     sizes["unusable"] = unusable_mask(gpu).bit_count()
@@ -330,7 +364,7 @@ def _lease_instances(view: NodeView) -> Metric:
                     visible(lease.holder.tenant),
                     each.slot.gpu,
                     gi,
-                    each.slot.profile.name,
+                    _profile_of(each),
                     each.uuid,
                 )
                 family.add_metric(labels, 1)

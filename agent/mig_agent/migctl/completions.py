@@ -115,6 +115,11 @@ def complete_request(context: click.Context, _parameter: click.Parameter, incomp
     return [CompletionItem(name, help=about) for name, about in found.items() if name.startswith(incomplete)]
 
 
+def complete_isolation(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the level of isolation."""
+    return [CompletionItem(each) for each in ("any", "mig") if each.startswith(incomplete)]
+
+
 def complete_gpu(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the index of a GPU."""
     gpus = _ask(context, lambda client: client.status().gpus) or ()

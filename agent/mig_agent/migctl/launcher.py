@@ -5,7 +5,8 @@ from the kernel as if migctl were not there, in a pipeline, too; migctl does not
 terminal they get a group of their own, so that a signal that is sent to migctl reaches all that they have started.
 
 The commands are children of the supervisor (`supervisor.py`), a process of its own: it ends what outlives them, and
-everything when migctl is killed.
+everything when migctl is killed. It starts before the lease is granted and ends after its release, so that the agent
+can put it, and with it whatever it starts, into the cgroup of a share, and take that away when no command is left.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from mig_agent.migctl import supervisor
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # noqa: UP035 -- mig-agent-client is also for Python 3.10
 
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT})
 """On a terminal the kernel sends these to the whole group, so they are not forwarded."""
@@ -35,13 +40,21 @@ _SIGNALLED = 128
 
 
 class Launcher:
-    """Runs commands side by side, once."""
+    """Runs commands side by side, once: a context, in which the supervisor lives."""
 
     def __init__(self, kill_after: float = KILL_AFTER_SECONDS) -> None:
         """`kill_after`: how many seconds after SIGTERM what has outlived the commands gets SIGKILL."""
         self._kill_after = kill_after
         self._caught: list[int] = []
         self._shares_group = _on_a_terminal()
+        self._before: frozenset[int] = frozenset()
+        """The children of this process from before the supervisor."""
+        self._process: subprocess.Popen[bytes] | None = None
+        """The supervisor."""
+        self._writing = -1
+        """The pipe to the supervisor."""
+        self._report = -1
+        """The pipe from the supervisor, with the exit code when no command is left."""
         self._orders: int | None = None
         """The pipe to the supervisor while it may be written to."""
         self._end_order = b""
@@ -52,28 +65,43 @@ class Launcher:
         self.interrupted = False
         """True if Ctrl-C on the terminal ended a command."""
 
+    def __enter__(self) -> Self:
+        """Start the supervisor. Raises OSError."""
+        self._before = supervisor.children_here()
+        supervisor.become_subreaper()
+        self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the supervisor, with all that is left."""
+        with self._lock:
+            self._orders = None
+            os.close(self._writing)  # while it runs it kills everything then
+        os.close(self._report)
+        if self._process is not None:
+            self._process.wait()
+        # A supervisor that did its work has left nothing; one that was killed, or failed, may have.
+        _kill_descendants(self._before)
+
+    @property
+    def pid(self) -> int:
+        """The process that starts the commands: those and whatever they start are below it."""
+        if self._process is None:
+            raise AssertionError("a launcher has a process only as a context")
+        return self._process.pid
+
     def run(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> int:
         """Run the command once in each environment, side by side, and wait until nothing of them is left.
 
-        Return the exit code of the first that failed, in order; 128 + n for one that signal n killed. Raises OSError if
-        that cannot be begun.
+        Return the exit code of the first that failed, in order; 128 + n for one that signal n killed.
         """
-        before = supervisor.children_here()
-        supervisor.become_subreaper()
         with self._catching() as wake:
-            process, orders = self._start()
-            try:
-                self._send_job(orders, command, environments)
-                self._wait(process, wake)
-            finally:
-                with self._lock:
-                    self._orders = None
-                    os.close(orders)  # while it runs it kills everything then
-                process.wait()
-                # A supervisor that did its work has left nothing; one that was killed, or failed, may have.
-                _kill_descendants(before)
-        self.interrupted = self._shares_group and process.returncode == -signal.SIGINT
-        return _SIGNALLED - process.returncode if process.returncode < 0 else process.returncode
+            self._send_job(command, environments)
+            code = self._wait(wake)
+        self.interrupted = self._shares_group and code == -signal.SIGINT
+        return _SIGNALLED - code if code < 0 else code
 
     def end(self, grace_seconds: float) -> None:
         """End the commands and all that they have started: by SIGTERM, and by SIGKILL after the grace period.
@@ -85,24 +113,26 @@ class Launcher:
             self._end_order = f"end {grace_seconds}\n".encode()
             self._write(self._end_order)
 
-    def _start(self) -> tuple[subprocess.Popen[bytes], int]:
-        """Return the supervisor and the pipe that it reads."""
+    def _start(self) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC)
+        report, reporting = os.pipe2(os.O_CLOEXEC)
         try:
-            process = subprocess.Popen(  # noqa: S603 -- a program of ours
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(reading)],
-                pass_fds=[reading],
+            self._process = subprocess.Popen(  # noqa: S603 -- a program of ours
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(reading), str(reporting)],
+                pass_fds=[reading, reporting],
                 # In a group of its own it gets no signal twice: migctl's group may be sent one as a whole.
                 process_group=None if self._shares_group else 0,
             )
         except BaseException:
             os.close(writing)
+            os.close(report)
             raise
         finally:
             os.close(reading)
-        return process, writing
+            os.close(reporting)
+        self._writing, self._report = writing, report
 
-    def _send_job(self, orders: int, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
+    def _send_job(self, command: Sequence[str], environments: Sequence[Mapping[str, str]]) -> None:
         job = {
             "command": list(command),
             "environments": [dict(each) for each in environments],
@@ -112,9 +142,9 @@ class Launcher:
         left = json.dumps(job).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # its exit code tells
             while left:
-                left = left[os.write(orders, left) :]
+                left = left[os.write(self._writing, left) :]
         with self._lock:
-            self._orders = orders
+            self._orders = self._writing
             self._write(self._end_order)
 
     def _write(self, order: bytes) -> None:
@@ -147,16 +177,27 @@ class Launcher:
     def _catch(self, number: int, _frame: FrameType | None) -> None:
         self._caught.append(number)
 
-    def _wait(self, process: subprocess.Popen[bytes], wake: int) -> None:
-        """Wait until the supervisor has ended; forward signals until then."""
+    def _wait(self, wake: int) -> int:
+        """Forward signals until no command is left; return the exit code, negative for a signal."""
         while True:
             while self._caught:
                 self._handle(self._caught.pop(0))
-            if process.poll() is not None:
-                return
-            select.select([wake], [], [])
+            ready, _, _ = select.select([wake, self._report], [], [])
+            if self._report in ready:
+                return self._reported()
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
+
+    def _reported(self) -> int:
+        """Return the exit code that the supervisor has reported, or its own if it ended without a report."""
+        said = os.read(self._report, 64)
+        if said:
+            return int(said)
+        if self._process is None:
+            raise AssertionError("a launcher runs commands only as a context")
+        code = self._process.wait()
+        _kill_descendants(self._before)  # while the lease is held
+        return code
 
     def _handle(self, number: int) -> None:
         self.is_ending = self.is_ending or number in _ENDING

@@ -220,7 +220,7 @@ def _no_such_request(text: str, node: Status, user: str | None) -> Refused:
 def describe(lease: LeaseInfo) -> str:
     """Return a lease in one line: `556af997a1b4a287 of alice (train): 1g.10gb on GPU 2, slice 4`."""
     devices = ", ".join(
-        f"{each.profile} on {place(each.gpu_index, each.placement)}" if each.profile else "a lost device"
+        f"{each.label} on {place(each.gpu_index, each.placement)}" if each.profile else "a lost device"
         for each in lease.devices
     )
     return f"{lease.id} of {lease.holder or lease.tenant or 'somebody'}: {devices}"

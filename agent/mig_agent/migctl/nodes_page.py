@@ -85,7 +85,8 @@ def status_page(answers: Sequence[Answer[Status]], page: Page, noun: str) -> str
         else _node(each, page, widest)
         for each in answers
     ]
-    parts.append([*map_legend(nodes, page), *fits_lines(available(nodes), page)])
+    largest_share = max((each.largest_share_mib for each in nodes), default=0)
+    parts.append([*map_legend(nodes, page), *fits_lines(available(nodes), largest_share, page)])
     if page.leases:
         parts.append(tables_page(answers, page, noun).splitlines())
     return "\n\n".join("\n".join(part) for part in parts if part)

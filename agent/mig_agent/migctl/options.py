@@ -269,6 +269,17 @@ _REQUEST_OPTIONS: tuple[Callable[[_Command], _Command], ...] = (
         "--attribute", "attributes", metavar="ATTR", multiple=True, help="Take profiles with this attribute: +me, +gfx."
     ),
     click.option(
+        "--isolation",
+        metavar="LEVEL",
+        shell_complete=completer_of("isolation"),
+        help="any: a share of a GPU where no MIG instance fits; mig: never a share.",
+    ),
+    click.option(
+        "--compute",
+        metavar="PERCENT",
+        help="At most this part of the multiprocessors, 25%; of a share that MPS enforces.",
+    ),
+    click.option(
         "--gpu",
         "gpus",
         metavar="GPU",
@@ -318,6 +329,8 @@ def asking_of(parameters: Mapping[str, Any]) -> RequestArgs:
         "devices": parameters["devices"],
         "min_compute": parameters["min_compute"],
         "attributes": parameters["attributes"],
+        "isolation": parameters["isolation"],
+        "compute": parameters["compute"],
         "gpus": split(parameters["gpus"]),
         "wait": parameters["wait"],
         "priority": parameters["priority"],

@@ -11,15 +11,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import UsageError
-from mig_agent.core.quantities import format_duration
+from mig_agent.core.quantities import format_duration, format_mib
 from mig_agent.core.texts import state_and_reason
 from mig_agent.migctl.failures import one_line
 
 if TYPE_CHECKING:
     from mig_agent.client.to_json import Json
-    from mig_agent.client.types import Gpu, Placement
+    from mig_agent.client.types import Device, Gpu, Placement, PlannedDevice
 
-_MIB_IN_GIB = 1024
 _MAP_CHARACTERS = "\u2588\u2591\u2592\u2573\u250c\u2026"
 
 
@@ -86,13 +85,6 @@ def _fitted(cell: str, width: int) -> str:
     return cell.ljust(width) if len(cell) <= width else cell[: width - 2] + ".."
 
 
-def memory(mib: int) -> str:
-    """Return MiB for people: `9.75 GiB`, `512 MiB`. Rounded down, since people then request what they read."""
-    if mib < _MIB_IN_GIB:
-        return f"{mib} MiB"
-    return f"{mib * 100 // _MIB_IN_GIB / 100:.2f}".rstrip("0").rstrip(".") + " GiB"
-
-
 def percent(value: float) -> str:
     """Return a percentage without decimals; `<1%` for a little, which is not nothing."""
     return "<1%" if 0 < value < 0.5 else f"{value:.0f}%"  # noqa: PLR2004 -- what would be rounded to 0
@@ -112,10 +104,21 @@ def place(gpu_index: int, placement: Placement | None) -> str:
     return f"GPU {gpu_index}" if placement is None else f"GPU {gpu_index}, {slices(placement)}"
 
 
+def device_words(device: Device | PlannedDevice) -> str:
+    """Return a device for people: `1g.10gb (9.75 GiB) on GPU 1, slices 0-1`, or a share with what it promises."""
+    where = place(device.gpu_index, device.placement)
+    if not device.is_share:
+        return f"{device.profile} ({format_mib(device.memory_mib)}) on {where}"
+    compute = "" if device.compute_percent is None else f" and {device.compute_percent}% of the multiprocessors"
+    share = f"share of {format_mib(device.memory_mib)}{compute} on {where}"
+    return ", ".join(filter(None, (share, device.promise)))
+
+
 def gpu_state(gpu: Gpu) -> str:
     """Return the state of a GPU and why: `GPU 3 is cordoned by root: the fan is loud`."""
     if gpu.state == "whole":
-        return f"GPU {gpu.index} can be leased whole" + (f": {gpu.reason}" if gpu.reason else "")
+        how = "is shared" if gpu.is_shared else "can be leased whole or shared" if gpu.shared_memory else ""
+        return f"GPU {gpu.index} {how or 'can be leased whole'}" + (f": {gpu.reason}" if gpu.reason else "")
     return f"GPU {gpu.index} is {state_and_reason(gpu.state, gpu.reason)}"
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mig_agent.client.slice_maps import slice_maps
-from mig_agent.core.quantities import counted, format_duration
+from mig_agent.core.quantities import counted, format_duration, format_mib
 from mig_agent.core.slicemap import (
     FREE,
     UNUSABLE,
@@ -19,7 +19,7 @@ from mig_agent.core.slicemap import (
 )
 from mig_agent.migctl.failures import one_line
 from mig_agent.migctl.lease_names import short_ids
-from mig_agent.migctl.printing import ago, gpu_state, memory, place, table, until
+from mig_agent.migctl.printing import ago, gpu_state, place, table, until
 from mig_agent.migctl.wait_words import OWN_LIMIT, blocked_by, start_interval
 
 if TYPE_CHECKING:
@@ -107,7 +107,8 @@ def head(node: Status, *, hidden: bool = False) -> list[str]:
 def _map(node: Status, page: Page) -> list[list[str]]:
     """Return the GPUs, what is to be said of them, and what fits now."""
     gpus = slice_maps(node)
-    legend, fits, notes = map_legend([node], page), fits_lines(node.available, page), map_notes(node)
+    legend, notes = map_legend([node], page), map_notes(node)
+    fits = fits_lines(node.available, node.largest_share_mib, page)
     if page.boxes:
         boxes = [render_text(each, page.width, color=page.color, unicode=page.unicode).splitlines() for each in gpus]
         return [*boxes, *filter(None, (legend, notes))]  # what fits is counted over all GPUs
@@ -117,9 +118,9 @@ def _map(node: Status, page: Page) -> list[list[str]]:
 
 def map_legend(nodes: Sequence[Status], page: Page) -> list[str]:
     """Return the line that explains the fills of these nodes' maps; nothing where every slice is free."""
-    gpus = [each for node in nodes for each in node.gpus]
-    states = {each.state for gpu in gpus for each in gpu.instances}
-    states |= {UNUSABLE} if any(each.unusable_slices for each in gpus) else set()
+    gpus = [each for node in nodes for each in slice_maps(node)]
+    states = {each.state for gpu in gpus for each in gpu.blocks}
+    states |= {UNUSABLE} if any(each.unusable for each in gpus) else set()
     return [render_legend([*states, FREE], color=page.color, unicode=page.unicode)] if states else []
 
 
@@ -129,18 +130,23 @@ def map_notes(node: Status) -> list[str]:
     return notes + [one_line(f"GPU {index} has not answered yet: {why}") for index, why in node.missing_gpus.items()]
 
 
-def fits_lines(available: Sequence[Available], page: Page) -> list[str]:
-    """Return what could be leased now, one kind at a time, in profiles and in memory; nothing from an older agent."""
+def fits_lines(available: Sequence[Available], largest_share_mib: int, page: Page) -> list[str]:
+    """Return what could be leased now, one kind at a time, in profiles and in memory; nothing from an older agent.
+
+    `largest_share_mib` is the largest share of a GPU that fits, 0 if none does.
+    """
     if not available:
         return []
     fitting = [each for each in available if each.count]
-    if not fitting:
+    if not fitting and not largest_share_mib:
         return ["fits now: nothing"]
     kinds = [
         counted(each.count, "whole GPU") if each.profile == WHOLE else f"{each.count} x {each.profile}"
         for each in fitting
     ]
-    most = memory(max(each.memory_mib for each in fitting))
+    if largest_share_mib:
+        kinds.append(f"shares of up to {format_mib(largest_share_mib)}".replace(" ", "\u00a0"))
+    most = format_mib(max(largest_share_mib, *(each.memory_mib for each in fitting), 0))
     # Only the blanks between kinds may become line ends.
     unbroken = ", ".join(kind.replace(" ", "\u00a0") for kind in kinds)
     text = f"fits now (up to {most}), {'any one of' if len(kinds) > 1 else 'just'}: {unbroken}"
@@ -166,7 +172,7 @@ def _notes(gpu: Gpu) -> Iterator[str]:
         yield f"GPU {gpu.index}: MIG mode will be {'on' if gpu.mig.pending else 'off'} after a reset"
     for each in gpu.instances:
         if each.state == "blocked" and each.reason:
-            yield f"{each.profile} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
+            yield f"{each.label} on {place(gpu.index, each.placement)} is blocked: {each.reason}"
 
 
 def _drain(gpu: Gpu) -> str:
@@ -228,12 +234,14 @@ def _device(lease: LeaseInfo, number: int) -> tuple[str, str, str, str]:
     if number >= len(lease.devices):
         return "-", "-", "-", ""
     each = lease.devices[number]
-    slices = "all" if each.placement is None else _numbers(each.placement.start, each.placement.size)
+    slices = "-" if each.is_share else "all"
+    if each.placement is not None:
+        slices = _numbers(each.placement.start, each.placement.size)
     if each.uuid:
-        return str(each.gpu_index), slices, each.profile, ""
+        return str(each.gpu_index), slices, each.label, ""
     kubelet = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
     lost = f"lost{kubelet}"
-    return (str(each.gpu_index), slices, each.profile, lost) if each.profile else ("-", "-", "-", lost)
+    return (str(each.gpu_index), slices, each.label, lost) if each.profile else ("-", "-", "-", lost)
 
 
 def _numbers(start: int, size: int) -> str:

@@ -171,6 +171,13 @@ class Supervisor:
         first = next((code for code in codes if code), 0)
         return _SIGNALLED - first if first < 0 else first
 
+    def report(self, to: int, code: int) -> None:
+        """Write the exit code to a pipe, and wait until migctl closes the one of orders, or has ended."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(to, f"{code}\n".encode())
+        while self._orders >= 0 and os.read(self._orders, 4096):
+            pass
+
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         group = 0 if self._shares_group else next(iter(self._codes), 0)
         supervisor = os.getpid()
@@ -360,8 +367,11 @@ def _say(words: str) -> None:
         os.write(2, f"migctl: {words}\n".encode(errors="replace"))
 
 
-def main(orders: int) -> int:
-    """Read the job, one line of JSON, from the pipe and run it."""
+def main(orders: int, report: int) -> int:
+    """Read the job, one line of JSON, from the pipe and run it; report the exit code and wait until migctl has read it.
+
+    It may be in a cgroup that is to be removed: then it is killed meanwhile, and nothing is lost.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # one that is stopped has to see the pipe's end
     become_subreaper()
     text = b""
@@ -374,12 +384,11 @@ def main(orders: int) -> int:
     job = json.loads(line)
     supervisor = Supervisor(orders, unread, shares_group=job["shares_group"], kill_after=job["kill_after"])
     code = supervisor.run(job["command"], job["environments"])
-    if code == -signal.SIGINT:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    return code
+    supervisor.report(report, code)
+    return 0
 
 
 if __name__ == "__main__":
-    os.set_inheritable(int(sys.argv[1]), False)
-    os._exit(main(int(sys.argv[1])))
+    for each in sys.argv[1:]:
+        os.set_inheritable(int(each), False)
+    os._exit(main(*map(int, sys.argv[1:])))

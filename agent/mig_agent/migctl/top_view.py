@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
-from mig_agent.core.quantities import counted
+from mig_agent.core.quantities import counted, format_mib
 from mig_agent.migctl.failures import one_line
-from mig_agent.migctl.printing import memory, percent
+from mig_agent.migctl.printing import percent
 
 if TYPE_CHECKING:
-    from mig_agent.client.types import Instance, ProcessUsage, Status, Usage
+    from mig_agent.client.types import Gpu, Instance, ProcessUsage, Status, Usage
 
 UNKNOWN: Final = "?"
 """Shown for what the driver does not report, such as how busy an instance is before Hopper; never 0."""
@@ -41,6 +41,8 @@ class InstanceRow:
     gpu_index: int
     usage: Usage | None
     is_unused: bool
+    shared: str = ""
+    """Of the device that is a whole GPU, while that is shared: how much of it is taken."""
     node: str = ""
     """The name of its node; empty where only one is shown."""
 
@@ -87,7 +89,13 @@ class NodeReading:
         """Return all instances, by GPU and place."""
         unused = {each.id for each in self.node.leases if each.unused}
         return [
-            InstanceRow(each, gpu.index, self.usage.get(each.generation), each.lease in unused)
+            InstanceRow(
+                each,
+                gpu.index,
+                self.usage.get(each.generation),
+                each.lease in unused,
+                "" if each.is_share else _taken(gpu),
+            )
             for gpu in self.node.gpus
             for each in sorted(gpu.instances, key=_start)
         ]
@@ -125,6 +133,14 @@ class NodesReading:
 
 
 Reading: TypeAlias = NodeReading | NodesReading
+
+
+def _taken(gpu: Gpu) -> str:
+    """Return how much of a shared GPU is taken: `5.25 GiB of 42.97 GiB taken`; empty if it is not shared."""
+    memory = gpu.shared_memory
+    if memory is None or not gpu.is_shared:
+        return ""
+    return f"{format_mib(memory.taken_mib)} of {format_mib(memory.usable_mib)} taken"
 
 
 def _start(instance: Instance) -> int:
@@ -216,8 +232,8 @@ def head(reading: Reading) -> str:
     known = [row.used_mib for row in leased if row.used_mib is not None]
     parts = reading.counts()
     if leased:
-        used = memory(sum(known)) if known else UNKNOWN
-        parts.append(f"{used} used of {memory(sum(row.total_mib for row in leased))} leased")
+        used = format_mib(sum(known)) if known else UNKNOWN
+        parts.append(f"{used} used of {format_mib(sum(row.total_mib for row in leased))} leased")
     return one_line(", ".join(parts))
 
 
@@ -259,7 +275,7 @@ def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
     if not words:
         return True
     each = row.instance
-    texts = [row.node, f"gpu {row.gpu_index}", each.profile, each.state, each.holder or "", each.lease or ""]
+    texts = [row.node, f"gpu {row.gpu_index}", each.label, each.state, each.holder or "", each.lease or ""]
     for process in row.processes:
         texts += [str(process.pid), process.command]
         texts += [] if process.uid is None else [reading.user_name(process.uid)]
@@ -268,16 +284,16 @@ def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
 
 def _cells(row: InstanceRow) -> tuple[str, ...]:
     each, usage = row.instance, row.usage
-    holder = (each.holder or "-") + (" (unused)" if row.is_unused else "")
+    holder = (row.shared or each.holder or "-") + (" (unused)" if row.is_unused else "")
     if usage is not None and not usage.process_details and usage.processes:
         holder += f" (pid {', '.join(map(str, usage.processes))})"
     return (
         one_line(row.node),
         str(row.gpu_index),
-        each.profile,
-        each.state,
-        UNKNOWN if row.used_mib is None else memory(row.used_mib),
-        memory(row.total_mib),
+        "shared" if row.shared else each.label,
+        "-" if row.shared else each.state,
+        UNKNOWN if row.used_mib is None else format_mib(row.used_mib),
+        format_mib(row.total_mib),
         _bar(row.used_mib, row.total_mib),
         UNKNOWN if row.compute_percent is None else percent(row.compute_percent),
         "" if row.compute_percent is None else _bar(row.compute_percent, 100),
@@ -305,7 +321,7 @@ def _styled(row: InstanceRow, texts: Sequence[str], widths: Sequence[int], colum
 
 def _process(each: ProcessUsage, reading: Reading) -> Iterator[Segment]:
     user = UNKNOWN if each.uid is None else reading.user_name(each.uid)
-    used = UNKNOWN if each.memory_used_mib is None else memory(each.memory_used_mib)
+    used = UNKNOWN if each.memory_used_mib is None else format_mib(each.memory_used_mib)
     yield one_line(f"     {each.pid:>7}  {user}  {used}  {each.command or UNKNOWN}"), "process"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -56,11 +57,14 @@ class CgroupFs:
     def of_process(self, pid: int) -> str | None:
         """Return the cgroup that a process is in, itself or by an ancestor of it; None if none has been said."""
         members = dict(self._members())
-        while pid > 1:
-            if pid in members:
-                return members[pid]
-            pid = _parent(pid)
-        return None
+        ancestor: int | None = pid
+        while ancestor is not None and ancestor not in members:
+            ancestor = _parent(ancestor)
+        if ancestor is None:
+            return None
+        if ancestor != pid:
+            self._add(pid, members[ancestor])
+        return members[ancestor]
 
     def settle(self, *, dmem: bool) -> None:
         """Make the files of new cgroups, forget ended processes, and take what was written to `subtree_control`."""
@@ -71,12 +75,21 @@ class CgroupFs:
             with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
                 _put(folder / "cgroup.controllers", offered)
                 _put(folder / "cgroup.subtree_control", _enabled(folder) & offered)
-                procs = folder / "cgroup.procs"
-                procs.touch()
+                (folder / "cgroup.procs").touch()
+        self._inherit()
+        for procs in self.root.rglob("cgroup.procs"):
+            with contextlib.suppress(FileNotFoundError):
                 pids = procs.read_text().split()
-                living = [pid for pid in pids if Path("/proc", pid).exists()]
+                living = [pid for pid in pids if _parent(int(pid)) is not None]
                 if living != pids:
                     procs.write_text("".join(f"{pid}\n" for pid in living))
+
+    def remove_all(self) -> None:
+        """Remove every cgroup but the root, as a reboot does."""
+        for folder in (each for each in self.root.iterdir() if each.is_dir()) if self.root.is_dir() else ():
+            shutil.rmtree(folder)
+        (self.root / "cgroup.procs").unlink(missing_ok=True)
+        (self.root / "cgroup.subtree_control").unlink(missing_ok=True)
 
     def show(self, cgroup: str, files: Mapping[str, Mapping[str, int]]) -> None:
         """Write the dmem files of a cgroup: by file, the number of each GPU by its name."""
@@ -84,6 +97,20 @@ class CgroupFs:
             for name, numbers in files.items():
                 path = self.folder(cgroup) / name
                 path.write_text("".join(f"{gpu} {number}\n" for gpu, number in numbers.items()))
+
+    def _inherit(self) -> None:
+        """Put what members have started into their cgroups, where the kernel has it from its first moment on."""
+        members = dict(self._members())
+        for pid, cgroup in tuple(members.items()):
+            below = list(_children(pid))
+            for each in below:  # which grows meanwhile
+                if each not in members:
+                    self._add(each, cgroup)
+                    below += _children(each)
+
+    def _add(self, pid: int, cgroup: str) -> None:
+        with contextlib.suppress(FileNotFoundError), (self.folder(cgroup) / "cgroup.procs").open("a") as file:
+            file.write(f"{pid}\n")
 
     def _members(self) -> Iterator[tuple[int, str]]:
         for procs in sorted(self.root.rglob("cgroup.procs")):
@@ -107,8 +134,17 @@ def _put(path: Path, words: set[str]) -> None:
         path.write_text(text)
 
 
-def _parent(pid: int) -> int:
+def _parent(pid: int) -> int | None:
+    """Return the parent of a process; None if it has ended, reaped or not."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+        state, parent = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
     except OSError:
-        return 0
+        return None
+    return None if state in {"Z", "X"} else int(parent)
+
+
+def _children(pid: int) -> Iterator[int]:
+    """Yield the children of a process, as far as the kernel tells."""
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            yield from map(int, file.read_text().split())

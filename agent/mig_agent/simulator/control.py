@@ -134,9 +134,10 @@ class Simulator:
             machine["create_seconds"], machine["destroy_seconds"] = create_seconds, destroy_seconds
 
     def reboot(self, *, keep_mig_mode: bool = False) -> None:
-        """Reboot: removes instances and processes, and MIG mode on GPUs later than Ampere unless kept."""
+        """Reboot: removes instances, processes and cgroups, and MIG mode on GPUs later than Ampere unless kept."""
         with self._store.edit() as machine:
             operations.reboot(machine, str(uuid.uuid4()), keep_mig_mode=keep_mig_mode)
+            self._store.cgroups.remove_all()
 
     def reset_gpu(self, gpu: int) -> None:
         """Reset a GPU as `nvidia-smi --gpu-reset` does, but even if it is in use."""

@@ -18,7 +18,7 @@ from mig_agent.simulator import faults, handles
 from mig_agent.simulator.cgroupfs import CgroupFs
 from mig_agent.simulator.codes import Code, Failure, SimulatorError
 from mig_agent.simulator.programs import write_programs
-from mig_agent.simulator.state import Machine, driver_branch
+from mig_agent.simulator.state import Machine, driver_branch, has_dmem
 from mig_agent.simulator.store import Store
 
 _HANG_POLL_SECONDS = 0.02
@@ -233,6 +233,7 @@ def open_library(state_file: Path, *, without: Collection[str] = ()) -> object:
     machine = store.read()
     store.mend()
     write_programs(store.host.root / "usr/bin", state_file)
+    store.cgroups.settle(dmem=has_dmem(machine))
     if driver_branch(machine) < FIRST_WITH_MEMORY_LIMITS:
         without = {*without, "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"}
     return Library(store, without)

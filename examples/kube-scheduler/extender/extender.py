@@ -98,7 +98,9 @@ class Extender:
         promised = self.fleet.promised(pod)
         if promised in names:
             return {promised: 0.0}, {}  # an earlier binding was not answered: no second lease elsewhere
-        plans, refusals = await self.fleet.plan(devices=pod.devices, but=self.fleet.agents.keys() - {*names})
+        # Containers get no shares of GPUs.
+        others = self.fleet.agents.keys() - {*names}
+        plans, refusals = await self.fleet.plan(devices=pod.devices, isolation="mig", but=others)
         # A kubelet fails for good a pod that comes while it has no devices to give.
         await self.cluster.see_nodes()
         objections = {node: why for node in plans if (why := self.cluster.objection(node, pod))}

@@ -124,7 +124,7 @@ func (a *agents) plan(ctx context.Context, node string, wants []*api.Want) (floa
 	}
 	ctx, cancel := context.WithTimeout(ctx, answer)
 	defer cancel()
-	plans, err := agent.Plan(ctx, &api.PlanRequest{Requests: []*api.Request{{Wants: wants}}})
+	plans, err := agent.Plan(ctx, &api.PlanRequest{Requests: []*api.Request{{Wants: wants, Isolation: "mig"}}})
 	if err != nil {
 		return 0, "", said(err)
 	}

@@ -26,7 +26,7 @@ from mig_agent.core.model import GpuUuid, LeaseId
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Plan, StepTimes
 from mig_agent.core.planning.planner import plan
 from mig_agent.engine.callers import Caller
-from mig_agent.frontends.grpc import encode
+from mig_agent.frontends.grpc import encode, encode_plans
 from mig_agent.frontends.grpc.decode import request_from
 from mig_agent.frontends.grpc.handlers import abort
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
@@ -52,7 +52,7 @@ class Node(rpc.PartitionManagerServicer):
         view = self._cluster.view
         outcomes = (plan(view, request_from(each, _SCHEDULER), DEFAULT_POLICY) for each in message.requests)
         return pb.PlanResponse(
-            outcomes=[encode.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
+            outcomes=[encode_plans.outcome(each, view, _PACE) for each in outcomes], revision=view.revision
         )
 
     async def Acquire(self, _messages: object, context: Context) -> AsyncIterator[pb.AcquireResponse]:  # noqa: N802 -- gRPC's

@@ -159,7 +159,7 @@ def _cordon(reason: str, since: float, drain: str | None) -> Cordon:
 
 _INSTANCES = (
     "SELECT generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib, start, size,"
-    " state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by"
+    " state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by, compute_percent"
     " FROM instance ORDER BY generation"
 )
 _LEASE_COLUMNS = (
@@ -201,7 +201,7 @@ class EventQuery:
 
 def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> Instance:
     generation, gpu, kind, profile_id, name, compute, memory, mib, *rest = row
-    start, size, state, gi, ci, uuid, since, tenant, enforced_by = rest
+    start, size, state, gi, ci, uuid, since, tenant, enforced_by, percent = rest
     placement = Placement(_int(start), _int(size))
     # Engines and other placements are in the GPU's layout, not in the record.
     profile = Profile(
@@ -212,6 +212,7 @@ def _instance(row: tuple[object, ...], held: Mapping[Generation, LeaseId]) -> In
         memory_mib=_int(mib),
         placements=(placement,),
         kind=DEVICE_KINDS[str(kind)],
+        compute_percent=None if percent is None else _int(percent),
     )
     lease = held.get(Generation(_int(generation)))
     return Instance(

@@ -24,8 +24,9 @@ Statement = tuple[str, tuple[str | int | float | None, ...]]
 
 _PUT_INSTANCE = (
     "INSERT INTO instance (generation, gpu, kind, profile_id, profile_name, compute_slices, memory_slices, memory_mib,"
-    " start, size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " start, size, state, gpu_instance_id, compute_instance_id, uuid, since, last_tenant, enforced_by,"
+    " compute_percent)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " ON CONFLICT (generation) DO UPDATE SET state = excluded.state, gpu_instance_id = excluded.gpu_instance_id,"
     " compute_instance_id = excluded.compute_instance_id, uuid = excluded.uuid, since = excluded.since,"
     " last_tenant = excluded.last_tenant"
@@ -90,6 +91,7 @@ class PutInstance:
                 instance.since,
                 instance.last_tenant,
                 instance.enforced_by,
+                profile.compute_percent,
             ),
         )
         if profile.kind.shares_memory:

@@ -157,6 +157,8 @@ PATCHES = (
         statements=(
             # How the memory limit of a share is enforced.
             "ALTER TABLE instance ADD COLUMN enforced_by TEXT",
+            # The most of the GPU's multiprocessors that each process of a share uses, in percent.
+            "ALTER TABLE instance ADD COLUMN compute_percent INTEGER",
         ),
     ),
 )

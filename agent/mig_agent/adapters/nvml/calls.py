@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _ctypes
 import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from ctypes import byref, c_uint
@@ -57,6 +58,16 @@ class MemoryAnswer:
 
     total: int
     used: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimitsAnswer:
+    """The limits of a cgroup on one GPU, in bytes."""
+
+    soft: int
+    """What it is guaranteed."""
+    hard: int
+    """The most that its processes get together; NO_MEMORY_LIMIT: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +143,13 @@ CHANGING = frozenset(
         "nvmlGpuInstanceCreateComputeInstance",
         "nvmlComputeInstanceDestroy",
         "nvmlDeviceSetMigMode",
+        "nvmlDeviceSetMemoryLimits_v1",
     }
 )
 """Calls that change the hardware: before and after each is a failpoint (`adapters.failpoints`)."""
+
+NO_MEMORY_LIMIT = int(pynvml.NVML_DEVICE_MEMORY_LIMIT_MAX)
+"""The hard limit, in bytes, of a cgroup without one."""
 
 SM_UTIL = pynvml.NVML_GPM_METRIC_SM_UTIL
 TENSOR_UTIL = pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL
@@ -297,6 +312,22 @@ class Nvml:
             for answer in answers:
                 found.setdefault(answer.pid, answer)
         return tuple(found[pid] for pid in sorted(found))
+
+    # Memory limits of cgroups, from driver r615 on
+
+    def memory_limits(self, gpu: GpuHandle, cgroup: str, index: int) -> MemoryLimitsAnswer:
+        """Return the limits of a cgroup, named by the full path of its folder.
+
+        Raises NOT_FOUND if it has none, and NOT_SUPPORTED in MIG mode and by drivers before r615.
+        """
+        answer = pynvml.c_nvmlGetMemoryLimits_v1_t(nameSpace=os.fsencode(cgroup))
+        self._call("nvmlDeviceGetMemoryLimits_v1", gpu, answer, gpu=index)
+        return MemoryLimitsAnswer(soft=int(answer.softLimit), hard=int(answer.hardLimit))
+
+    def set_memory_limits(self, gpu: GpuHandle, cgroup: str, *, soft: int, hard: int, index: int) -> None:
+        """Set the limits of a cgroup, in bytes; 0 and NO_MEMORY_LIMIT remove them."""
+        limits = pynvml.c_nvmlSetMemoryLimits_v1_t(nameSpace=os.fsencode(cgroup), softLimit=soft, hardLimit=hard)
+        self._call("nvmlDeviceSetMemoryLimits_v1", gpu, limits, gpu=index)
 
     # MIG mode
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from pathlib import Path
 from typing import TypeVar
 
-from mig_agent.adapters.nvml.calls import FULL_COMPUTE_PROFILE_ENUM, EventSetHandle, GpuInstanceHandle, Nvml, OnCall
+from mig_agent.adapters.nvml.calls import (
+    FULL_COMPUTE_PROFILE_ENUM,
+    NO_MEMORY_LIMIT,
+    EventSetHandle,
+    GpuInstanceHandle,
+    Nvml,
+    OnCall,
+)
 from mig_agent.adapters.nvml.compute_meter import ComputeMeter
 from mig_agent.adapters.nvml.instances import GONE, InstanceReader
 from mig_agent.adapters.nvml.inventory import Inventory, KnownGpu
@@ -41,6 +49,21 @@ class ComputeMode(IntEnum):
     EXCLUSIVE_THREAD = 1
     PROHIBITED = 2
     EXCLUSIVE_PROCESS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLimit:
+    """The limit of a cgroup on the memory of one GPU without MIG mode."""
+
+    soft_bytes: int
+    """What is guaranteed to its processes."""
+    hard_bytes: int | None
+    """The most that they get together; None: no limit."""
+
+    def __str__(self) -> str:
+        """Return it for messages: `4096 MiB, 4096 MiB guaranteed`."""
+        hard = "the whole GPU" if self.hard_bytes is None else f"{self.hard_bytes // _MIB} MiB"
+        return f"{hard}, {self.soft_bytes // _MIB} MiB guaranteed"
 
 
 class Driver:
@@ -245,6 +268,42 @@ class Driver:
             compute=compute,
             processes=processes,
         )
+
+    # Memory limits of cgroups on GPUs without MIG mode
+
+    def memory_limit(self, gpu: GpuUuid, cgroup: Path) -> MemoryLimit | None:
+        """Return the limit of a cgroup on a GPU; None if it has none.
+
+        Raises NOT_SUPPORTED in MIG mode and with a driver before r615.
+        """
+        known = self._gpus.find(gpu)
+        try:
+            answer = self._nvml.memory_limits(known.handle, str(cgroup), known.index)
+        except DriverError as error:
+            if error.kind is DriverErrorKind.NOT_FOUND:
+                return None
+            raise
+        if (answer.soft, answer.hard) == (0, NO_MEMORY_LIMIT):
+            return None
+        return MemoryLimit(soft_bytes=answer.soft, hard_bytes=None if answer.hard == NO_MEMORY_LIMIT else answer.hard)
+
+    def set_memory_limit(self, gpu: GpuUuid, cgroup: Path, limit_mib: int | None) -> None:
+        """Let the processes of a cgroup have so much of a GPU's memory together, all of it guaranteed; None: no limit.
+
+        The limit is read back. Set None before the cgroup is removed: else its ancestors keep what was guaranteed.
+        """
+        known = self._gpus.find(gpu)
+        soft, hard = (0, NO_MEMORY_LIMIT) if limit_mib is None else (limit_mib * _MIB, limit_mib * _MIB)
+        self._nvml.set_memory_limits(known.handle, str(cgroup), soft=soft, hard=hard, index=known.index)
+        self.check_memory_limit(gpu, cgroup, limit_mib)
+
+    def check_memory_limit(self, gpu: GpuUuid, cgroup: Path, limit_mib: int | None) -> None:
+        """Raise READ_BACK if the limit is not what was set: gone, or changed by another program."""
+        found = self.memory_limit(gpu, cgroup)
+        wanted = None if limit_mib is None else MemoryLimit(soft_bytes=limit_mib * _MIB, hard_bytes=limit_mib * _MIB)
+        if found != wanted:
+            detail = f"the limit of {cgroup} is {found or 'none'}, not {wanted or 'none'}"
+            raise _read_back("nvmlDeviceSetMemoryLimits_v1", self._gpus.find(gpu), detail)
 
     # Making and removing
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mig_agent.adapters.nvml.calls import GpuHandle, Nvml
+from mig_agent.adapters.nvml.driver import ComputeMode
 from mig_agent.core.errors import DriverError, DriverErrorKind
 from mig_agent.core.model import MigMode
 
@@ -25,6 +26,8 @@ class SurveyedGpu:
     """None if it could not be read."""
     processes: tuple[int, ...] | None = None
     """Pids with a context on a GPU without MIG mode; None if the driver does not tell."""
+    compute_mode: str = ""
+    """`DEFAULT` or `EXCLUSIVE_PROCESS`, for example; empty in MIG mode and if the driver does not tell."""
     error: DriverError | None = None
     """Reason why the GPU, or something of it, could not be read."""
 
@@ -83,7 +86,15 @@ def _gpu(nvml: Nvml, index: int) -> SurveyedGpu:
         minor=minor,
         mode=mode,
         processes=None if mode.current else _pids(nvml, gpu, index),
+        compute_mode="" if mode.current else _compute_mode(nvml, gpu, index),
     )
+
+
+def _compute_mode(nvml: Nvml, gpu: GpuHandle, index: int) -> str:
+    try:
+        return ComputeMode(nvml.compute_mode(gpu, index)).name
+    except (DriverError, ValueError):  # ValueError: a mode that only newer drivers have
+        return ""
 
 
 def _pids(nvml: Nvml, gpu: GpuHandle, index: int) -> tuple[int, ...] | None:

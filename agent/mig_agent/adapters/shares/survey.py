@@ -64,18 +64,20 @@ class ShareSurvey:
         rules: ShareRules,
         others: Iterable[ProcessUsage],
     ) -> ShareTerms:
-        without_process = next((each for each in working if not each.needs_process), None)
+        needing = working[0].needs_process
+        otherwise = next((each for each in working if not each.needs_process), None) if needing else None
         # Shares from before a change of the way take what their own way takes.
         ways = {working[0].enforcement, *(way for _, way in shares)}
-        if without_process is not None:
-            ways.add(without_process.enforcement)
+        if otherwise is not None:
+            ways.add(otherwise.enforcement)
         used = sum(each.used_mib or 0 for each in others)
         return ShareTerms(
             enforced_by=working[0].enforcement,
-            without_process=None if without_process is None else without_process.enforcement,
             usable_mib=max(observed.memory_mib - self._driver.reserved_mib(observed.uuid) - rules.headroom_mib, 1),
             overhead_mib=max(each.overhead_mib for each in self.enforcers if each.enforcement in ways),
             least_mib=rules.least_mib,
+            needs_process=needing,
+            otherwise=None if otherwise is None else otherwise.enforcement,
             others_mib=math.ceil(used / _OTHERS_STEP_MIB) * _OTHERS_STEP_MIB,
         )
 

@@ -19,6 +19,7 @@ from mig_agent.core.planning.placement import tables_for
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Policy
 from mig_agent.core.planning.profiles import order_of_size, smallest_profile, wasted_mib
 from mig_agent.core.planning.search import NOTHING_RESERVED, usable_gpus
+from mig_agent.core.planning.shares import largest_share
 
 _ANYTHING = Request(wants=())
 _STEPS = 200
@@ -77,6 +78,12 @@ def available(
         Available(profile=name, memory_mib=profile.memory_mib, count=counts[name])
         for name, profile in sorted(smallest.items(), key=lambda item: order_of_size(item[1]))
     )
+
+
+def largest_share_mib(view: NodeView, *, reserved: frozenset[GpuUuid] = NOTHING_RESERVED) -> int:
+    """Return the limit of the largest share of a GPU that could be leased now, in MiB; 0 if there is none."""
+    shares = (largest_share(gpu) for gpu in usable_gpus(view, _ANYTHING, reserved))
+    return max((each.memory_mib for each in shares if each is not None), default=0)
 
 
 def servable(view: NodeView, want: Want) -> int:

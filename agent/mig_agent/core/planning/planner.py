@@ -51,7 +51,7 @@ from mig_agent.core.planning.search import (
     named_gpus,
     usable_gpus,
 )
-from mig_agent.core.planning.shares import largest_share, share_for
+from mig_agent.core.planning.shares import largest_share, share_for, without_shares
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
 from mig_agent.core.texts import state_and_reason
@@ -328,7 +328,8 @@ def _no_such_slot(view: NodeView, want: Want, slot: Slot, gpus: Sequence[Gpu]) -
 def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
     """Return the refusal of a want that no model among these GPUs can serve."""
     refusal = (
-        _too_large_for_a_share(want, gpus)
+        _no_compute_percent(want, gpus)
+        or _too_large_for_a_share(want, gpus)
         or _no_mig_gpu(want, gpus)
         or (_unknown_profile(request, want, gpus) if want.profile is not None else _too_large(request, want, gpus))
     )
@@ -339,6 +340,23 @@ def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gp
         reason=refusal.reason,
         message=refusal.message,
         hint=f"{describe_gpus(others)} could serve it: leave the choice of GPUs out",
+    )
+
+
+def _no_compute_percent(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
+    """Return the refusal of a want for a part of the multiprocessors, where no GPU here can give one."""
+    terms = [gpu.layout.shares for gpu in gpus if gpu.layout.shares is not None]
+    if want.compute_percent is None or any(each.way(has_process=False, limits_compute=True) for each in terms):
+        return None
+    if terms:
+        ways = " and ".join(sorted({each.enforced_by.value for each in terms}))
+        why = f"shares are enforced by {ways} here, which cannot limit compute"
+    else:
+        why = "no GPU here is shared by MPS, and a MIG instance has compute slices of its own"
+    return Refusal(
+        reason=Reason.NOT_SUPPORTED,
+        message=f"cannot place {describe_want(want)}: {why}",
+        hint="leave --compute out; --min-compute asks for compute slices of a MIG instance",
     )
 
 
@@ -353,6 +371,13 @@ def _too_large_for_a_share(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
             reason=Reason.NO_MIG_GPU,
             message=f"cannot place {describe_want(want)} in a MIG instance: no GPU here is in MIG mode",
             hint="without --isolation mig a share of a GPU would serve it",
+        )
+    if all(each.way(has_process=want.has_process) is None for each in terms):
+        return Refusal(
+            reason=Reason.NOT_SUPPORTED,
+            message=f"cannot place {describe_want(want)}: the memory limit of a share here holds for a process that is "
+            "handed over, and there is none",
+            hint="`migctl run` hands its command over; --num-gpus 1 takes a whole GPU",
         )
     most = max(each.usable_mib - each.overhead_mib for each in terms)
     least = min(each.least_mib for each in terms)
@@ -374,13 +399,15 @@ def _no_mig_gpu(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
     why = ", ".join(f"GPU {gpu.index}: {gpu.reason or 'MIG mode is off'}" for gpu in gpus[:8])
     capable = [gpu for gpu in gpus if gpu.mode.capable]
     hint = f"`migctl mode enable --gpu {capable[0].index}` switches MIG mode on; " if capable else ""
+    is_amount = want.memory_bytes is not None or want.fraction is not None
+    why_not_shared = "; `migctl doctor` tells why no GPU is shared" if is_amount else ""
     if (want.memory_bytes is not None or want.fraction is not None) and want.isolation is not Isolation.MIG:
         reasons = dict.fromkeys(gpu.not_shared for gpu in gpus if gpu.not_shared)
         hint += "".join(f"no GPU is shared here by {reason}; " for reason in reasons)
     return Refusal(
         reason=Reason.NO_MIG_GPU,
         message=f"cannot place {describe_want(want)}: {describe_gpus(gpus)} cannot be divided now ({why})",
-        hint=f"{hint}--num-gpus 1 takes a whole GPU",
+        hint=f"{hint}--num-gpus 1 takes a whole GPU{why_not_shared}",
     )
 
 
@@ -479,6 +506,13 @@ def _too_large(request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
 def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
     wants = request.wants
     place = describe_scope(request, gpus)
+    if any(_only_shared(want, gpus) for want in wants):
+        return Refusal(
+            reason=Reason.TOO_MANY_DEVICES,
+            message=f"cannot place {describe_wants(wants)} together: {place} they would be shares of GPUs, and one "
+            "process cannot use two shares",
+            hint="ask for each in a request of its own",
+        )
     if len(set(wants)) == 1:
         most = len(wants)
         while most > 0 and not fits_when_empty(gpus, wants[:most]):
@@ -494,6 +528,12 @@ def _too_many(request: Request, gpus: Sequence[Gpu]) -> Refusal:
         message=f"cannot place {describe_wants(wants)}: they do not fit {place} together, even with nothing else there",
         hint="ask for fewer or smaller devices, or in several requests",
     )
+
+
+def _only_shared(want: Want, gpus: Sequence[Gpu]) -> bool:
+    """Return True if a share of a GPU serves the want, and nothing else on these GPUs does."""
+    (alone,) = without_shares((want,))
+    return not any(smallest_profile(alone, gpu.layout) for gpu in gpus)
 
 
 def _instance_profiles(gpu: Gpu) -> tuple[Profile, ...]:

@@ -51,6 +51,8 @@ def serves(profile: Profile, want: Want, layout: Layout) -> bool:
     """Return True if an instance of this profile satisfies the want."""
     if want.slot is not None:
         return (profile.id, profile.name) == (want.slot.profile.id, want.slot.profile.name)
+    if want.compute_percent is not None:
+        return False  # only a share has it
     if profile.kind.takes_whole_gpu:
         return want.whole_gpu
     if want.profile is not None:

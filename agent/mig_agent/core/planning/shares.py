@@ -31,8 +31,8 @@ _PLACEMENT = Placement(0, 1)
 
 
 @lru_cache(maxsize=4096)
-def share_profile(limit_mib: int) -> Profile:
-    """Return the profile of a share with this memory limit."""
+def share_profile(limit_mib: int, compute_percent: int | None = None) -> Profile:
+    """Return the profile of a share with this memory limit, and at most this part of the multiprocessors."""
     return Profile(
         id=SHARE_PROFILE_ID,
         name=f"share.{limit_mib}m",
@@ -41,6 +41,7 @@ def share_profile(limit_mib: int) -> Profile:
         memory_mib=limit_mib,
         placements=(_PLACEMENT,),
         kind=SHARE,
+        compute_percent=compute_percent,
     )
 
 
@@ -55,12 +56,14 @@ def share_for(want: Want, layout: Layout) -> Profile | None:
     terms = layout.shares
     if terms is None or want.isolation is Isolation.MIG or want.attributes or want.min_compute_slices > 1:
         return None
+    if terms.way(has_process=want.has_process, limits_compute=want.compute_percent is not None) is None:
+        return None
     limit = None
     if want.memory_bytes is not None:
         limit = terms.limit_of_memory(want.memory_bytes)
     elif want.fraction is not None:
         limit = terms.limit_of_fraction(want.fraction)
-    return None if limit is None else share_profile(limit)
+    return None if limit is None else share_profile(limit, want.compute_percent)
 
 
 def without_shares(wants: Iterable[Want]) -> tuple[Want, ...]:

@@ -27,7 +27,8 @@ def cgroups(subject: Subject) -> Iterator[Finding]:
     elif subject.probe.exists("/sys/fs/cgroup"):
         yield warning(
             name,
-            "cgroup v1 is mounted: limits of jobs and current kubelets need version 2",
+            "cgroup v1 is mounted: limits of jobs, the driver's memory limits of GPU shares and current kubelets need "
+            "version 2",
             "boot with systemd.unified_cgroup_hierarchy=1 on the kernel's command line",
         )
     else:

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from mig_agent.core import requests
 from mig_agent.core.errors import Reason, UsageError, refuse
-from mig_agent.core.model import Holder, Request, RequestId, Want
+from mig_agent.core.model import Holder, Isolation, Request, RequestId, Want
 from mig_agent.core.owner import Pod
 from mig_agent.core.quantities import shown
 from mig_agent.engine.callers import Caller
@@ -24,9 +24,11 @@ def request_from(message: pb.Request, caller: Caller) -> Request:
     # Check the numbers of repeated fields before their contents.
     requests.validate_numbers(wants=len(message.wants), gpus=len(message.gpus))
     pod = _pod(message.holder)
+    isolation = _isolation(message.isolation)
+    wants = tuple(want_from(each, isolation) for each in message.wants)
     owner = requests.owner_for(pod, message.pid if message.HasField("pid") else None)
     request = Request(
-        wants=tuple(want_from(each) for each in message.wants),
+        wants=wants,
         request_id=RequestId(message.request_id or uuid.uuid4().hex),
         holder=_holder(message, caller, pod),
         gpus=tuple(requests.parse_gpu(each) for each in message.gpus),
@@ -72,8 +74,12 @@ def _holder(message: pb.Request, caller: Caller, pod: Pod | None) -> Holder:
     return Holder(tenant=own, name=label, uid=caller.uid, pid=pid)
 
 
-def want_from(message: pb.Want) -> Want:
-    """Return the want for one device. Raises UsageError if the message is invalid."""
+def _isolation(word: str) -> Isolation | None:
+    return requests.parse_isolation(word) if word else None
+
+
+def want_from(message: pb.Want, isolation: Isolation | None = None) -> Want:
+    """Return the want for one device, with this isolation if it names none. Raises UsageError for what is invalid."""
     requests.validate_numbers(attributes=len(message.attributes))
     compute = message.min_compute_slices or 1
     attributes = frozenset(requests.parse_attribute(each) for each in message.attributes)
@@ -93,4 +99,11 @@ def want_from(message: pb.Want) -> Want:
             raise UsageError("cannot serve a device with nothing asked for", "ask for memory, a profile or a whole GPU")
         case _:
             assert_never(kind)
-    return replace(want, min_compute_slices=compute, attributes=attributes, text=message.text or want.text)
+    return replace(
+        want,
+        min_compute_slices=compute,
+        attributes=attributes,
+        isolation=_isolation(message.isolation) or isolation,
+        compute_percent=message.compute_percent if message.HasField("compute_percent") else None,
+        text=message.text or want.text,
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from mig_agent.adapters.grpc_errors import detail_of, encode_blocker, shortened
+from mig_agent.adapters.grpc_errors import encode_blocker, shortened
 from mig_agent.core.accounting import Account, Use
 from mig_agent.core.advice import Advice
-from mig_agent.core.errors import Refusal
 from mig_agent.core.events import Event
 from mig_agent.core.forecast import Basis, StartEstimate
 from mig_agent.core.model import (
@@ -31,19 +30,10 @@ from mig_agent.core.model import (
 from mig_agent.core.observation import ComputeUsage, InstanceUsage, ProcessUsage
 from mig_agent.core.owner import Pod, PodOwner
 from mig_agent.core.planning.feasibility import unusable_mask
-from mig_agent.core.planning.plan import (
-    CreateInstance,
-    DevicePlan,
-    Outcome,
-    Plan,
-    ReuseInstance,
-    Step,
-    StepTimes,
-    expected_seconds,
-)
 from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.results import Device, Granted, ModeAnswer, QueueEntry, QueuePlace, Snapshot
+from mig_agent.frontends.grpc.encode_shares import account_of_shares, enforcement, promise, shared_memory
 from mig_agent.pb.migagent.v1 import partition_manager_pb2 as pb
 
 _LONGEST_WANTS = 256
@@ -82,6 +72,10 @@ def device(each: Device) -> pb.Device:
         compute_instance_id=each.compute_instance_id,
         reused=each.reused,
         generation=each.generation,
+        kind=each.kind.name,
+        enforced_by=enforcement(each.enforced_by),
+        promise=promise(each.enforced_by),
+        compute_percent=each.compute_percent,
     )
 
 
@@ -149,8 +143,8 @@ def placement(each: Placement) -> pb.Placement:
 
 
 def place(slot: Slot) -> pb.Placement | None:
-    """Encode the placement of a slot; None for a whole GPU."""
-    return None if slot.profile.kind.takes_whole_gpu else placement(slot.placement)
+    """Encode the placement of a slot; None for a whole GPU and a share."""
+    return placement(slot.placement) if slot.profile.kind.needs_mig_mode else None
 
 
 def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
@@ -168,6 +162,7 @@ def gpu(each: Gpu, leases: Mapping[LeaseId, Lease]) -> pb.Gpu:
         draining=each.draining,
         drain_deadline=each.drain_until,
         unusable_slices=slices_in(unusable_mask(each)),
+        shared_memory=account_of_shares(each),
     )
 
 
@@ -195,6 +190,9 @@ def instance(each: Instance, gpu_index: int, leases: Mapping[LeaseId, Lease]) ->
         reason=visible(each.reason),
         gpu=each.slot.gpu,
         gpu_index=gpu_index,
+        kind=each.kind.name,
+        enforced_by=enforcement(each.enforced_by),
+        compute_percent=each.slot.profile.compute_percent,
     )
 
 
@@ -316,6 +314,7 @@ def status(snapshot: Snapshot, version: str, reader: Caller) -> pb.StatusRespons
             pb.Available(profile=each.profile, memory_mib=each.memory_mib, count=each.count)
             for each in snapshot.available
         ],
+        largest_share_mib=snapshot.largest_share_mib,
     )
 
 
@@ -344,6 +343,7 @@ def models(view: NodeView) -> list[pb.GpuModel]:
             memory_mib=layout.memory_mib,
             profiles=[_profile(each) for each in sorted(layout.profiles, key=_smallest_first)],
             gpus=indices,
+            shared_memory=None if layout.shares is None else shared_memory(layout.shares),
         )
         for layout, indices in gpus_by_layout.items()
     ]
@@ -451,6 +451,10 @@ def _leased_device(generation: Generation, view: NodeView, *, lost: bool, reused
         compute_instance_id=each.compute_instance_id,
         reused=reused,
         generation=generation,
+        kind=each.kind.name,
+        enforced_by=enforcement(each.enforced_by),
+        promise=promise(each.enforced_by),
+        compute_percent=each.slot.profile.compute_percent,
     )
 
 
@@ -489,64 +493,3 @@ def _fact(value: str | float | bool) -> pb.Fact:  # noqa: FBT001 -- a value, not
             return pb.Fact(number=value)
         case str():
             return pb.Fact(text=visible(value))
-
-
-def outcome(each: Outcome, view: NodeView, pace: StepTimes) -> pb.PlanOutcome:
-    """Encode the plan or the refusal of one request; `pace` gives the expected duration of its steps."""
-    if isinstance(each, Refusal):
-        return pb.PlanOutcome(refusal=detail_of(each))
-    return pb.PlanOutcome(plan=_plan(each, view, pace))
-
-
-def explain(outcomes: Iterable[pb.PlanOutcome], explained: Iterable[Iterable[str]], most_bytes: int) -> None:
-    """Add an explanation to each outcome until the next one would exceed `most_bytes`."""
-    bytes_left = most_bytes
-    for each, lines in zip(outcomes, explained, strict=True):
-        text = pb.PlanOutcome(explanation=map(visible, lines))
-        bytes_left -= text.ByteSize() + FRAME_BYTES
-        if bytes_left < 0:
-            return
-        each.MergeFrom(text)
-
-
-def _plan(each: Plan, view: NodeView, pace: StepTimes) -> pb.PlannedRequest:
-    return pb.PlannedRequest(
-        devices=[_planned_device(one, view) for one in each.devices],
-        steps=[_step(one, view) for one in each.steps],
-        score=each.score,
-        notes=map(visible, each.notes),
-        expected_seconds=expected_seconds(each, pace),
-        wasted_mib=each.wasted_mib,
-        capacity_lost=each.capacity_lost,
-        creation_cost=each.creation_cost,
-    )
-
-
-def _planned_device(each: DevicePlan, view: NodeView) -> pb.PlannedDevice:
-    reused = each.serve.instance if isinstance(each.serve, ReuseInstance) else None
-    return pb.PlannedDevice(
-        gpu=each.gpu,
-        gpu_index=view.by_uuid[each.gpu].index,
-        profile=each.slot.profile.name,
-        memory_mib=each.slot.profile.memory_mib,
-        placement=place(each.slot),
-        reused=reused is not None,
-        uuid=reused.uuid if reused else "",
-    )
-
-
-def _step(each: Step, view: NodeView) -> pb.Step:
-    if isinstance(each, CreateInstance):
-        kind, slot, uuid = pb.STEP_KIND_CREATE, each.slot, ""
-    else:
-        kind = pb.STEP_KIND_REUSE if isinstance(each, ReuseInstance) else pb.STEP_KIND_DESTROY
-        slot, uuid = each.instance.slot, each.instance.uuid
-    return pb.Step(
-        kind=kind,
-        gpu=slot.gpu,
-        gpu_index=view.by_uuid[slot.gpu].index,
-        profile=slot.profile.name,
-        placement=place(slot),
-        uuid=uuid,
-        message=visible(each.describe()),
-    )

@@ -24,7 +24,7 @@ from mig_agent.core.texts import visible
 from mig_agent.engine.callers import Caller
 from mig_agent.engine.lifecycle import StreamEnd
 from mig_agent.engine.manager import Manager
-from mig_agent.frontends.grpc import encode
+from mig_agent.frontends.grpc import encode, encode_plans
 from mig_agent.frontends.grpc.decode import request_from
 from mig_agent.frontends.grpc.handlers import Context, abort
 from mig_agent.frontends.grpc.identity import Roles, caller_named, caller_of, require_admin
@@ -212,7 +212,7 @@ class PartitionManagerServicer:
         explained = []
         estimates_left = MOST_PLAN_ESTIMATES if message.estimate else 0
         async for outcome, lines in self._manager.plan_in_turns(requests, explain=message.explain, caller=caller):
-            answer.outcomes.append(encode.outcome(outcome, view, pace))
+            answer.outcomes.append(encode_plans.outcome(outcome, view, pace))
             explained.append(lines)
             if estimates_left and isinstance(outcome, Refusal) and outcome.reason is Reason.NO_CAPACITY:
                 estimates_left -= 1
@@ -224,7 +224,7 @@ class PartitionManagerServicer:
                 f"cannot answer {len(requests)} plans at once: that is more than one message takes",
                 "send them in parts",
             )
-        encode.explain(answer.outcomes, explained, bytes_left)
+        encode_plans.explain(answer.outcomes, explained, bytes_left)
         if message.record:
             answer.recording = await self._record(requests)
             if answer.ByteSize() > MOST_ANSWER_BYTES:

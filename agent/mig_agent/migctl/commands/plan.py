@@ -8,7 +8,7 @@ from mig_agent.core.errors import UsageError
 from mig_agent.migctl import failures
 from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
-from mig_agent.migctl.printing import memory, place, print_json
+from mig_agent.migctl.printing import device_words, print_json
 from mig_agent.migctl.wait_words import basis, likely_start
 
 if TYPE_CHECKING:
@@ -67,10 +67,7 @@ def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: boo
         print_json(to_json.encode(outcome))
         return failures.DONE
     lines = [f"GPU {each.gpu_index}: {each.message}" for each in outcome.steps]
-    lines += [
-        f"you would get {each.profile} ({memory(each.memory_mib)}) on {place(each.gpu_index, each.placement)}"
-        for each in outcome.devices
-    ]
+    lines += [f"you would get {'a ' if each.is_share else ''}{device_words(each)}" for each in outcome.devices]
     lines += [f"note: {each}" for each in outcome.notes]
     if explanation:
         lines += [f"score {outcome.score:.3f} (lower is better)", "", *explanation]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mig_agent.core.quantities import counted
+from mig_agent.core.quantities import counted, format_mib
 from mig_agent.migctl import failures
 from mig_agent.migctl.options import Common, verb
-from mig_agent.migctl.printing import memory, print_json, table
+from mig_agent.migctl.printing import print_json, table
 
 if TYPE_CHECKING:
     from mig_agent.client.types import GpuModel
@@ -33,7 +33,7 @@ def _model(each: GpuModel) -> str:
     rows = [
         (
             one.name,
-            memory(one.memory_mib),
+            format_mib(one.memory_mib),
             str(one.compute_slices),
             str(one.memory_slices),
             str(len(one.placements)),
@@ -42,5 +42,20 @@ def _model(each: GpuModel) -> str:
         for one in each.profiles
     ]
     header = ("PROFILE", "MEMORY", "COMPUTE", "SLICES", "PLACES", "STARTS AT")
-    head = f"{each.model} (GPU {indices}), {counted(each.memory_slices, 'memory slice')}"
-    return f"{head}\n{table(header, rows)}"
+    whole = all(one.name == "whole" for one in each.profiles)
+    slices = "without MIG mode" if whole else counted(each.memory_slices, "memory slice")
+    return "\n".join((f"{each.model} (GPU {indices}), {slices}", table(header, rows), *_shares(each)))
+
+
+def _shares(each: GpuModel) -> tuple[str, ...]:
+    """Return which shares there can be of such a GPU; nothing if there can be none."""
+    memory = each.shared_memory
+    if memory is None:
+        return ()
+    sizes = f"{format_mib(memory.least_mib)} to {format_mib(memory.largest_mib)}"
+    shares = f"shares of {sizes}, {memory.promise}"
+    if not memory.without_process:
+        return (f"{shares}; only for `migctl run`",)
+    if memory.without_process != memory.enforced_by:
+        return (f"{shares}; by {memory.without_process} where it is not for `migctl run`",)
+    return (shares,)

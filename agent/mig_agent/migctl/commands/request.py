@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.gpu_names import of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, verb
-from mig_agent.migctl.printing import check_stdout, memory, place, print_json, print_whole, until
+from mig_agent.migctl.printing import check_stdout, device_words, print_json, print_whole, until
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -91,6 +91,6 @@ def _print(grant: Grant, output: str) -> None:
 
 
 def _device(each: Device) -> str:
-    how = "reused" if each.reused else "created" if each.is_mig else "whole"
-    where = place(each.gpu_index, each.placement)
-    return f"{each.profile} ({memory(each.memory_mib)}) on {where}, {how}"
+    if each.is_share:
+        return device_words(each)
+    return f"{device_words(each)}, {'reused' if each.reused else 'created' if each.is_mig else 'whole'}"

@@ -23,6 +23,7 @@ from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
 from mig_agent.migctl.gpu_names import ONE_MIG_DEVICE, for_one_process, of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
+from mig_agent.migctl.printing import device_words
 from mig_agent.migctl.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.launcher import Launcher
 
+_MACHINES_PID_NAMESPACE = 0xEFFFFFFC
+"""The number of the first PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h)."""
 _SHORT_SECONDS = 10.0
 """A run below this may be one that yields at once, again and again."""
 _BACKOFF = Backoff(0.25, 60.0)
@@ -153,14 +156,21 @@ def _run(
     launcher = Launcher(kill_after)
     progress = Progress()
     held = _HeldByRun(launcher, progress, kill_after)
-    try:
-        lease = client.lease(on_queued=progress, on_lost=held.lost, on_away=held.away, **asking)
-        held.is_granted = True
-    except KeyboardInterrupt:
-        raise progress.interrupted() from None
-    finally:
-        progress.clear()
-    with _released_at_end(lease):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(launcher)
+        except OSError as error:
+            words = f"cannot run {command[0]}: {error.strerror or error}"
+            return _Ended(failures.report_message(words, code=failures.COULD_NOT_RUN), for_good=True)
+        try:
+            asking = _handing_over(client, asking, launcher.pid)
+            lease = client.lease(on_queued=progress, on_lost=held.lost, on_away=held.away, **asking)
+            held.is_granted = True
+        except KeyboardInterrupt:
+            raise progress.interrupted() from None
+        finally:
+            progress.clear()
+        stack.enter_context(_released_at_end(lease))
         if not each and len(lease.devices) > 1 and any(one.is_mig for one in lease.devices):
             raise Refused(
                 reason="not-supported",
@@ -177,18 +187,33 @@ def _run(
             if isinstance(granted, dict):
                 granted.pop("token")
             print(json.dumps(to_json.shown(granted)), file=sys.stderr, flush=True)
-        for note in lease.grant.notes:
+        shares = [device_words(one) for one in lease.devices if one.is_share]
+        for note in (*shares, *lease.grant.notes):
             print(f"migctl: {failures.one_line(note)}", file=sys.stderr)
-        try:
-            code = launcher.run(command, _environments(lease, each=each))
-        except OSError as error:
-            words = f"cannot run {command[0]}: {error.strerror or error}"
-            return _Ended(failures.report_message(words, code=failures.COULD_NOT_RUN), for_good=True)
+        code = launcher.run(command, _environments(lease, each=each))
     if held.is_over.is_set():
         return _Ended(failures.TIMED_OUT, for_good=True)
     if launcher.interrupted:
         die_of_interrupt()
     return _Ended(code, for_good=launcher.is_ending)
+
+
+def _handing_over(client: Client, asking: RequestArgs, pid: int) -> RequestArgs:
+    """Return the request with the process that starts the command, for limits that hold for processes.
+
+    Not where the request names another process, and not where the agent may know this one by another number.
+    """
+    if asking.get("pid") is not None or client.address.path is None or not _has_machines_pids():
+        return asking
+    return {**asking, "pid": pid}
+
+
+def _has_machines_pids() -> bool:
+    """Return True if this process is in the machine's own PID namespace, as the agent is."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == f"pid:[{_MACHINES_PID_NAMESPACE}]"  # noqa: PTH115 -- no file
+    except OSError:
+        return False
 
 
 class _HeldByRun:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mig_agent.core.quantities import format_mib
 from mig_agent.migctl import failures
 from mig_agent.migctl.lease_names import check_name, find_lease
 from mig_agent.migctl.options import Common, completer_of, verb
-from mig_agent.migctl.printing import ago, local_time, memory, percent, place, print_json, print_whole, until
+from mig_agent.migctl.printing import ago, device_words, local_time, percent, print_json, print_whole, until
 
 if TYPE_CHECKING:
     from mig_agent.client.types import Device, Instance, LeaseInfo, Status, Usage
@@ -63,9 +64,12 @@ def _lines(lease: LeaseInfo, node: Status, usage: dict[int, Usage]) -> Iterator[
         yield "  unused   no process has been seen on it for long"
     for number, device in enumerate(lease.devices):
         yield from _device(lease, number, device, node, usage)
-    uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
-    yield f"  CUDA_VISIBLE_DEVICES={uuids}"
-    yield f"  NVIDIA_VISIBLE_DEVICES={uuids}"
+    if any(each.is_share for each in lease.devices):
+        yield "  variables  those that its command or request got: with CUDA_VISIBLE_DEVICES alone nothing is limited"
+    else:
+        uuids = ",".join(each.uuid for each in lease.devices if each.uuid)
+        yield f"  CUDA_VISIBLE_DEVICES={uuids}"
+        yield f"  NVIDIA_VISIBLE_DEVICES={uuids}"
     yield f"  MIG_AGENT_LEASE={lease.id}"
 
 
@@ -84,18 +88,17 @@ def ending_of(lease: LeaseInfo) -> str:
 def _device(lease: LeaseInfo, number: int, device: Device, node: Status, usage: dict[int, Usage]) -> Iterator[str]:
     kubelet = f" ({lease.kubelet_devices[number]})" if number < len(lease.kubelet_devices) else ""
     if not device.uuid:
-        known = f"{device.profile} on GPU {device.gpu_index}" if device.profile else "a device"
+        known = f"{device.label} on GPU {device.gpu_index}" if device.profile else "a device"
         yield f"  device   lost: {known}{kubelet}"
         return
-    where = place(device.gpu_index, device.placement)
-    yield f"  device   {device.profile} ({memory(device.memory_mib)}) on {where}{kubelet}"
+    yield f"  device   {device_words(device)}{kubelet}"
     yield f"    uuid       {device.uuid}"
-    instance = _instance(node, device.uuid)
+    instance = _instance(node, lease, device)
     reading = usage.get(instance.generation) if instance is not None else None
     pids = None if reading is None else reading.processes
     used = None if reading is None else reading.memory_used_mib
     yield f"    processes  {'unknown' if pids is None else ', '.join(map(str, pids)) or 'none'}"
-    yield f"    in use     {'unknown' if used is None else f'{memory(used)} of {memory(device.memory_mib)}'}"
+    yield f"    in use     {'unknown' if used is None else f'{format_mib(used)} of {format_mib(device.memory_mib)}'}"
     yield f"    compute    {_compute(reading)}"
 
 
@@ -108,5 +111,6 @@ def _compute(reading: Usage | None) -> str:
     return "unknown"
 
 
-def _instance(node: Status, uuid: str) -> Instance | None:
-    return next((each for gpu in node.gpus for each in gpu.instances if each.uuid == uuid), None)
+def _instance(node: Status, lease: LeaseInfo, device: Device) -> Instance | None:
+    found = (each for gpu in node.gpus for each in gpu.instances if each.uuid == device.uuid)
+    return next((each for each in found if each.lease == lease.id), None)  # shares have the UUID of their GPU

@@ -224,6 +224,8 @@ class Want(google.protobuf.message.Message):
     MIN_COMPUTE_SLICES_FIELD_NUMBER: builtins.int
     ATTRIBUTES_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
+    ISOLATION_FIELD_NUMBER: builtins.int
+    COMPUTE_PERCENT_FIELD_NUMBER: builtins.int
     memory: builtins.str
     """At least so much memory, as Kubernetes writes it: "4G", "9.5Gi". A bare number is refused."""
     memory_bytes: builtins.int
@@ -238,6 +240,14 @@ class Want(google.protobuf.message.Message):
     """At least so many compute slices; 0 counts as 1."""
     text: builtins.str
     """How a person wrote it, for messages; may be left out."""
+    isolation: builtins.str
+    """For memory and fractions: "any" takes a MIG instance where the node has one and a share of a GPU otherwise, "mig"
+    never a share. Empty: as the request says.
+    """
+    compute_percent: builtins.int
+    """The most of a GPU's multiprocessors that each process uses, in percent from 1 to 100 (MPS's active thread
+    percentage). Only a share that MPS enforces has it; others never serve such a want. Absent: all of them.
+    """
     @property
     def attributes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Profiles with these attributes may serve: "+me", "+gfx", "-me". Empty: only plain profiles."""
@@ -253,9 +263,14 @@ class Want(google.protobuf.message.Message):
         min_compute_slices: builtins.int = ...,
         attributes: collections.abc.Iterable[builtins.str] | None = ...,
         text: builtins.str = ...,
+        isolation: builtins.str = ...,
+        compute_percent: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gpu_fraction", b"gpu_fraction", "memory", b"memory", "memory_bytes", b"memory_bytes", "profile", b"profile", "what", b"what", "whole_gpu", b"whole_gpu"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attributes", b"attributes", "gpu_fraction", b"gpu_fraction", "memory", b"memory", "memory_bytes", b"memory_bytes", "min_compute_slices", b"min_compute_slices", "profile", b"profile", "text", b"text", "what", b"what", "whole_gpu", b"whole_gpu"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_percent", b"_compute_percent", "compute_percent", b"compute_percent", "gpu_fraction", b"gpu_fraction", "memory", b"memory", "memory_bytes", b"memory_bytes", "profile", b"profile", "what", b"what", "whole_gpu", b"whole_gpu"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_percent", b"_compute_percent", "attributes", b"attributes", "compute_percent", b"compute_percent", "gpu_fraction", b"gpu_fraction", "isolation", b"isolation", "memory", b"memory", "memory_bytes", b"memory_bytes", "min_compute_slices", b"min_compute_slices", "profile", b"profile", "text", b"text", "what", b"what", "whole_gpu", b"whole_gpu"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_percent", b"_compute_percent"]) -> typing.Literal["compute_percent"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["memory", "memory_bytes", "profile", "gpu_fraction", "whole_gpu"] | None: ...
 
 global___Want = Want
@@ -326,6 +341,7 @@ class Request(google.protobuf.message.Message):
     TTL_SECONDS_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
     IF_REVISION_FIELD_NUMBER: builtins.int
+    ISOLATION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Chosen by the caller, best at random, at most 128 characters, and sent again unchanged when the call is repeated.
     Empty: the call cannot be repeated safely.
@@ -340,6 +356,8 @@ class Request(google.protobuf.message.Message):
     """The lease ends when this process (in the agent's PID namespace) ends."""
     if_revision: builtins.int
     """Refuse with `revision-changed` when the node has changed since this revision."""
+    isolation: builtins.str
+    """The isolation of the wants that name none: "any" or "mig". Empty: as the agent's configuration says."""
     @property
     def wants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Want]: ...
     @property
@@ -360,9 +378,10 @@ class Request(google.protobuf.message.Message):
         ttl_seconds: builtins.float | None = ...,
         pid: builtins.int | None = ...,
         if_revision: builtins.int | None = ...,
+        isolation: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_if_revision", b"_if_revision", "_pid", b"_pid", "_ttl_seconds", b"_ttl_seconds", "_wait_seconds", b"_wait_seconds", "holder", b"holder", "if_revision", b"if_revision", "pid", b"pid", "ttl_seconds", b"ttl_seconds", "wait_seconds", b"wait_seconds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_if_revision", b"_if_revision", "_pid", b"_pid", "_ttl_seconds", b"_ttl_seconds", "_wait_seconds", b"_wait_seconds", "gpus", b"gpus", "holder", b"holder", "if_revision", b"if_revision", "pid", b"pid", "priority", b"priority", "request_id", b"request_id", "ttl_seconds", b"ttl_seconds", "wait_seconds", b"wait_seconds", "wants", b"wants"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_if_revision", b"_if_revision", "_pid", b"_pid", "_ttl_seconds", b"_ttl_seconds", "_wait_seconds", b"_wait_seconds", "gpus", b"gpus", "holder", b"holder", "if_revision", b"if_revision", "isolation", b"isolation", "pid", b"pid", "priority", b"priority", "request_id", b"request_id", "ttl_seconds", b"ttl_seconds", "wait_seconds", b"wait_seconds", "wants", b"wants"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_if_revision", b"_if_revision"]) -> typing.Literal["if_revision"] | None: ...
     @typing.overload
@@ -540,25 +559,39 @@ class Device(google.protobuf.message.Message):
     COMPUTE_INSTANCE_ID_FIELD_NUMBER: builtins.int
     REUSED_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    ENFORCED_BY_FIELD_NUMBER: builtins.int
+    PROMISE_FIELD_NUMBER: builtins.int
+    COMPUTE_PERCENT_FIELD_NUMBER: builtins.int
     uuid: builtins.str
-    """For CUDA_VISIBLE_DEVICES: "MIG-..." or, for a whole GPU, "GPU-...". Empty where the device is lost: the lease of a
+    """For CUDA_VISIBLE_DEVICES: "MIG-..." or, for a whole GPU and a share, "GPU-...". Empty where the device is lost: the lease of a
     pod goes on with what is left of it. Then, if its GPU is not merely lost, nothing but the generation is known.
     """
     gpu: builtins.str
     gpu_index: builtins.int
     profile: builtins.str
-    """"1g.10gb", or "whole"."""
+    """"1g.10gb", "whole", or "share.4096m"."""
     memory_mib: builtins.int
-    """What the driver reports, not what the profile's name says."""
+    """What the driver reports, not what the profile's name says. Of a share: its limit."""
     gpu_instance_id: builtins.int
     compute_instance_id: builtins.int
     reused: builtins.bool
     """An idle instance was given, and nothing was created."""
     generation: builtins.int
     """The agent's own number of the instance, never used twice on a node, unlike the UUID."""
+    kind: builtins.str
+    """"mig", "whole" or "share". Empty: an older agent, or a lost device of which nothing else is known."""
+    enforced_by: builtins.str
+    """Of a share: what enforces its memory limit, "cgroup", "mps" or "preload". Empty for other kinds."""
+    promise: builtins.str
+    """What the device isolates and what not, for people: "enforced by MPS: each process is limited, not faults or
+    bandwidth". Empty for kinds that isolate all.
+    """
+    compute_percent: builtins.int
+    """Of a share: the most of the GPU's multiprocessors that each process uses. Absent: all."""
     @property
     def placement(self) -> global___Placement:
-        """Absent for a whole GPU, like the two ids below."""
+        """Absent for a whole GPU and a share, like the two ids below."""
 
     def __init__(
         self,
@@ -573,11 +606,17 @@ class Device(google.protobuf.message.Message):
         compute_instance_id: builtins.int | None = ...,
         reused: builtins.bool = ...,
         generation: builtins.int = ...,
+        kind: builtins.str = ...,
+        enforced_by: builtins.str = ...,
+        promise: builtins.str = ...,
+        compute_percent: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "gpu_instance_id", b"gpu_instance_id", "placement", b"placement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "gpu_instance_id", b"gpu_instance_id", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "reused", b"reused", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_compute_percent", b"_compute_percent", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "compute_percent", b"compute_percent", "gpu_instance_id", b"gpu_instance_id", "placement", b"placement"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_compute_percent", b"_compute_percent", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "compute_percent", b"compute_percent", "enforced_by", b"enforced_by", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "gpu_instance_id", b"gpu_instance_id", "kind", b"kind", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "promise", b"promise", "reused", b"reused", "uuid", b"uuid"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_compute_instance_id", b"_compute_instance_id"]) -> typing.Literal["compute_instance_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_percent", b"_compute_percent"]) -> typing.Literal["compute_percent"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gpu_instance_id", b"_gpu_instance_id"]) -> typing.Literal["gpu_instance_id"] | None: ...
 
@@ -1034,7 +1073,7 @@ class Step(google.protobuf.message.Message):
     """For people: "create 1g.10gb on slices 0-1"."""
     @property
     def placement(self) -> global___Placement:
-        """Absent for a whole GPU."""
+        """Absent for a whole GPU and a share."""
 
     def __init__(
         self,
@@ -1065,6 +1104,10 @@ class PlannedDevice(google.protobuf.message.Message):
     PLACEMENT_FIELD_NUMBER: builtins.int
     REUSED_FIELD_NUMBER: builtins.int
     UUID_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    ENFORCED_BY_FIELD_NUMBER: builtins.int
+    PROMISE_FIELD_NUMBER: builtins.int
+    COMPUTE_PERCENT_FIELD_NUMBER: builtins.int
     gpu: builtins.str
     gpu_index: builtins.int
     profile: builtins.str
@@ -1072,9 +1115,14 @@ class PlannedDevice(google.protobuf.message.Message):
     reused: builtins.bool
     uuid: builtins.str
     """Only when reused."""
+    kind: builtins.str
+    """As of Device."""
+    enforced_by: builtins.str
+    promise: builtins.str
+    compute_percent: builtins.int
     @property
     def placement(self) -> global___Placement:
-        """Absent for a whole GPU."""
+        """Absent for a whole GPU and a share."""
 
     def __init__(
         self,
@@ -1086,9 +1134,14 @@ class PlannedDevice(google.protobuf.message.Message):
         placement: global___Placement | None = ...,
         reused: builtins.bool = ...,
         uuid: builtins.str = ...,
+        kind: builtins.str = ...,
+        enforced_by: builtins.str = ...,
+        promise: builtins.str = ...,
+        compute_percent: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["placement", b"placement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["gpu", b"gpu", "gpu_index", b"gpu_index", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "reused", b"reused", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_percent", b"_compute_percent", "compute_percent", b"compute_percent", "placement", b"placement"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_percent", b"_compute_percent", "compute_percent", b"compute_percent", "enforced_by", b"enforced_by", "gpu", b"gpu", "gpu_index", b"gpu_index", "kind", b"kind", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "promise", b"promise", "reused", b"reused", "uuid", b"uuid"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_percent", b"_compute_percent"]) -> typing.Literal["compute_percent"] | None: ...
 
 global___PlannedDevice = PlannedDevice
 
@@ -1252,6 +1305,9 @@ class Instance(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     GPU_FIELD_NUMBER: builtins.int
     GPU_INDEX_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    ENFORCED_BY_FIELD_NUMBER: builtins.int
+    COMPUTE_PERCENT_FIELD_NUMBER: builtins.int
     uuid: builtins.str
     """Empty while it is being created."""
     generation: builtins.int
@@ -1270,9 +1326,13 @@ class Instance(google.protobuf.message.Message):
     """Why it is blocked."""
     gpu: builtins.str
     gpu_index: builtins.int
+    kind: builtins.str
+    """As of Device."""
+    enforced_by: builtins.str
+    compute_percent: builtins.int
     @property
     def placement(self) -> global___Placement:
-        """Absent for a whole GPU."""
+        """Absent for a whole GPU and a share."""
 
     def __init__(
         self,
@@ -1292,15 +1352,68 @@ class Instance(google.protobuf.message.Message):
         reason: builtins.str = ...,
         gpu: builtins.str = ...,
         gpu_index: builtins.int = ...,
+        kind: builtins.str = ...,
+        enforced_by: builtins.str = ...,
+        compute_percent: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "gpu_instance_id", b"gpu_instance_id", "placement", b"placement"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "gpu_instance_id", b"gpu_instance_id", "holder", b"holder", "lease", b"lease", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "reason", b"reason", "since", b"since", "state", b"state", "tenant", b"tenant", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_compute_percent", b"_compute_percent", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "compute_percent", b"compute_percent", "gpu_instance_id", b"gpu_instance_id", "placement", b"placement"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_instance_id", b"_compute_instance_id", "_compute_percent", b"_compute_percent", "_gpu_instance_id", b"_gpu_instance_id", "compute_instance_id", b"compute_instance_id", "compute_percent", b"compute_percent", "enforced_by", b"enforced_by", "generation", b"generation", "gpu", b"gpu", "gpu_index", b"gpu_index", "gpu_instance_id", b"gpu_instance_id", "holder", b"holder", "kind", b"kind", "lease", b"lease", "memory_mib", b"memory_mib", "placement", b"placement", "profile", b"profile", "reason", b"reason", "since", b"since", "state", b"state", "tenant", b"tenant", "uuid", b"uuid"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_compute_instance_id", b"_compute_instance_id"]) -> typing.Literal["compute_instance_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_percent", b"_compute_percent"]) -> typing.Literal["compute_percent"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_gpu_instance_id", b"_gpu_instance_id"]) -> typing.Literal["gpu_instance_id"] | None: ...
 
 global___Instance = Instance
+
+@typing.final
+class SharedMemory(google.protobuf.message.Message):
+    """How the memory of a GPU without MIG mode is shared. Amounts are MiB."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ENFORCED_BY_FIELD_NUMBER: builtins.int
+    USABLE_MIB_FIELD_NUMBER: builtins.int
+    TAKEN_MIB_FIELD_NUMBER: builtins.int
+    OVERHEAD_MIB_FIELD_NUMBER: builtins.int
+    LEAST_MIB_FIELD_NUMBER: builtins.int
+    PROMISE_FIELD_NUMBER: builtins.int
+    OTHERS_MIB_FIELD_NUMBER: builtins.int
+    WITHOUT_PROCESS_FIELD_NUMBER: builtins.int
+    enforced_by: builtins.str
+    """What enforces the limits of new shares: "cgroup", "mps" or "preload"."""
+    usable_mib: builtins.int
+    """The GPU's memory without what the driver reserves and the headroom that stays free."""
+    taken_mib: builtins.int
+    """What its shares take of that, with what each takes beside its limit. Only in Status."""
+    overhead_mib: builtins.int
+    """What one share takes beside its limit."""
+    least_mib: builtins.int
+    """The smallest limit of a share."""
+    promise: builtins.str
+    """What a share isolates and what not, for people."""
+    others_mib: builtins.int
+    """What processes outside of its shares use of that. Only in Status."""
+    without_process: builtins.str
+    """What enforces the limits of requests that hand over no process that will use the share, as `migctl run` does. Empty:
+    such requests get no share.
+    """
+    def __init__(
+        self,
+        *,
+        enforced_by: builtins.str = ...,
+        usable_mib: builtins.int = ...,
+        taken_mib: builtins.int = ...,
+        overhead_mib: builtins.int = ...,
+        least_mib: builtins.int = ...,
+        promise: builtins.str = ...,
+        others_mib: builtins.int = ...,
+        without_process: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["enforced_by", b"enforced_by", "least_mib", b"least_mib", "others_mib", b"others_mib", "overhead_mib", b"overhead_mib", "promise", b"promise", "taken_mib", b"taken_mib", "usable_mib", b"usable_mib", "without_process", b"without_process"]) -> None: ...
+
+global___SharedMemory = SharedMemory
 
 @typing.final
 class MigMode(google.protobuf.message.Message):
@@ -1340,6 +1453,7 @@ class Gpu(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     DRAIN_DEADLINE_FIELD_NUMBER: builtins.int
     UNUSABLE_SLICES_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: builtins.int
     index: builtins.int
     uuid: builtins.str
     model: builtins.str
@@ -1363,6 +1477,10 @@ class Gpu(google.protobuf.message.Message):
         1g.10gb.
         """
 
+    @property
+    def shared_memory(self) -> global___SharedMemory:
+        """Absent: the GPU is not shared."""
+
     def __init__(
         self,
         *,
@@ -1378,9 +1496,10 @@ class Gpu(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         drain_deadline: builtins.float | None = ...,
         unusable_slices: collections.abc.Iterable[builtins.int] | None = ...,
+        shared_memory: global___SharedMemory | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "mig", b"mig"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "state", b"state", "unusable_slices", b"unusable_slices", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "mig", b"mig", "shared_memory", b"shared_memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_drain_deadline", b"_drain_deadline", "drain_deadline", b"drain_deadline", "draining", b"draining", "index", b"index", "instances", b"instances", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "mig", b"mig", "model", b"model", "reason", b"reason", "shared_memory", b"shared_memory", "state", b"state", "unusable_slices", b"unusable_slices", "uuid", b"uuid"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_drain_deadline", b"_drain_deadline"]) -> typing.Literal["drain_deadline"] | None: ...
 
 global___Gpu = Gpu
@@ -1459,7 +1578,7 @@ class Available(google.protobuf.message.Message):
     MEMORY_MIB_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     profile: builtins.str
-    """"1g.10gb", or "whole". Of one name on all GPU models."""
+    """"1g.10gb", or "whole". Of one name on all GPU models. Shares have any size: StatusResponse.largest_share_mib."""
     memory_mib: builtins.int
     """What the driver reports; the least where GPU models differ."""
     count: builtins.int
@@ -1497,6 +1616,7 @@ class StatusResponse(google.protobuf.message.Message):
     PROBLEMS_FIELD_NUMBER: builtins.int
     BOOT_ID_FIELD_NUMBER: builtins.int
     AVAILABLE_FIELD_NUMBER: builtins.int
+    LARGEST_SHARE_MIB_FIELD_NUMBER: builtins.int
     node: builtins.str
     revision: builtins.int
     started_at: builtins.float
@@ -1513,6 +1633,8 @@ class StatusResponse(google.protobuf.message.Message):
     """The boot id of the kernel that the agent runs on (/proc/sys/kernel/random/boot_id): a client that has the same one is
     on the agent's machine, where the devices are. Empty: not known.
     """
+    largest_share_mib: builtins.int
+    """The limit of the largest share of a GPU that could be leased now; 0: none."""
     @property
     def gpus(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Gpu]:
         """Sorted by index."""
@@ -1574,9 +1696,10 @@ class StatusResponse(google.protobuf.message.Message):
         problems: collections.abc.Iterable[builtins.str] | None = ...,
         boot_id: builtins.str = ...,
         available: collections.abc.Iterable[global___Available] | None = ...,
+        largest_share_mib: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger_doubt", b"ledger_doubt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["available", b"available", "boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["available", b"available", "boot_id", b"boot_id", "driver_version", b"driver_version", "gpus", b"gpus", "largest_share_mib", b"largest_share_mib", "leases", b"leases", "ledger_doubt", b"ledger_doubt", "ledger_error", b"ledger_error", "missing_gpus", b"missing_gpus", "node", b"node", "paused", b"paused", "problems", b"problems", "queue", b"queue", "reservation_after_seconds", b"reservation_after_seconds", "revision", b"revision", "socket_problems", b"socket_problems", "started_at", b"started_at", "strict_fifo", b"strict_fifo", "version", b"version"]) -> None: ...
 
 global___StatusResponse = StatusResponse
 
@@ -1761,6 +1884,7 @@ class GpuModel(google.protobuf.message.Message):
     MEMORY_MIB_FIELD_NUMBER: builtins.int
     PROFILES_FIELD_NUMBER: builtins.int
     GPUS_FIELD_NUMBER: builtins.int
+    SHARED_MEMORY_FIELD_NUMBER: builtins.int
     model: builtins.str
     memory_slices: builtins.int
     memory_mib: builtins.int
@@ -1772,6 +1896,10 @@ class GpuModel(google.protobuf.message.Message):
     def gpus(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """The indices of the node's GPUs of this model."""
 
+    @property
+    def shared_memory(self) -> global___SharedMemory:
+        """How these GPUs are shared. Absent: they are not."""
+
     def __init__(
         self,
         *,
@@ -1780,8 +1908,10 @@ class GpuModel(google.protobuf.message.Message):
         memory_mib: builtins.int = ...,
         profiles: collections.abc.Iterable[global___Profile] | None = ...,
         gpus: collections.abc.Iterable[builtins.int] | None = ...,
+        shared_memory: global___SharedMemory | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["gpus", b"gpus", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "model", b"model", "profiles", b"profiles"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["shared_memory", b"shared_memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["gpus", b"gpus", "memory_mib", b"memory_mib", "memory_slices", b"memory_slices", "model", b"model", "profiles", b"profiles", "shared_memory", b"shared_memory"]) -> None: ...
 
 global___GpuModel = GpuModel
 
