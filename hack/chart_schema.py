@@ -1,4 +1,4 @@
-"""Generates the part of the chart's schema that follows from the table of settings: their names and types."""
+"""Generates the part of the chart's schema that follows from the table of settings: their names, types and bounds."""
 
 from __future__ import annotations
 
@@ -26,14 +26,24 @@ def values_schema() -> str:
 
 
 def _property(row: Row) -> dict[str, Any]:
-    """Return the schema of a setting's YAML values: `off` is a boolean in YAML, and 5 a number.
-
-    The agent itself checks texts.
-    """
-    if row.kind.many:
-        return {"description": row.words, "type": ["array", "string"]}
-    if row.kind.section is not None:
-        return {"description": row.words, "type": ["object", "string"]}
-    if row.kind.is_switch:
-        return {"description": row.words, "type": ["boolean", "string"]}
-    return {"description": row.words, "type": ["string", "number", "boolean"], "minimum": 0}
+    """Return the schema of a setting's YAML values; the agent itself checks what a schema cannot tell of texts."""
+    kind, words = row.kind, f"{row.words} {row.bounds.capitalize()}." if row.bounds else row.words
+    if kind.many:
+        texts = {"type": ["string", "number"], "maxLength": kind.longest}
+        return {"description": words, "type": ["array", "string", "number"], "items": texts}
+    if kind.section is not None:
+        return {"description": words, "type": ["object", "string"], "maxLength": kind.longest}
+    if kind.is_switch:
+        texts = {"maxLength": kind.longest}
+        return {"description": words, "type": ["boolean", "string", "integer"], "minimum": 0, "maximum": 1, **texts}
+    if kind.choices:
+        return {"description": words, "type": "string", "enum": list(kind.choices)}
+    found: dict[str, Any] = {"description": words, "type": list(kind.yaml_types), "maxLength": kind.longest}
+    if {"integer", "number"} & set(kind.yaml_types):
+        least, most = (0, 0) if kind.is_off_for_zero else (row.at_least or 0, row.at_most)
+        found["minimum"] = least
+        if most is not None:
+            found["maximum"] = most
+    if kind.pattern:
+        found["pattern"] = kind.pattern
+    return found

@@ -21,6 +21,7 @@ from mig_agent.core.planning.plan import DEFAULT_POLICY
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.planning.recording import RecordedPlan, record, to_json
 from support import forks
+from support.agent import PROCESS_SECONDS
 from support.nodes import H100, Machine, memory, node, request
 
 MIB = 1 << 20
@@ -99,7 +100,7 @@ BUNDLES: dict[str, Callable[[], bytes]] = {
 
 
 def replayed(path: Path, limit: int = 2000 * MIB) -> subprocess.CompletedProcess[str]:
-    return forks.run("-c", SCRIPT.format(limit=limit), str(path), timeout=60)
+    return forks.run("-c", SCRIPT.format(limit=limit), str(path), timeout=PROCESS_SECONDS)
 
 
 def check_refused(done: subprocess.CompletedProcess[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.agent import Agent
+from support.agent import PROCESS_SECONDS, Agent
 from support.certificates import Authority
 from support.gostubs import ROOT
 from support.tls import port_of, serving
@@ -27,7 +27,7 @@ def call(caller: Path, *arguments: str, code: int = 0) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return json.loads(done.stdout) if code == 0 else done.stderr
@@ -102,7 +102,9 @@ def test_programs_are_formatted(folder: str) -> None:
     gofmt = shutil.which("gofmt")
     if gofmt is None:
         pytest.fail("cannot look at programs in Go: there is no `gofmt` on the PATH; it comes with Go", pytrace=False)
-    done = subprocess.run([gofmt, "-l", str(ROOT / folder)], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [gofmt, "-l", str(ROOT / folder)], capture_output=True, text=True, check=False, timeout=PROCESS_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mig_agent.config.field_types import Row
 from mig_agent.config.load import read
 from mig_agent.config.settings import ROWS
+from mig_agent.core.errors import ConfigError, UsageError
 
 SENSELESS = [
     ("max_calls", "0", "1"),
@@ -47,6 +48,16 @@ def test_senseless_values_are_refused_with_the_nearest_that_is_not(name: str, te
     assert problem.message.startswith(f"cannot use --{name.replace('_', '-')}: {text} is ")
     assert problem.hint.startswith(f"write {nearest} or ")
     assert not read(None, {name: nearest}, environment={}).problems
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
+def test_every_text_has_a_longest(row: Row) -> None:
+    with pytest.raises((ConfigError, UsageError)) as caught:
+        row.read("/" + "a" * (row.kind.longest + 1))
+    assert len(str(caught.value)) < 300
+    if row.name == "tls_cert":
+        assert str(caught.value).endswith("it has 4097 characters")
+        assert row.read("/" + "a" * 4094)
 
 
 def test_every_number_and_duration_has_bounds_or_a_reason() -> None:

@@ -38,6 +38,71 @@ def test_each_value_knows_the_line_that_sets_it(tmp_path: Path) -> None:
     assert limits.roles["user"][Limit.LONGEST_TTL].value == 7 * 86400
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["roles: {user: {longest_ttl: 1d}}", "users: {alice: {default_ttl: 7d}}"],
+            (
+                "cannot use limits.users.alice.default_ttl in FILE, line 3: 7d is more than 1d, which "
+                "limits.roles.user.longest_ttl in FILE, line 2 sets for alice, too"
+            ),
+        ),
+        (
+            ["roles: {user: {default_ttl: 7d}}", "users: {alice: {longest_ttl: 1d}}"],
+            (
+                "cannot use limits.users.alice.longest_ttl in FILE, line 3: 1d is less than 7d, which "
+                "limits.roles.user.default_ttl in FILE, line 2 sets for alice, too"
+            ),
+        ),
+        (
+            ["roles: {user: {highest_priority: 5}}", "users: {alice: {lowest_priority: 6}}"],
+            (
+                "cannot use limits.users.alice.lowest_priority in FILE, line 3: 6 is more than 5, which "
+                "limits.roles.user.highest_priority in FILE, line 2 sets for alice, too"
+            ),
+        ),
+        (
+            ['tenants: {"*": {longest_ttl: 1d}, vision: {default_ttl: 7d}}'],
+            (
+                "cannot use limits.tenants.vision.default_ttl in FILE, line 2: 7d is more than 1d, which "
+                "limits.tenants.*.longest_ttl in FILE, line 2 sets for vision, too"
+            ),
+        ),
+    ],
+)
+def test_a_value_that_contradicts_the_general_one_is_refused(lines: list[str], message: str, tmp_path: Path) -> None:
+    """Else the default would never be given, but the longest, without a word."""
+    path = tmp_path / "config.yaml"
+    path.write_text("\n  ".join(["limits:", *lines]))
+    (problem,) = read(path, environment={}).problems
+    assert problem.message.startswith(message.replace("FILE", str(path)))
+    assert problem.hint.startswith(("write limits.users.alice.", "write limits.tenants.vision."))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["roles: {user: {longest_ttl: 1d}}", "users: {alice: {default_ttl: 7d, longest_ttl: 7d}}"],
+        ["roles: {admin: {longest_ttl: 1d}}", "users: {alice: {default_ttl: 7d}}"],
+        ["roles: {user: {longest_ttl: 7d}}", "users: {alice: {default_ttl: 1d}}"],
+        ["roles: {user: {longest_ttl: 7d, default_ttl: 2d}}", "users: {alice: {leases: 1}}"],
+    ],
+)
+def test_an_own_value_and_another_role_contradict_nothing(lines: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("\n  ".join(["limits:", *lines]))
+    assert not read(path, environment={}).problems
+
+
+def test_the_role_of_a_user_is_the_one_that_the_settings_give(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    limits = "limits:\n  roles: {scheduler: {longest_ttl: 1d}}\n  users: {slurm: {default_ttl: 7d}}\n"
+    path.write_text(f"socket_schedulers: slurm\n{limits}")
+    (problem,) = read(path, environment={}).problems
+    assert "limits.roles.scheduler.longest_ttl" in problem.message
+
+
 def test_a_flag_takes_the_same_as_one_line() -> None:
     limits = load(flags={"limits": "{users: {alice: {leases: 4}}}"}).limits
     assert limits.users["alice"][Limit.LEASES].setting == "limits.users.alice.leases"

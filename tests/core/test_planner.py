@@ -426,8 +426,8 @@ def test_whole_gpus_without_mig_mode_go_first() -> None:
     found = planned(view, WHOLE, WHOLE)
     assert {place(found, number)[:2] for number in (0, 1)} == {("1", "whole"), ("3", "whole")}
     assert all(isinstance(device.serve, ReuseInstance) for device in found.devices)
-    three = planned(view, WHOLE, WHOLE, WHOLE)
-    assert {place(three, number)[:2] for number in range(3)} == {("0", "7g.80gb"), ("1", "whole"), ("3", "whole")}
+    three = planned(node(Machine(H100), whole(), whole()), WHOLE, WHOLE, WHOLE)
+    assert {place(three, number)[:2] for number in range(3)} == {("0", "7g.80gb"), ("1", "whole"), ("2", "whole")}
 
 
 def test_a_whole_gpu_cannot_be_created() -> None:

@@ -13,6 +13,7 @@ from mig_agent.core.errors import Reason, Refusal
 from mig_agent.core.model import GpuState, GpuUuid, NodeView, Slot, Want
 from mig_agent.core.planning.plan import Plan
 from mig_agent.core.planning.planner import plan
+from mig_agent.core.planning.wait_blockers import wait_blockers
 from support.nodes import (
     A30,
     A100_40,
@@ -243,7 +244,7 @@ def test_what_can_never_be_served(
             [profile("3g.40gb")],
             Reason.NO_CAPACITY,
             "cannot place 3g.40gb on GPU 0: slices 0-7 are leased to pod team-a/train-7f2c",
-            "GPU 0 has room in 10m at the latest, when what is leased ends",
+            "GPU 0 is free for it in 10m at the latest, when what is leased there ends",
             ["GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)"],
         ),
         (
@@ -254,11 +255,11 @@ def test_what_can_never_be_served(
             ),
             [memory("24G")],
             Reason.NO_CAPACITY,
-            "cannot place 24G (3g.40gb) on any of 2 GPUs: nearest is GPU 1, where slices 0-3 are leased to alice",
-            "--wait 10m waits until there is room",
+            "cannot place 24G (3g.40gb) on any of 2 GPUs: nearest is GPU 0, where slices 0-7 are leased to pod team-a",
+            "GPU 0 is free for it in 10m at the latest, when what is leased there ends",
             [
-                "GPU 1: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-2)",
                 "GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)",
+                "GPU 1: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-2)",
                 "GPU 2 is cordoned",
             ],
         ),
@@ -337,7 +338,7 @@ def test_what_can_never_be_served(
             [profile("2g.20gb")] * 3,
             Reason.NO_CAPACITY,
             "cannot place 3 devices of 2g.20gb together: only 1 of them fits now",
-            "until there is room for all",
+            "--wait 10m waits until all fit",
             ["GPU 0: 3g.40gb on slices 0-3 is leased, held by alice (lease lease-1)"],
         ),
         (
@@ -345,7 +346,7 @@ def test_what_can_never_be_served(
             [profile("2g.20gb"), memory("4G")],
             Reason.NO_CAPACITY,
             "cannot place 2 devices (2g.20gb, 4G) together: none of them fits now",
-            "until there is room for all",
+            "--wait 10m waits until all fit",
             ["GPU 0: 7g.80gb on slices 0-7 is leased, held by pod team-a/train-7f2c (lease lease-1)"],
         ),
         (
@@ -375,6 +376,55 @@ def test_what_may_be_served_later(
     assert hint in refusal.hint
     assert refusal.retryable
     assert [each.describe() for each in refusal.blockers] == blockers
+
+
+def _ends_at(*ends: float | None) -> Machine:
+    """A GPU of 1g.10gb, one after the other, whose leases end then."""
+    has = [Has("1g.10gb", at, "leased", f"user-{end}", expires_at=end) for at, end in enumerate(ends)]
+    return Machine(H100, has)
+
+
+@pytest.mark.parametrize(
+    ("view", "want", "nearest", "seconds"),
+    [
+        (node(_ends_at(*[1900.0] * 7), _ends_at(*[1100.0] * 7)), "1g.10gb", "GPU 1", "1m40s"),
+        # Of one GPU it is the place that is free first: its two leases end before the one of the other place does.
+        (
+            node(
+                Machine(
+                    H100,
+                    [
+                        Has("3g.40gb", 0, "leased", "a", expires_at=1900.0),
+                        *_ends_at(0, 0, 0, 0, 1050.0, 1060.0).has[4:],
+                    ],
+                )
+            ),
+            "3g.40gb",
+            "slice 4 is leased to user-1050.0 and slice 5",
+            "1m",
+        ),
+        (node(_ends_at(*[None] * 7), _ends_at(*[1100.0] * 6, None), _ends_at(*[1300.0] * 7)), "7g.80gb", "GPU 2", "5m"),
+        (node(_ends_at(*[1001.0] * 7), Machine(H100, [Has("7g.80gb", 0, "destroying")])), "7g.80gb", "GPU 1", ""),
+        (node(Machine(H100, [Has("7g.80gb", 0, "foreign")]), _ends_at(*[None] * 7)), "7g.80gb", "GPU 1", ""),
+    ],
+)
+def test_the_nearest_is_what_is_free_first(view: NodeView, want: str, nearest: str, seconds: str) -> None:
+    """A user who reads who is in the way plans by the end that is named beside it."""
+    refusal = refused(view, profile(want))
+    assert nearest in refusal.message
+    assert f"in {seconds} at the latest" in refusal.hint if seconds else "at the latest" not in refusal.hint
+    assert wait_blockers(view, request(profile(want)))[0] == refusal.blockers[0]
+
+
+def test_a_renewed_lease_is_no_longer_the_nearest() -> None:
+    """The GPUs are the same values as before: only their leases have changed."""
+    view = node(_ends_at(*[1900.0] * 7), _ends_at(*[1100.0] * 7))
+    assert "GPU 1" in refused(view, profile("1g.10gb")).message
+    renewed = {
+        each.id: replace(each, expires_at=3000.0 if each.expires_at == 1100.0 else each.expires_at)
+        for each in view.leases.values()
+    }
+    assert "nearest is GPU 0" in refused(replace(view, leases=renewed), profile("1g.10gb")).message
 
 
 def test_a_changed_revision() -> None:
@@ -411,9 +461,9 @@ def test_places_that_just_failed() -> None:
 
 def test_what_has_no_deadline_gives_no_time() -> None:
     forever = Has("7g.80gb", 0, "leased", "alice")
-    assert "has room in" not in refused(node(Machine(H100, [forever])), profile("3g.40gb")).hint
+    assert "at the latest" not in refused(node(Machine(H100, [forever])), profile("3g.40gb")).hint
     past = Has("7g.80gb", 0, "leased", "alice", expires_at=999.0)
-    assert "has room in" not in refused(node(Machine(H100, [past])), profile("3g.40gb")).hint
+    assert "at the latest" not in refused(node(Machine(H100, [past])), profile("3g.40gb")).hint
 
 
 def test_many_devices_are_not_all_listed() -> None:

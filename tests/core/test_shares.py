@@ -189,7 +189,7 @@ def test_a_refusal_names_the_shares_in_the_way_and_what_would_fit() -> None:
         "cannot place 20G (a share of 19074 MiB) on GPU 0: a share of 30000 MiB is leased"
     )
     assert "5.25Gi would fit now (a share of GPU 0)" in refusal.hint
-    assert "has room in 1m" in refusal.hint
+    assert "is free for it in 1m" in refusal.hint
     assert [each.what for each in refusal.blockers] == ["share of 30000 MiB"]
 
 

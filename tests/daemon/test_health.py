@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from support import nobodys
-from support.agent import GENEROUS_SECONDS, Agent, environment, eventually, health, short_folder
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, environment, eventually, health, short_folder
 
 NOT_SERVING = 2
 SERVING = 1
@@ -35,7 +35,7 @@ def probe(folder: Path, address: str, *flags: str) -> subprocess.CompletedProces
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
     )
 
 

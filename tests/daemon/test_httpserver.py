@@ -15,8 +15,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
 from mig_agent.daemon import httpserver
-from mig_agent.daemon.httpserver import BEGIN_STREAM, MOST_AT_ONCE, BoundedServer
+from mig_agent.daemon.httpserver import (
+    BEGIN_STREAM,
+    MOST_AT_ONCE,
+    MOST_WITHOUT_HEAD,
+    MOST_WITHOUT_TOKEN,
+    BoundedServer,
+)
 from support.agent import GENEROUS_SECONDS, eventually
+from support.web import first_line
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -47,27 +54,97 @@ def test_it_answers(server: BoundedServer) -> None:
     assert "example 7.0" in read(server)
 
 
-def test_connections_that_say_nothing_take_no_more_than_their_places(server: BoundedServer) -> None:
+def test_connections_that_say_nothing_are_bounded_and_in_nobodys_way(
+    server: BoundedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(httpserver, "SECONDS_FOR_HEAD", 4 * GENEROUS_SECONDS)  # it is the number that ends them
     eventually(lambda: not answering(), "the answers of the test before are over")
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((server.server_name, server.server_port)))
-            for _ in range(4 * MOST_AT_ONCE)
+            for _ in range(2 * MOST_WITHOUT_HEAD)
         ]
-        # Those beyond the places are told so and closed.
-        for each in silent[MOST_AT_ONCE:]:
+        # The ones that have been silent longest are told so and closed.
+        for each in silent[:MOST_WITHOUT_HEAD]:
             each.settimeout(GENEROUS_SECONDS)
             words = b""
             while piece := each.recv(4096):
                 words += piece
             assert words.startswith(b"HTTP/1.1 503 ")
-            assert words.endswith(b"cannot answer: 16 requests are under way, which is the limit; try again later\n")
-        assert answering() <= MOST_AT_ONCE
-        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
-            read(server)
-        refused.value.close()
+            assert words.endswith(b"cannot answer: too many connections are open; try again later\n")
+        assert "example 7.0" in read(server)
+        eventually(lambda: answering() <= MOST_WITHOUT_HEAD, "the threads of those that were closed have ended")
     eventually(lambda: not answering(), "the places are free again")
     assert "example 7.0" in read(server)
+
+
+def blocking(gate: threading.Event, begun: list[str]) -> Callable[..., list[bytes]]:
+    """An application that answers when the gate is open."""
+
+    def application(environ: dict[str, Any], start: Callable[..., object]) -> list[bytes]:
+        begun.append(environ.get("HTTP_AUTHORIZATION", ""))
+        gate.wait(GENEROUS_SECONDS)
+        start("200 OK", [("Content-Length", "0")])
+        return []
+
+    return application
+
+
+def test_requests_without_a_token_have_a_few_slots_and_those_with_one_the_others() -> None:
+    gate, begun = threading.Event(), list[str]()
+    server = BoundedServer("127.0.0.1", 0, blocking(gate, begun), has_token=lambda given: given == "right")
+    server.begin("tokens")
+    address = (server.server_name, server.server_port)
+    try:
+        with ExitStack() as stack:
+
+            def ask(token: str) -> socket.socket:
+                opened = stack.enter_context(socket.create_connection(address, timeout=GENEROUS_SECONDS))
+                opened.sendall(f"GET / HTTP/1.1\r\nHost: here\r\nAuthorization: {token}\r\n\r\n".encode())
+                return opened
+
+            without = [ask(token) for token in ("", "wrong") * MOST_WITHOUT_TOKEN]
+            eventually(lambda: len(begun) == MOST_WITHOUT_TOKEN, "their slots are taken")
+            with_token = [ask("right") for _ in range(MOST_AT_ONCE - MOST_WITHOUT_TOKEN)]
+            eventually(lambda: begun.count("right") == len(with_token), "all others are for those with a token")
+            assert first_line(ask("right")).startswith(b"HTTP/1.1 503 ")
+            gate.set()
+            assert all(first_line(each).endswith(b" 200 OK\r\n") for each in with_token)
+            lines = [first_line(each) for each in without]
+            assert sum(b" 200 " in each for each in lines) == MOST_WITHOUT_TOKEN
+            assert sum(b" 503 " in each for each in lines) == MOST_WITHOUT_TOKEN
+    finally:
+        gate.set()
+        server.end()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: 127.0.0.1\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", 400),
+        (b"GET / nonsense <b>\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+    ],
+)
+def test_what_cannot_be_understood_gets_words_of_this_server(sent: bytes, status: int) -> None:
+    server = BoundedServer("127.0.0.1", 0, blocking(threading.Event(), []))
+    server.begin("words")
+    try:
+        with socket.create_connection((server.server_name, server.server_port), timeout=GENEROUS_SECONDS) as asking:
+            asking.sendall(sent)
+            with asking.makefile("rb") as answer:
+                head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode())
+        assert b"\r\nContent-Type: text/plain; charset=utf-8\r\n" in head
+        assert b"\r\nContent-Length: %d\r\n" % len(body) in head + b"\r\n"
+        assert body.startswith(b"cannot ")
+        assert b"<" not in body
+    finally:
+        server.end()
 
 
 def test_an_address_that_is_taken_cannot_be_had(server: BoundedServer) -> None:
@@ -76,7 +153,7 @@ def test_an_address_that_is_taken_cannot_be_had(server: BoundedServer) -> None:
 
 
 def test_who_drips_is_cut_off(server: BoundedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(httpserver, "SECONDS_EACH", 0.2)
+    monkeypatch.setattr(httpserver, "SECONDS_FOR_HEAD", 0.2)
     with socket.create_connection((server.server_name, server.server_port)) as dripping:
         eventually(lambda: _is_cut(dripping), "the connection is cut")
 

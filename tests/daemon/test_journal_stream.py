@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.daemon.journal_stream import is_journal, with_priority
-from support.agent import environment
+from support.agent import PROCESS_SECONDS, environment
 
 
 def as_journal(descriptor: int) -> dict[str, str]:
@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str, journal: bool) -> str:
             stderr=journal_stream,
             env=environment(folder, **variables),
             check=False,
-            timeout=60,
+            timeout=PROCESS_SECONDS,
         )
     return path.read_text()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.daemon.log_writer import LogWriter
-from support.agent import GENEROUS_SECONDS, environment, eventually
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, environment, eventually
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -150,7 +150,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM
 writer.write("again\\n")
 writer.close(10)
 """
-    subprocess.run([sys.executable, "-c", code, tmp_path / "log"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, tmp_path / "log"], check=True, timeout=PROCESS_SECONDS)
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines == ["0" * 39, "1" * 39, "2" * 15, "3 dropped", "again"]
 
@@ -191,7 +191,7 @@ def test_whatever_writes_to_standard_error_becomes_lines_of_the_log(tmp_path: Pa
         env=environment(tmp_path),
         text=True,
         check=True,
-        timeout=60,
+        timeout=PROCESS_SECONDS,
     )
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     told = "\n".join(f"{each['level']} {each['event']} {each.get('exception', '')}" for each in lines)

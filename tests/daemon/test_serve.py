@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from support.agent import environment, short_folder
+from support.agent import PROCESS_SECONDS, environment, short_folder
 
 SABOTAGED = """
 import mig_agent.daemon.serve as serve
@@ -32,7 +32,7 @@ def test_an_unexpected_failure_is_one_line_and_exit_code_1(how: str, level: str)
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PROCESS_SECONDS,
         )
     assert done.returncode == 1
     first, *others = [json.loads(line) for line in done.stderr.splitlines()]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.agent import Agent
+from support.agent import PROCESS_SECONDS, Agent
 from support.documents import BLOCK, PAGES, ROOT, anchor_of, examples_of, pattern_of, with_examples
 
 _LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
@@ -30,7 +30,7 @@ def test_commands_do_what_the_page_shows(page: Path, agent: Agent, person: dict[
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PROCESS_SECONDS,
         )
         assert done.returncode == example.code, f"$ {example.command}\n{done.stdout}"
         assert pattern_of(example.output).fullmatch(done.stdout), f"$ {example.command}\n{done.stdout}"
@@ -49,7 +49,7 @@ def test_programs_run(page: Path, agent: Agent, person: dict[str, str]) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=PROCESS_SECONDS,
         )
         assert done.returncode == 0, f"{block['body']}\n{done.stdout}{done.stderr}"
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mig_agent.config import load
-from support.agent import Agent, short_folder
+from support.agent import PROCESS_SECONDS, Agent, short_folder
 from support.documents import ROOT, blocks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -22,7 +22,13 @@ CERTIFICATES = EXAMPLES / "kubernetes/certificates.yaml"
 
 def run(person: dict[str, str], *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command, env=person, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=120
+        command,
+        env=person,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == code, done.stdout + done.stderr
     return done

@@ -18,11 +18,11 @@ from support.engine import ADMIN, ANYBODY, Node, engine, killed, start
 LASTS = 100.0
 
 
-async def leases_before(node: Node, count: int = FEWEST_LEASE_TIMES) -> None:
-    """So many leases, one after the other, each of LASTS seconds."""
+async def leases_before(node: Node, count: int = FEWEST_LEASE_TIMES, lasts: float = LASTS) -> None:
+    """So many leases, one after the other, each of so many seconds."""
     for _ in range(count):
         granted = await node.acquire("7g.40gb")
-        node.clock.advance(LASTS)
+        node.clock.advance(lasts)
         await node.release(granted)
 
 
@@ -86,6 +86,40 @@ async def test_a_new_estimate_is_reported_when_it_has_changed(tmp_path: Path) ->
         estimate = places[-1].estimate
         assert estimate is not None
         assert estimate.latest == pytest.approx(node.clock.now() + 9)
+        await end(task)
+
+
+async def test_an_estimate_that_did_not_come_true_is_withdrawn(tmp_path: Path) -> None:
+    """All leases before lasted a second. One that goes on is expected to end at its deadline, not within a second."""
+    async with engine(tmp_path, "a100-40gb") as node:
+        await leases_before(node, lasts=1.0)
+        held = await node.acquire("7g.40gb", ttl_seconds=12.0)
+        places: list[QueuePlace] = []
+        task = await waits(node, places=places)
+        (entry,) = await queue_of(node)
+        assert entry.place.estimate is not None
+        assert entry.place.estimate.latest == pytest.approx(node.clock.now() + 1.0)
+        node.clock.advance(1)
+        await node.until(lambda: places[-1].estimate)
+        node.clock.advance(2)
+        assert node.manager.snapshot.queue[0].place.estimate is None, "not said again while nothing better is known"
+        await node.until(lambda: places[-1].estimate and places[-1].estimate.latest == held.lease.expires_at)
+        (entry,) = await queue_of(node)
+        assert entry.place.estimate is not None
+        assert entry.place.estimate.latest == held.lease.expires_at
+        await end(task)
+
+
+async def test_a_renewed_deadline_is_not_told_as_it_was(tmp_path: Path) -> None:
+    async with engine(tmp_path, "a100-40gb") as node:
+        held = await node.acquire("7g.40gb", ttl_seconds=3.0)
+        places: list[QueuePlace] = []
+        task = await waits(node, places=places)
+        node.clock.advance(1)
+        await node.until(lambda: places[-1].estimate)
+        renewed = await node.manager.renew(held.lease.id, held.token, 12.0, ANYBODY)
+        node.clock.advance(3.5)
+        await node.until(lambda: places[-1].estimate and places[-1].estimate.latest == renewed.expires_at)
         await end(task)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from mig_agent.demo import show
 from mig_agent.demo.stage import Stage
-from support.agent import GENEROUS_SECONDS, environment, eventually
+from support.agent import PROCESS_SECONDS, environment, eventually
 
 COMMAND = [sys.executable, "-m", "mig_agent", "demo", "--fast"]
 
@@ -64,7 +64,7 @@ def test_it_leaves_nothing_behind_when_it_is_interrupted(number: signal.Signals,
 
         eventually(workload_runs, "the workload runs", seconds=120)
         process.send_signal(number)
-        assert process.wait(2 * GENEROUS_SECONDS) == 130
+        assert process.wait(PROCESS_SECONDS) == 130
     finally:
         process.kill()
         process.wait()

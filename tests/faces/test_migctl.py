@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.agent import GENEROUS_SECONDS, Agent, eventually
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, eventually
 
 
 def device_of(answer: dict[str, Any]) -> dict[str, Any]:
@@ -411,7 +411,13 @@ class TestRun:
     def test_its_command_reads_standard_input(self, agent: Agent) -> None:
         command = [sys.executable, "-m", "mig_agent.migctl", "run", "--gpu-memory", "4G", "--", "cat"]
         done = subprocess.run(
-            command, input="through", capture_output=True, text=True, check=True, env=agent.person(), timeout=60
+            command,
+            input="through",
+            capture_output=True,
+            text=True,
+            check=True,
+            env=agent.person(),
+            timeout=PROCESS_SECONDS,
         )
         assert done.stdout == "through"
 
@@ -424,6 +430,33 @@ class TestRun:
         printed = agent.migctl("run", *devices, "--each", "--", sys.executable, "-c", code).stdout
         # Both print at once, so their lines may run into each other.
         assert len(set(re.findall(r"MIG-[0-9a-f-]{36}", printed))) == 2
+
+    def test_whole_gpus_in_mig_mode_are_refused_to_one_process_before_anything_is_created(self, agent: Agent) -> None:
+        said = agent.migctl("run", "--num-gpus", "2", "--", "true", code=125).stderr
+        assert said == (
+            "migctl: cannot run one process on 2 whole GPUs: GPU 0, 1 are in MIG mode, and a process sees only one MIG "
+            "device at a time. Hint: give --each to run the command once on each device; an administrator switches MIG "
+            "mode off with `migctl mode disable --gpu 0`\n"
+        )
+        asked = ("run", "--device", "whole", "--device", "whole", "--dry-run", "--", "true")
+        assert "cannot run one process on 2 whole GPUs" in agent.migctl(*asked, code=125).stderr
+        status = agent.ask("status")
+        assert not [instance for gpu in status["gpus"] for instance in gpu["instances"]]
+        code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+        printed = agent.migctl("run", "--num-gpus", "2", "--each", "--", sys.executable, "-c", code).stdout
+        assert printed.count("MIG-") == 2
+
+    def test_several_whole_gpus_for_one_process_are_those_without_mig_mode(self, folder: Path) -> None:
+        with Agent(folder, gpus="a100-40gb:2,h100-80gb:2:off") as agent:
+            code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
+            printed = agent.migctl("run", "--num-gpus", "2", "--", sys.executable, "-c", code).stdout
+            assert printed.count("GPU-") == 2
+            refused = agent.migctl("run", "--num-gpus", "2", "--gpu", "0,1,2", "--", "true", code=125).stderr
+            assert "only GPU 2 is without MIG mode" in refused
+            agent.ask("request", "--num-gpus", "1", "--gpu", "3")
+            full = agent.migctl("run", "--num-gpus", "2", "--", "true", code=125).stderr
+            assert "cannot place 2 whole GPUs together: only 1 of them fits now" in full
+            assert not [instance for gpu in agent.ask("status")["gpus"][:2] for instance in gpu["instances"]]
 
     def test_it_ends_its_command_when_its_time_is_over(self, agent: Agent) -> None:
         limits = ("--gpu-memory", "4G", "--ttl", "300ms", "--kill-after", "100ms")
@@ -463,7 +496,7 @@ class TestRun:
         agent.restart_after_crash()
         assert len(agent.ask("status")["leases"]) == 1
         (folder / "end").touch()
-        _, words = running.communicate(timeout=2 * GENEROUS_SECONDS)
+        _, words = running.communicate(timeout=PROCESS_SECONDS)
         assert running.returncode == 0, words
         eventually(lambda: not agent.ask("status")["leases"], "its lease has ended")
 

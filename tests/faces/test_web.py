@@ -19,7 +19,7 @@ import pytest
 from mig_agent.daemon.web.application import content_policy
 from mig_agent.daemon.web.feed import MOST_STREAMS
 from mig_agent.engine.callers import Role
-from support.agent import Agent, eventually, short_folder
+from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
 from support.web import EVENTS, FLAGS, USAGE, Web, first_line
 
 PAGE = resources.files("mig_agent.daemon.web") / "page.html"
@@ -81,6 +81,40 @@ def test_under_another_name_nothing_is_shown(web: Web, host: str) -> None:
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8080", "127.0.0.1", "127.0.0.1:9", "[::1]:7480"])
 def test_a_tunnel_may_begin_at_any_port_of_another_machine(web: Web, host: str) -> None:
     assert web.ask(USAGE, token=web.token, headers={"Host": host})[0] == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:99999", "localhost:0", "[::1]:65536"])
+def test_a_port_that_there_is_not_is_a_bad_request(web: Web, host: str) -> None:
+    status, _, body = web.ask(USAGE, token=web.token, headers={"Host": host})
+    assert (status, body) == (400, b"cannot understand the header Host: ports are from 1 to 65535\n")
+
+
+def test_the_head_of_each_answer_is_that_of_the_answer(web: Web) -> None:
+    status, headers, body = web.ask(EVENTS, token=web.token, method="HEAD")
+    assert (status, headers["content-type"], body) == (200, "text/event-stream; charset=utf-8", b"")
+    assert "content-length" not in headers, "a stream has none"
+    assert web.ask(USAGE, token=web.token, method="HEAD")[1]["content-type"] == "application/json; charset=utf-8"
+    for asked, code in ((EVENTS, 401), ("/nothing", 404)):
+        with socket.create_connection(("127.0.0.1", web.port), timeout=GENEROUS_SECONDS) as opened:
+            opened.sendall(f"HEAD {asked} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            with opened.makefile("rb") as answer:
+                head, _, rest = answer.read().partition(b"\r\n\r\n")
+        assert f" {code} ".encode() in head
+        assert rest == b""
+
+
+def test_who_has_no_token_keeps_nobody_with_one_out(web: Web) -> None:
+    """Silent connections, half requests, and readers of the page that do not read."""
+    with ExitStack() as stack:
+        for number in range(200):
+            opened = stack.enter_context(socket.socket())
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            opened.connect(("127.0.0.1", web.port))
+            opened.sendall(
+                (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")[number % 3]
+            )
+        assert [web.ask(USAGE, token=web.token)[0] for _ in range(20)] == [200] * 20
+        eventually(lambda: web.ask("/")[0] == 200, "the page is for those without one")
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "BREW"])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mig_agent.adapters.failpoints import VARIABLE
+from support.agent import PROCESS_SECONDS
 from support.figures import Figure
 from support.reached import API_SERVER, REACHED
 from support.webserver import web_server
@@ -63,7 +64,7 @@ def test_killed_at_a_door(tmp_path: Path, kind: str, door: str, when: str, figur
     with web_server() as web:
         command = [sys.executable, "-c", PROGRAM, str(web.kubeconfig(tmp_path)), kind]
         environment = os.environ | {VARIABLE: f"{when}-{door}"}
-        done = subprocess.run(command, env=environment, check=False, timeout=120)
+        done = subprocess.run(command, env=environment, check=False, timeout=PROCESS_SECONDS)
         assert done.returncode == -signal.SIGKILL
         method, path = REQUESTS[door]
         sent = [asked for asked in web.asked if asked.method == method and _is_of(asked.path, path)]

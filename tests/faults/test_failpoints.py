@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from mig_agent.adapters.failpoints import VARIABLE
-from support.agent import GENEROUS_SECONDS, Agent, short_folder
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, short_folder
 from support.doors import doors
 from support.failpoint_control import ControlledAgent
 from support.figures import Figure
@@ -154,7 +154,7 @@ def test_the_variable_kills_the_program_as_it_is_installed(folder: Path) -> None
         assert armed.process is not None
         assert armed.process.wait(GENEROUS_SECONDS) == -signal.SIGKILL
     with Agent(folder, GPUS, forked=False) as agent:
-        output, words = client.communicate(timeout=2 * GENEROUS_SECONDS)
+        output, words = client.communicate(timeout=PROCESS_SECONDS)
         assert client.returncode == 0, words
         (lease,) = agent.ask("status")["leases"]
         assert lease["lease"] == json.loads(output)["lease"]

@@ -14,6 +14,7 @@ import pytest
 
 from mig_agent.adapters.failpoints import VARIABLE
 from mig_agent.adapters.kubelet import KubeletPaths
+from support.agent import PROCESS_SECONDS
 from support.figures import Figure
 from support.reached import KUBELET, REACHED
 
@@ -46,7 +47,7 @@ def paths() -> Iterator[KubeletPaths]:
 def run(paths: KubeletPaths, place: str = "") -> int:
     environment = os.environ | ({VARIABLE: place} if place else {})
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(paths.folder)], env=environment, check=False, timeout=120
+        [sys.executable, "-c", PROGRAM, str(paths.folder)], env=environment, check=False, timeout=PROCESS_SECONDS
     ).returncode
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from mig_agent.adapters.failpoints import VARIABLE
 from mig_agent.client import Client
-from support.agent import SERVING, Agent, eventually, health, short_folder
+from support.agent import PROCESS_SECONDS, SERVING, Agent, eventually, health, short_folder
 from support.figures import Figure
 from support.reached import REACHED
 
@@ -53,7 +53,7 @@ def test_one_that_is_removed_is_bound_again_while_clients_wait(folder: Path, nam
             assert len(client.status().queue) == 1  # a connection that was open goes on
             assert client.status().socket_problems == ()
             agent.migctl("release", kept["lease"])
-            done, _ = waiting.communicate(timeout=60)
+            done, _ = waiting.communicate(timeout=PROCESS_SECONDS)
             assert json.loads(done)["devices"]
         kinds = [each["kind"] for each in agent.ask("events")["events"]]
         assert kinds.count("socket-restored") == 2

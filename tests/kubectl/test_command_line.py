@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from support.agent import PROCESS_SECONDS
 from support.webserver import Asked, Says, json_of, web_server
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> Run:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=60,
+                timeout=PROCESS_SECONDS,
             )
 
     return start
@@ -126,7 +127,7 @@ def test_ctrl_c_is_quiet(tmp_path: Path) -> None:
         )
         assert asked.wait(30)
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30) == (b"", b"")
+        assert process.communicate(timeout=PROCESS_SECONDS) == (b"", b"")
         assert process.returncode == 130
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -25,6 +27,8 @@ from support.service import TIMEOUT, ask, detail_of
 if TYPE_CHECKING:  # it is in the stubs alone
     from mig_agent.pb.migagent.v1.partition_manager_pb2_grpc import PartitionManagerAsyncStub
 
+_PING = re.compile(r"ping[ _]timeout|keepalive[ _](?:watchdog )?timeout", re.IGNORECASE)
+"""What gRPC says when it gives a connection up because no answer to a ping came."""
 CLIENTS = 1000
 ROUNDS = 3
 PATIENT = 10 * TIMEOUT
@@ -253,23 +257,32 @@ async def test_a_burst_is_refused_in_words_and_each_release_gets_through(
                 return "OK"
 
             async def release(number: int, granted: pb.Granted) -> str:
+                """As mig_agent.client does: once more where the connection was lost; the same lease, so no harm."""
                 stub = crowd[number % BURST_CONNECTIONS]
                 request = pb.ReleaseRequest(lease=granted.lease.id, token=granted.token)
-                try:
-                    await stub.Release(request, timeout=PATIENT)
-                except grpc.aio.AioRpcError as error:
-                    return outcome(error)
+                for left in (1, 0):
+                    try:
+                        await stub.Release(request, timeout=PATIENT)
+                    except grpc.aio.AioRpcError as error:
+                        if not left or outcome(error) != LOST:
+                            return outcome(error)
+                    else:
+                        break
                 return "OK"
 
             burst = [acquire(number) for number in range(BURST // 2)]
             releases = [release(number, granted) for number, granted in enumerate(leases)]
             rest = [acquire(number) for number in range(BURST // 2, BURST)]
+            began = time.monotonic()
             answers = await asyncio.gather(*burst, *releases, *rest)
+            seconds = time.monotonic() - began
         released = answers[len(burst) : len(burst) + len(releases)]
         assert set(released) == {"OK"}, Counter(released)
         # Those past their deadline waited as long as they had said.
         usual = {"OK", "RESOURCE_EXHAUSTED in words", "DEADLINE_EXCEEDED in words"}
-        assert set(answers) <= usual | {UNHEARD, LATE}, Counter(answers)
+        # Only where the machine was too busy for a minute to answer a ping; else no connection may be lost.
+        starved = {LATE, LOST} if seconds > PING_SECONDS else set()
+        assert set(answers) <= usual | {UNHEARD} | starved, Counter(answers)
         figure("calls of bursts for which grpc.aio made up INTERNAL", answers.count(UNHEARD))
         figure("calls of bursts that were refused in words", len(answers) - answers.count("OK"))
         assert not agent.log().count("Traceback")
@@ -302,12 +315,20 @@ LATE = "refused, as its request came a minute after its stream"
 """Where the machine is so busy that this process takes a minute to write what it began."""
 
 
+LOST = "the connection was lost, as one side did not answer a ping in time"
+"""The agent promises this to a client that does not answer (docs/security.md); here both share a busy machine."""
+PING_SECONDS = 60.0
+"""The least time for which either side waits for the answer to a ping."""
+
+
 def outcome(error: grpc.aio.AioRpcError) -> str:
     made_up = error.code() is grpc.StatusCode.INTERNAL and error.details() == "Internal error from Core"
     if made_up and "SendMessageOperation" in (error.debug_error_string() or ""):
         return UNHEARD
     if error.code() is grpc.StatusCode.INVALID_ARGUMENT and "a request: none came in " in (error.details() or ""):
         return LATE
+    if error.code() is grpc.StatusCode.UNAVAILABLE and _PING.search(error.details() or ""):
+        return LOST
     words = (error.details() or "").startswith("cannot ")
     return f"{error.code().name} {'in words' if words else error.details()}"
 

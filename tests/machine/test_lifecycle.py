@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.agent import eventually
+from support.agent import PROCESS_SECONDS, eventually
 from support.machine import Machine
 
 _FILES = (
@@ -54,7 +54,7 @@ def test_an_upgrade_keeps_leases_and_what_runs(before: set[str], installed: Mach
     assert lease in running == {*_leases(installed)}
     installed.run("touch /tmp/upgraded")
     # Where the upgrade takes long, it has said before that the agent is away, and that it is back.
-    assert job.communicate(timeout=60)[0].endswith("done\n")
+    assert job.communicate(timeout=PROCESS_SECONDS)[0].endswith("done\n")
     assert _leases(installed) == [lease]
     installed.run("rm /tmp/upgraded")
     assert installed.run("cat /etc/mig-agent/config.yaml").count("simulate") == 1, "the administrator's own"

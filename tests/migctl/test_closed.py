@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from support.agent import Agent, environment, short_folder
+from support.agent import PROCESS_SECONDS, Agent, environment, short_folder
 
 MIGCTL = f"{sys.executable} -m mig_agent.migctl"
 
@@ -26,7 +26,9 @@ MIGCTL = f"{sys.executable} -m mig_agent.migctl"
     ],
 )
 def test_it_ends_as_always_and_without_a_traceback(command: str, code: int) -> None:
-    done = subprocess.run(["sh", "-c", f"{MIGCTL} {command}"], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", f"{MIGCTL} {command}"], capture_output=True, text=True, check=False, timeout=PROCESS_SECONDS
+    )
     assert done.returncode == code
     assert "Traceback" not in done.stderr + done.stdout
 
@@ -56,7 +58,7 @@ def test_no_lease_remains_when_stdout_cannot_be_written(output: str) -> None:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=120,
+                timeout=PROCESS_SECONDS,
             )
             assert done.returncode == code, done.stderr
             assert "cannot" in done.stderr
@@ -85,7 +87,7 @@ def test_a_lease_is_printed_in_one_piece(output: str) -> None:
             env=environment(folder),
             stdout=writing,
             check=False,
-            timeout=120,
+            timeout=PROCESS_SECONDS,
         )
         os.close(writing)
         with os.fdopen(reading, "rb", buffering=0) as pieces:

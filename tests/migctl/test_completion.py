@@ -15,7 +15,7 @@ import pytest
 from click.shell_completion import CompletionItem, ShellComplete
 
 from mig_agent.migctl.cli import cli
-from support.agent import GENEROUS_SECONDS, Agent, eventually, short_folder
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, eventually, short_folder
 
 
 def offered(*typed: str) -> list[CompletionItem]:
@@ -71,7 +71,7 @@ def test_waiting_requests(agent: Agent) -> None:
     assert words("cancel", "sw") == ["sweep"]
     assert words("cancel", "zz") == []
     agent.migctl("cancel", "sweep")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PROCESS_SECONDS)
 
 
 @pytest.mark.usefixtures("lease")
@@ -142,7 +142,9 @@ def test_an_agent_that_hangs_holds_nobody_up(folder: Path, agent: Agent) -> None
         began = time.monotonic()
         command = [sys.executable, "-m", "mig_agent.migctl"]
         environment = agent.person() | variables
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=PROCESS_SECONDS
+        )
         assert (done.stdout, done.stderr) == ("", "")
         assert time.monotonic() - began < 10
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from support.agent import PROCESS_SECONDS
+
 INTERRUPTED = 130
 EVERY = 12
 """Each process takes a fifth of a second, and there are some hundred imports."""
@@ -82,7 +84,9 @@ def test_interrupts_that_are_ignored_stay_ignored() -> None:
         "from mig_agent import bootstrap; bootstrap.end_when_interrupted(); bootstrap.raise_when_interrupted();"
         "print(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PROCESS_SECONDS
+    )
     assert done.stdout.split() == ["True"]
 
 
@@ -95,7 +99,9 @@ def test_interrupts_are_blocked_no_longer(handler: str) -> None:
         "from mig_agent import bootstrap; bootstrap.end_when_interrupted();"
         "print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PROCESS_SECONDS
+    )
     assert done.stdout.split() == ["False"]
 
 
@@ -104,5 +110,7 @@ def test_one_that_came_while_they_were_blocked_ends_it() -> None:
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}); signal.raise_signal(signal.SIGINT);"
         "from mig_agent import bootstrap; bootstrap.end_when_interrupted(); print('went on')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PROCESS_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")

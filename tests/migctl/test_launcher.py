@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from mig_agent.migctl import supervisor
-from support.agent import GENEROUS_SECONDS, eventually
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, eventually
 from support.people import ALICE, needs_root
 
 LAUNCH = """
@@ -53,7 +53,7 @@ def launch(
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=2 * GENEROUS_SECONDS)
+    out, err = process.communicate(timeout=PROCESS_SECONDS)
     return process.returncode, out, err
 
 

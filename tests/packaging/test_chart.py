@@ -8,14 +8,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mig_agent.config import load
+from mig_agent.config.field_types import Row
 from mig_agent.config.settings import ROWS
+from mig_agent.core.errors import ConfigError, UsageError
+from support.agent import PROCESS_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/chart/mig-agent"
@@ -28,9 +34,15 @@ def values() -> dict[str, Any]:
     return dict(yaml.safe_load((CHART / "values.yaml").read_text()))
 
 
+@cache
+def chart_schema() -> dict[str, Any]:
+    """What helm checks values with."""
+    return dict(json.loads((CHART / "values.schema.json").read_text()))
+
+
 @pytest.fixture(scope="module")
 def schema() -> dict[str, Any]:
-    return dict(json.loads((CHART / "values.schema.json").read_text()))
+    return chart_schema()
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +89,86 @@ def test_settings_are_those_of_the_agent(schema: dict[str, Any]) -> None:
     assert list(schema["properties"]["settings"]["properties"]) == list(ROWS)
 
 
+TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+def taken(value: object, by: Mapping[str, Any]) -> bool:
+    """Whether a schema with the keywords that ours has for settings takes a value."""
+    if "enum" in by:
+        return value in by["enum"]
+    types = [each for each in by["type"] if isinstance(value, TYPES[each])]
+    found = [each for each in types if (each == "boolean") == isinstance(value, bool)]
+    if isinstance(value, str):
+        return (
+            bool(found) and len(value) <= by.get("maxLength", 1 << 30) and bool(re.search(by.get("pattern", ""), value))
+        )
+    if isinstance(value, bool):
+        return bool(found)
+    if isinstance(value, int | float):
+        return bool(found) and by.get("minimum", value) <= value <= by.get("maximum", value)
+    return bool(found)
+
+
+def test_the_schema_knows_the_bounds_of_settings(schema: dict[str, Any]) -> None:
+    properties = schema["properties"]["settings"]["properties"]
+    for name, row in ROWS.items():
+        shape = properties[name]
+        if row.kind.metavar == "NUMBER":
+            most = 999_999_999 if row.at_most is None else row.at_most
+            least = row.at_least or 0
+            assert [taken(value, shape) for value in (least, most, least - 1)] == [True, True, False], name
+            assert row.at_most is None or not taken(row.at_most + 1, shape), name
+        for each in (row.default, row.example):
+            assert not each or taken(each, shape), (name, each)
+        assert row.kind.many or not taken("x" * 2_000_000, shape), name
+    assert not taken("maybe", properties["reuse"])
+    assert not taken("soon", properties["reread"])
+    assert not taken(30, properties["reread"]), "the agent takes no duration without a unit"
+    assert taken(False, properties["idle_limit"]), "`off` is a boolean in YAML"
+    assert "At least 1s." in properties["reread"]["description"]
+
+
+def agent_takes(row: Row, value: object) -> bool:
+    try:
+        row.read(value if isinstance(value, str) else str(value).lower())
+    except (ConfigError, UsageError):
+        return False
+    return True
+
+
+def test_the_schema_takes_zero_and_one_where_the_agent_does() -> None:
+    for name, row in ROWS.items():
+        shape = chart_schema()["properties"]["settings"]["properties"][name]
+        for value in (0, 1, 5, False, True):
+            refused = not row.kind.choices and not row.kind.many and not taken(value, shape)
+            assert not refused or not agent_takes(row, value), (name, value)
+
+
+@given(
+    row=st.sampled_from([row for row in ROWS.values() if not row.kind.many and row.kind.section is None]),
+    value=st.one_of(
+        st.from_regex(r"[0-9]{1,3}(\.[0-9])?", fullmatch=True).map(float),
+        st.integers(0, 10**9),
+        st.booleans(),
+        st.from_regex(r" ?([0-9]{1,2}(\.5)? ?(w|d|h|m|s|ms) ?){1,3}", fullmatch=True),
+        st.sampled_from(["off", "OFF", "auto", "no", "0", "12", "2.5", "", "any", "Any", "0660", "respect"]),
+    ),
+)
+def test_the_schema_refuses_nothing_that_the_agent_takes(row: Row, value: object) -> None:
+    """But a word in capitals, and `5.0` for 5."""
+    shape = chart_schema()["properties"]["settings"]["properties"][row.name]
+    if row.kind.choices or (isinstance(value, float) and row.kind.yaml_types[0] == "integer"):
+        return
+    assert taken(value, shape) or not agent_takes(row, value), (row.name, value)
+
+
 def test_versions_agree(version: str) -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert chart["appVersion"] == chart["version"] == version
@@ -108,7 +200,12 @@ def test_the_stop_is_waited_for() -> None:
 
 def test_the_image_has_what_the_tests_run_with() -> None:
     done = subprocess.run(
-        [sys.executable, "hack/lock.py", "check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "hack/lock.py", "check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == 0, done.stderr
 

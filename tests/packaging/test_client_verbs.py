@@ -15,7 +15,7 @@ import pytest
 
 from mig_agent.bundle import archive
 from mig_agent.migctl.cli import cli, run_command_line
-from support.agent import Agent, environment, short_folder
+from support.agent import PROCESS_SECONDS, Agent, environment, short_folder
 from support.wheel import ROOT
 
 _DECLARED = tomllib.loads((ROOT / "client/pyproject.toml").read_text())
@@ -108,7 +108,7 @@ def ends(
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return [(words, code, out, err) for words, code, out, err in json.loads(done.stdout)]

@@ -16,7 +16,7 @@ import pytest
 
 from mig_agent import __version__
 from mig_agent.bootstrap import INTERRUPTED
-from support.agent import GENEROUS_SECONDS, Agent, short_folder
+from support.agent import GENEROUS_SECONDS, PROCESS_SECONDS, Agent, short_folder
 from support.wheel import libraries
 
 pytestmark = pytest.mark.timeout(600)
@@ -47,7 +47,7 @@ def end_of(*command: str | Path, at_start: Path | None = None) -> tuple[int, str
         capture_output=True,
         text=True,
         check=False,
-        timeout=2 * GENEROUS_SECONDS,
+        timeout=PROCESS_SECONDS,
     )
     return done.returncode, done.stdout, done.stderr
 

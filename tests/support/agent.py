@@ -22,8 +22,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from mig_agent.simulator import STATE_FILE, Simulator
 from support import forks
 
-GENEROUS_SECONDS = 30.0
+GENEROUS_SECONDS = 60.0
 """For whatever ought to happen at once, on a machine that has other things to do."""
+PROCESS_SECONDS = 3 * GENEROUS_SECONDS
+"""For a program from its start to its end: twenty others may be starting beside it. Less than a test's own deadline."""
 SERVING = int(health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING"))
 CHECK_THREADS = "MIG_AGENT_CHECK_THREADS"
 """Has an agent fail where its engine is used off the event loop."""
@@ -181,7 +183,7 @@ class Agent:
         self, *arguments: str, code: int | None = 0, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end, and checks its exit code unless it is None."""
-        done = forks.run(*forks.MIGCTL, *arguments, env=self.person(variables), timeout=2 * GENEROUS_SECONDS)
+        done = forks.run(*forks.MIGCTL, *arguments, env=self.person(variables), timeout=PROCESS_SECONDS)
         words = f"migctl {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}{done.stderr}"
         assert code is None or done.returncode == code, words
         return done

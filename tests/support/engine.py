@@ -32,7 +32,7 @@ from mig_agent.simulator import STATE_FILE, Simulator, open_library
 from support.clock import VirtualClock
 from support.simulated import machine
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 ANYBODY = Caller(name="somebody")
 A_POD = Pod(namespace="team-a", name="train-0")
 ADMIN = Caller(name="root", uid=0, admin=True)

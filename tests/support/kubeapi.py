@@ -11,7 +11,7 @@ from pathlib import Path
 from mig_agent.adapters.kubeapi import KubeClient
 from support.webserver import WebServer
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 @asynccontextmanager

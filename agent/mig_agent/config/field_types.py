@@ -29,6 +29,10 @@ _NO = frozenset({"no", "false", "off", "0"})
 _OWNER = 0o600
 _BYTES_OF_MIB = 1 << 20
 _EXECUTE = 0o111
+_LONGEST_TEXT = 4095
+"""Limit of a path on Linux (PATH_MAX, without the terminating null), and of any other text."""
+_LONGEST_SECTION = 1 << 20
+"""As much as a configuration file may have."""
 _LONGEST_NAME = 253
 """Limit of a host's name, RFC 1035."""
 _DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"
@@ -66,6 +70,16 @@ class Kind:
     """Text for None."""
     example: str = ""
     """A value for the hint where a list was given."""
+    longest: int = _LONGEST_TEXT
+    """The most characters of one text; longer ones are invalid."""
+    yaml_types: tuple[str, ...] = ("string", "number", "boolean")
+    """The types, by JSON schema's names, that a valid value may have in YAML: `off` is a boolean."""
+    pattern: str = ""
+    """A regular expression that every valid text matches, for schemas; empty: it is not told."""
+    is_off_for_zero: bool = False
+    """True if the number 0 means `off`, and no other number is valid."""
+    choices: tuple[str, ...] = ()
+    """The only words that are valid, if they are few."""
     section: Callable[[Section], object] | None = None
     """Reads a mapping, for a setting that is one; then `parse` reads the same as YAML on one line."""
 
@@ -78,10 +92,17 @@ class Kind:
         if self.many:
             texts = (given,) if isinstance(given, str) else given
             parts = [part.strip() for each in texts for part in each.split(",")]
-            return tuple(self.parse(part) for part in parts if part)
+            return tuple(self._parse(part) for part in parts if part)
         if not isinstance(given, str):
             raise UsageError("cannot take a list", f"write {self.example or 'one value'}")
-        return self.parse(given.strip())
+        return self._parse(given.strip())
+
+    def _parse(self, text: str) -> object:
+        if len(text) > self.longest:
+            raise UsageError(
+                f"cannot take {shown(text)}: it has {len(text)} characters", f"write at most {self.longest}"
+            )
+        return self.parse(text)
 
     def write(self, value: object) -> str:
         """Return the value as people write it; None as `off`, or as the kind says."""
@@ -234,13 +255,19 @@ def choice(*choices: str) -> Kind:
             raise UsageError(f"cannot take {_named(text)}", f"write {either}")
         return text.lower()
 
-    return Kind(metavar="WORD", words=_either([f"`{each}`" for each in choices]), parse=parse)
+    words = _either([f"`{each}`" for each in choices])
+    return Kind(metavar="WORD", words=words, parse=parse, yaml_types=("string",), choices=choices)
 
 
 def _either(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
+def _matching(pattern: str) -> str:
+    return rf"^\s*(?:{pattern})\s*$"
+
+
+_DURATION = r"(?:[0-9.]+ *(?:w|d|h|ms|m|s) *)+"
 _DURATION_WORDS = "a duration such as 90s, 10m or 1h30m"
 
 PATH = Kind(metavar="PATH", words="a path", parse=_parse_path)
@@ -250,11 +277,37 @@ SWITCH = Kind(
     metavar="", words="yes or no", parse=_parse_switch, show=lambda value: "yes" if value else "no", is_switch=True
 )
 SOCKET_MODE = Kind(metavar="MODE", words="three octal digits", parse=_parse_mode, show=lambda value: f"{value:04o}")
-COUNT = Kind(metavar="NUMBER", words="a whole number", parse=_parse_count)
-NUMBER = Kind(metavar="NUMBER", words="a number of 0 or more", parse=_parse_number, show=lambda value: f"{value:g}")
-DURATION = Kind(metavar="DURATION", words=_DURATION_WORDS, parse=parse_duration, show=_show_duration)
+COUNT = Kind(
+    metavar="NUMBER",
+    words="a whole number",
+    parse=_parse_count,
+    yaml_types=("integer", "string"),
+    pattern=_matching(_WHOLE_NUMBER.pattern),
+)
+NUMBER = Kind(
+    metavar="NUMBER",
+    words="a number of 0 or more",
+    parse=_parse_number,
+    show=lambda value: f"{value:g}",
+    yaml_types=("number", "string"),
+    pattern=_matching(_NUMBER.pattern),
+)
+DURATION = Kind(
+    metavar="DURATION",
+    words=_DURATION_WORDS,
+    parse=parse_duration,
+    show=_show_duration,
+    yaml_types=("string",),
+    pattern=_matching(_DURATION),
+)
 DURATION_OR_OFF = Kind(
-    metavar="DURATION", words=f"{_DURATION_WORDS}, or `off`", parse=_parse_duration_or_off, show=_show_duration
+    metavar="DURATION",
+    words=f"{_DURATION_WORDS}, or `off`",
+    parse=_parse_duration_or_off,
+    show=_show_duration,
+    yaml_types=("string", "boolean", "integer"),
+    is_off_for_zero=True,
+    pattern=_matching(f"{_DURATION}|[Oo][Ff][Ff]|[Nn][Oo]|[Ff][Aa][Ll][Ss][Ee]|0"),
 )
 DURATION_OR_AUTO = Kind(
     metavar="DURATION",
@@ -262,6 +315,8 @@ DURATION_OR_AUTO = Kind(
     parse=_parse_duration_or_auto,
     show=_show_duration,
     none=AUTO,
+    yaml_types=("string",),
+    pattern=_matching(f"{_DURATION}|[Aa][Uu][Tt][Oo]"),
 )
 ADDRESSES = Kind(metavar="ADDRESS", words="a list of `unix:///PATH` and `HOST:PORT`", parse=parse_address, many=True)
 UNIX_ADDRESS = Kind(metavar="ADDRESS", words="`unix:///PATH`", parse=_parse_unix_address)
@@ -280,6 +335,7 @@ LIMITS = Kind(
     parse=lambda text: limits_of(section_in(text, SECTION, EXAMPLE)),
     show=show_limits,
     example=EXAMPLE,
+    longest=_LONGEST_SECTION,
     section=limits_of,
 )
 FRACTIONS_BY_GPU = Kind(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -52,6 +52,8 @@ def _share(text: str) -> float:
         raise UsageError(message, "write a number above 0 and up to 1, such as 0.5") from error
 
 
+_ORDERED: Final = ((Limit.LOWEST_PRIORITY, Limit.HIGHEST_PRIORITY), (Limit.DEFAULT_TTL, Limit.LONGEST_TTL))
+"""Limits of which the first may not be above the second."""
 _PARSERS: Final[Mapping[Limit, tuple[Callable[[str], float], str]]] = MappingProxyType(
     {
         Limit.MEMORY: (parse_memory, "80Gi"),
@@ -115,7 +117,7 @@ def _bounds(section: Section, problems: list[Problem]) -> LimitValues:
             except UsageError as error:
                 raise section.mistake(name, error.message, error.hint) from error
             bounds[limit] = LimitValue(value=value, text=text, setting=section.place_of(name))
-    for low, high in ((Limit.LOWEST_PRIORITY, Limit.HIGHEST_PRIORITY), (Limit.DEFAULT_TTL, Limit.LONGEST_TTL)):
+    for low, high in _ORDERED:
         with collecting(problems):
             if low in bounds and high in bounds and bounds[low].value > bounds[high].value:
                 raise section.mistake(
@@ -124,6 +126,34 @@ def _bounds(section: Section, problems: list[Problem]) -> LimitValues:
                     f"write {low.value}: {bounds[high].text} or less, or raise {high.value}",
                 )
     return MappingProxyType(bounds)
+
+
+def contradictions(limits: UsageLimits, role_of: Callable[[str], str]) -> Iterator[Problem]:
+    """Yield the limits of a user that contradict those of the user's role, and of a tenant those of each tenant.
+
+    Only what is set in two places is looked at; `role_of` returns the role of a user.
+    """
+    for name, own in limits.users.items():
+        yield from _contradicting(name, own, limits.roles.get(role_of(name), {}))
+    for name, own in limits.tenants.items():
+        if name != EVERY:
+            yield from _contradicting(name, own, limits.tenants.get(EVERY, {}))
+
+
+def _contradicting(name: str, own: LimitValues, general: LimitValues) -> Iterator[Problem]:
+    for low, high in _ORDERED:
+        for mine, other, words in ((low, high, "more"), (high, low, "less")):
+            if mine not in own or other in own or other not in general:
+                continue
+            value, bound = own[mine], general[other]
+            if (value.value > bound.value) if mine is low else (value.value < bound.value):
+                path = value.setting.partition(" in ")[0]
+                yield Problem(
+                    message=f"cannot use {value.setting}: {value.text} is {words} than {bound.text}, which "
+                    f"{bound.setting} sets for {shown(name)}, too",
+                    hint=f"write {path}: {bound.text}, or set {path.removesuffix(mine.value)}{other.value}, too",
+                    setting=SECTION,
+                )
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:

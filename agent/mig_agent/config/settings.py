@@ -15,6 +15,7 @@ from mig_agent.config import field_types
 from mig_agent.config.addresses import Address, TcpAddress, UnixAddress
 from mig_agent.config.field_types import ROW, Row, setting
 from mig_agent.config.kubernetes import KubernetesSettings
+from mig_agent.config.limits import contradictions as limit_contradictions
 from mig_agent.config.problems import Problem
 from mig_agent.config.share_settings import ShareSettings
 from mig_agent.core.limits import NO_LIMITS, UsageLimits
@@ -418,6 +419,7 @@ class Settings(KubernetesSettings, ShareSettings):
         yield from self._tls_contradictions()
         yield from self._address_contradictions()
         yield from self._kubernetes_contradictions()
+        yield from limit_contradictions(self.limits, self._role_of)
         if self.end_idle_after is not None and self.end_idle_after < self.idle_after:
             yield Problem(
                 message=f"cannot end idle leases after {format_duration(self.end_idle_after)}: their holders are "
@@ -432,6 +434,12 @@ class Settings(KubernetesSettings, ShareSettings):
                 hint="name at least one, or leave it out for all",
                 setting="gpus",
             )
+
+    def _role_of(self, name: str) -> str:
+        """Return the role of a user or certificate, as far as the settings tell."""
+        if name in self.tls_admins:
+            return "admin"
+        return "scheduler" if name in {*self.socket_schedulers, *self.tls_schedulers} else "user"
 
     def _tls_contradictions(self) -> Iterator[Problem]:
         files = {"tls_cert": self.tls_cert, "tls_key": self.tls_key, "tls_client_ca": self.tls_client_ca}

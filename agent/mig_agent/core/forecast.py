@@ -461,13 +461,13 @@ class _Run:
     def _start(self, waiting: WaitingRequest, of: _Class, now: float, lasts: Callable[[Request], float]) -> bool:
         """Start a request if it fits."""
         reserved = NOTHING_RESERVED if self._reserved is None else self._reserved.against(waiting)
-        gpus = [gpu for gpu in self._gpus if id(gpu) not in of.full and gpu.uuid not in reserved]
-        if not gpus:
+        gpus = tuple(gpu for gpu in self._gpus if id(gpu) not in of.full)
+        if all(gpu.uuid in reserved for gpu in gpus):
             return False
-        plan = find(NodeView(node="", revision=0, gpus=tuple(gpus)), of.request, self._policy)
+        plan = find(NodeView(node="", revision=0, gpus=gpus), of.request, self._policy, reserved=reserved)
         if plan is None:
             if of.one_device:
-                of.full.update(map(id, gpus))
+                of.full.update(id(gpu) for gpu in gpus if gpu.uuid not in reserved)
             return False
         if waiting.seq < self._newcomers_from:
             self.starts[waiting.seq] = now

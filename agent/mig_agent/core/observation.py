@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.model import Generation, GpuUuid, Layout, LeaseId, MigMode, Placement
@@ -60,6 +61,15 @@ class ObservedSharing:
     """The processes on the GPU that use no share of the agent."""
 
 
+SM_PERCENT_OF: Final = "the instance"
+"""Whose multiprocessors are 100 % in the driver's SM_UTIL of a MIG sample: an assumption, not tried on hardware.
+
+nvml.h says only "percentage of SMs that were busy (0.0 - 100.0)". That these are the instance's own follows from DCGM:
+it reads the same metric from nvmlGpmMigSampleGet, and passes it on unscaled for a GPU instance (DcgmGpmManager.cpp in
+github.com/NVIDIA/DCGM). `pytest -m gpu tests/adapters/test_nvml_gpu.py` shows it on a GPU with an idle instance.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeUsage:
     """Compute use of one instance between two readings, in percent; None where the driver does not report it."""
@@ -67,7 +77,7 @@ class ComputeUsage:
     seconds: float
     """The time between the readings."""
     sm_percent: float
-    """The mean share of its multiprocessors (SMs) that were busy."""
+    """The mean share of the multiprocessors (SMs) that were busy, of those that SM_PERCENT_OF says."""
     tensor_percent: float | None = None
     """The share of the time in which its multiprocessors did tensor operations."""
     memory_bandwidth_percent: float | None = None

@@ -27,7 +27,7 @@ from mig_agent.engine.execution import Execution, Executor, LeaseRequest
 from mig_agent.engine.fair_share import FairShare
 from mig_agent.engine.limits import HeldNow, LimitCheck
 from mig_agent.engine.results import QueueEntry, QueuePlace
-from mig_agent.engine.wait_estimates import STALE_SECONDS, WaitEstimates
+from mig_agent.engine.wait_estimates import WaitEstimates
 
 _PIECE_SECONDS = 0.02
 """How long one scan of the queue may hold the event loop, in seconds."""
@@ -486,7 +486,7 @@ class RequestQueue:
             await self._estimates.refresh()
             await self._report_places()
         if self._requests and not self._context.closing:
-            self._schedule_report(max(pause, REPORT_SECONDS) if pause else STALE_SECONDS)
+            self._schedule_report(max(pause or self._estimates.stale_in, REPORT_SECONDS))
 
     async def _report_places(self) -> None:
         place_of = self._places()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,8 @@ FEWEST_RUNS = 9
 """With fewer runs there is no interval of 80 %."""
 STALE_SECONDS = 10.0
 """After this time a forecast is repeated although neither the node nor the queue has changed."""
+_LATE_SECONDS = 1.0
+"""How much later than estimated a request may start before another estimate is made."""
 _TURN_SECONDS = 0.005
 """Longest time that a forecast may hold the event loop, in seconds."""
 _MOST_SECONDS = 2.0
@@ -53,8 +56,9 @@ class WaitEstimates:
         self._running: asyncio.Task[None] | None = None
 
     def of(self, waiting: WaitingRequest) -> StartEstimate | None:
-        """Return the last estimate for a waiting request; None if none is known, or none yet."""
-        return None if self._context.driver_use.paused else self._known.get(waiting.seq)
+        """Return the last estimate for a waiting request; None if none is known, none yet, or it did not come true."""
+        found = None if self._context.driver_use.paused else self._known.get(waiting.seq)
+        return None if found is None or self._failed_at(found) <= self._context.clock.now() else found
 
     async def refresh(self) -> None:
         """Wait until the estimates are up to date; return at once while the share of the CPU is used up.
@@ -66,6 +70,12 @@ class WaitEstimates:
                 return
             self._running = self._context.tasks.spawn("wait-estimates", self._forecast_queue())
         await asyncio.shield(self._running)
+
+    @property
+    def stale_in(self) -> float:
+        """Return in how many seconds the forecast is to be made again; earlier where an estimate has not come true."""
+        moments = (self._made_at + STALE_SECONDS, *map(self._failed_at, self._known.values()))
+        return max(min(moments) - self._context.clock.now(), 0.0)
 
     async def of_request(self, seq: int, waiting: Sequence[WaitingRequest]) -> StartEstimate | None:
         """Return when the request with this arrival number would start if these waited."""
@@ -80,7 +90,7 @@ class WaitEstimates:
         if not waiting:
             self._known, self._made_for = _NOTHING, None
             return False
-        if self._made_for is None or context.clock.now() - self._made_at >= STALE_SECONDS:
+        if self._made_for is None or not self.stale_in:
             return True
         view, queue = self._made_for
         return view is not context.state.working_view or queue != tuple(each.seq for each in waiting)
@@ -91,6 +101,11 @@ class WaitEstimates:
         self._known, seconds = await self._run(situation, _MOST_SECONDS)
         self._made_for, self._made_at = (situation.view, tuple(each.seq for each in waiting)), situation.now
         self._pause_from, self._pause_seconds = self._context.clock.now(), seconds / _CPU_SHARE
+
+    @staticmethod
+    def _failed_at(estimate: StartEstimate) -> float:
+        """Return the moment at which an estimate is known to be wrong, as its request still waits then."""
+        return math.inf if estimate.latest is None else estimate.latest + _LATE_SECONDS
 
     @property
     def pause_left(self) -> float:

@@ -20,6 +20,7 @@ from mig_agent.core.accounting import TenantTotal
 from mig_agent.core.errors import DriverErrorKind
 from mig_agent.core.events import Event, EventKind
 from mig_agent.core.model import Gpu, GpuState, Instance, InstanceState, NodeView
+from mig_agent.core.observation import SM_PERCENT_OF
 from mig_agent.core.planning.feasibility import unusable_mask
 from mig_agent.core.planning.shares import shared_mib, shares_of
 from mig_agent.core.texts import visible
@@ -196,7 +197,12 @@ class _NodeGauges(Collector):
             len(node.unused & view.leases.keys()),
         )
         idle = len(node.idle & view.leases.keys())
-        yield GaugeMetricFamily("mig_agent_leases_idle", "Leases with no process on any device for `idle_after`.", idle)
+        yield GaugeMetricFamily(
+            "mig_agent_leases_idle",
+            "Leases with no process on any device for `idle_after`, as found when the driver was read last (each"
+            " `reread`).",
+            idle,
+        )
         draining = sum(each.draining for each in view.gpus)
         yield GaugeMetricFamily("mig_agent_gpus_draining", "GPUs that are cordoned to become empty.", draining)
         yield _gpus(view)
@@ -368,8 +374,8 @@ def _lease_instances(view: NodeView) -> Metric:
 def _compute(node: Published, now: float) -> Metric:
     family = GaugeMetricFamily(
         "mig_agent_instance_compute_utilization_ratio",
-        "Busy multiprocessors (SMs) of an instance, of all that it has, between the last two readings; no sample where"
-        " the driver does not report it, as on GPUs before Hopper.",
+        f"Busy multiprocessors (SMs) of an instance, of all those of {SM_PERCENT_OF}, between the last two readings; no"
+        " sample where the driver does not report it, as on GPUs before Hopper.",
         # With the lease, so that a mean over time is never of two leases of one instance.
         labels=("lease", "gpu_uuid", "gpu_instance_id", "profile", "uuid"),
     )

@@ -1,8 +1,8 @@
-"""Finds the GPUs that `--gpu` names, before anything is done to one of them."""
+"""Finds the GPUs that `--gpu` names, or that a command can use, before anything is done to one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from mig_agent.core.errors import UsageError
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from mig_agent.client import Client
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.client.types import Gpu, Status
+
+ONE_MIG_DEVICE = "a process sees only one MIG device at a time"
 
 
 def find_gpus(node: Status, names: Iterable[str]) -> tuple[Gpu, ...]:
@@ -56,3 +58,34 @@ def of_model(client: Client, asking: RequestArgs, model: str | None) -> RequestA
             hint=f"there is {models}" if models else "it has no GPU",
         )
     return {**asking, "gpus": chosen}
+
+
+def for_one_process(client: Client, asking: RequestArgs, *, hint: str) -> RequestArgs:
+    """Return a request for several whole GPUs with those GPUs alone that one process can use together.
+
+    These are the ones that are not in MIG mode. Raises Refused if there are too few; `hint` is what to do instead.
+    """
+    from mig_agent.client import Refused  # noqa: PLC0415 -- the client is imported by now
+
+    node = client.status()
+    named = find_gpus(node, map(str, asking.get("gpus", ()))) or node.gpus
+    usable = [each.index for each in named if not each.mig.current]
+    wanted = asking.get("num_gpus") or len(asking.get("devices", ()))
+    if len(usable) >= wanted or not named:
+        return {**asking, "gpus": list(map(str, usable))}
+    in_mig_mode = [each.index for each in named if each.mig.current]
+    if len(named) < wanted:
+        return asking  # the agent says that there are too few GPUs
+    if usable:
+        why = f"only GPU {_listed(usable)} {'is' if len(usable) == 1 else 'are'} without MIG mode"
+    else:
+        why = f"GPU {_listed(in_mig_mode)} {'is' if len(in_mig_mode) == 1 else 'are'} in MIG mode"
+    raise Refused(
+        reason="not-supported",
+        message=f"cannot run one process on {wanted} whole GPUs: {why}, and {ONE_MIG_DEVICE}",
+        hint=f"{hint}; an administrator switches MIG mode off with `migctl mode disable --gpu {in_mig_mode[0]}`",
+    )
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ MOST_BLOCKERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obstacle:
-    """The devices that would have to end on one GPU before a profile fits, at the placement with the fewest."""
+    """The devices that would have to end on one GPU before a profile fits at one placement."""
 
     gpu: Gpu
     profile: Profile
@@ -95,29 +96,42 @@ class Obstacle:
         return (foreign, len(self.everything), slices, self.gpu.index)
 
 
-def obstacle(gpu: Gpu, profile: Profile, at: Placement | None = None) -> Obstacle:
-    """Return the smallest obstacle, or with `at` the one at that placement.
-
-    Cached on the frozen GPU, since refusals are frequent when a node is full.
-    """
+def obstacle(view: NodeView, gpu: Gpu, profile: Profile, at: Placement | None = None) -> Obstacle:
+    """Return the obstacle that is expected to end first, or with `at` the one at that placement."""
     if profile.kind.shares_memory:
         return Obstacle(gpu=gpu, profile=profile, instances=devices_in_the_way(gpu, profile))
-    key = f"obstacle {profile.id} {'' if at is None else at}"
-    known = gpu.scratch.get(key)
-    if isinstance(known, Obstacle):
-        return known
-    occupancy = Occupancy.of(gpu)
-    windows = (each for each in occupancy.tables.windows[profile.id] if at is None or each.placement == at)
-    places = [_obstacle_at(occupancy, profile, window.mask) for window in windows]
-    found = gpu.scratch[key] = min(places, key=lambda each: each.weight)
-    return found
+    return min(_obstacles_on(gpu, profile, at), key=lambda each: _nearness(view, each))
 
 
-def obstacles(gpus: Iterable[Gpu], want: Want) -> list[Obstacle]:
-    """Return the obstacle on each GPU that could serve the want, the nearest first."""
+def obstacles(view: NodeView, gpus: Iterable[Gpu], want: Want) -> list[Obstacle]:
+    """Return the obstacle on each GPU that could serve the want, the one that is expected to end first before others.
+
+    That is by the deadlines of the leases; those without any come after, the smallest first.
+    """
     at = None if want.slot is None else want.slot.placement
-    found = [obstacle(gpu, profile, at) for gpu in gpus if (profile := served_by(want, gpu)) is not None]
-    return sorted(found, key=lambda each: each.weight)
+    found = [obstacle(view, gpu, profile, at) for gpu in gpus if (profile := served_by(want, gpu)) is not None]
+    return sorted(found, key=lambda each: _nearness(view, each))
+
+
+def _nearness(view: NodeView, found: Obstacle) -> tuple[float, tuple[int, int, int, int]]:
+    return (_ends_at(view, found), found.weight)
+
+
+def _ends_at(view: NodeView, found: Obstacle) -> float:
+    """Return when all of an obstacle has ended at the latest; infinite if some of it has no deadline."""
+    ends = (deadline_of(view, each) for each in found.everything if each.state is not InstanceState.DESTROYING)
+    return max((math.inf if end is None else end for end in ends), default=0.0)
+
+
+def _obstacles_on(gpu: Gpu, profile: Profile, at: Placement | None) -> tuple[Obstacle, ...]:
+    """Return the obstacle at each placement. Cached on the frozen GPU: refusals are frequent when a node is full."""
+    key = f"obstacles {profile.id} {'' if at is None else at}"
+    known = gpu.scratch.get(key)
+    if not isinstance(known, tuple):
+        occupancy = Occupancy.of(gpu)
+        windows = (each for each in occupancy.tables.windows[profile.id] if at is None or each.placement == at)
+        known = gpu.scratch[key] = tuple(_obstacle_at(occupancy, profile, window.mask) for window in windows)
+    return known
 
 
 def _obstacle_at(occupancy: Occupancy, profile: Profile, mask: int) -> Obstacle:
@@ -208,12 +222,10 @@ def _describe_instance(view: NodeView, instance: Instance) -> str:
 
 def free_again(view: NodeView, found: Obstacle, now: float) -> str:
     """Return a hint when the obstacle ends by itself; empty if some of it has no deadline."""
-    latest = 0.0
-    for each in found.everything:
-        expires_at = deadline_of(view, each)
-        if expires_at is None:
-            return ""
-        latest = max(latest, expires_at)
-    if not found.everything or latest <= now:
+    if any(deadline_of(view, each) is None for each in found.everything):
         return ""
-    return f"GPU {found.gpu.index} has room in {format_duration(latest - now)} at the latest, when what is leased ends"
+    left = _ends_at(view, found) - now
+    if left <= 0:
+        return ""
+    index = found.gpu.index
+    return f"GPU {index} is free for it in {format_duration(left)} at the latest, when what is leased there ends"

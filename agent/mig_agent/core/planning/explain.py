@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, Instance, NodeView, Request, Slot, Want
+from mig_agent.core.planning.alike_gpus import alike, models_of, wants_alike
 from mig_agent.core.planning.blockers import describe_obstacle, describe_wants, obstacle
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.plan import COST_IN_SCORE, DEFAULT_POLICY, Policy
 from mig_agent.core.planning.profiles import served_by, wasted_mib
-from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus
+from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
 from mig_agent.core.texts import state_and_reason
 
 MOST_LINES = 64
@@ -66,6 +67,8 @@ class Explanation:
     """The best first."""
     blocked: tuple[tuple[int, str], ...]
     """GPUs without a slot, by index, each with the reason."""
+    models: str = ""
+    """The models that several whole GPUs are chosen from (`alike_gpus`); empty where that is no question."""
 
     def lines(self, most: int = MOST_LINES) -> tuple[str, ...]:
         """Return the want, then a line for each slot and each blocked GPU, at most `most` of either."""
@@ -73,6 +76,7 @@ class Explanation:
         blocked = [f"  GPU {index}: no place, {why}" for index, why in self.blocked[:most]]
         return (
             f"{describe_wants([self.want] * self.count)}:",
+            *([f"  {self.models}"] if self.models else ()),
             *_some(places, len(self.options), "places"),
             *_some(blocked, len(self.blocked), "GPUs"),
         )
@@ -128,9 +132,22 @@ def explanations(
     for want, slot in zip(request.wants, taken, strict=False):  # nothing is taken where nothing was found
         kinds[want].append(slot)
     counts = Counter(request.wants)
+    models = _models(view, request)
     return tuple(
-        _explanation(view, gpus, want, counts[want], slots, policy, kept, exclude) for want, slots in kinds.items()
+        replace(_explanation(view, gpus, want, counts[want], slots, policy, kept, exclude), models=models)
+        for want, slots in kinds.items()
     )
+
+
+def _models(view: NodeView, request: Request) -> str:
+    usable = usable_gpus(view, request)
+    if not wants_alike(request.wants) or len(models_of(usable)) == 1:
+        return ""
+    sets = alike(usable, request.wants)
+    if sets is None:
+        count = len(request.wants)
+        return f"of unlike models, since no model has {count} that could be free: name them with --gpu to choose"
+    return f"of one model: {' or '.join(models_of(gpu for gpus in sets.of_one_model for gpu in gpus))}"
 
 
 def _explanation(  # noqa: PLR0917 -- private, and called once
@@ -191,4 +208,4 @@ def _why_not(view: NodeView, gpu: Gpu, want: Want, reserved: Mapping[GpuUuid, st
         return f"{gpu.layout.model} offers nothing for it"
     if gpu.uuid in reserved:
         return f"it is reserved for {reserved[gpu.uuid]}"
-    return describe_obstacle(view, obstacle(gpu, profile, None if want.slot is None else want.slot.placement))
+    return describe_obstacle(view, obstacle(view, gpu, profile, None if want.slot is None else want.slot.placement))

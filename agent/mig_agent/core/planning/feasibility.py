@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
 from mig_agent.core.model import Gpu, GpuUuid, InstanceState, Layout, Want
+from mig_agent.core.planning.alike_gpus import alike
 from mig_agent.core.planning.exact_packing import pack
 from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.placement import tables_for
@@ -75,13 +76,22 @@ def fewest_gpus(
     """Return the fewest GPUs that could serve the wants once their leases ended, those with the least to end first.
 
     Foreign instances are not counted on to go. Empty when even all GPUs could not serve the wants. `cache` must be for
-    these wants; it keeps results between calls.
+    these wants; it keeps results between calls. Of several models (`alike_gpus`) it is the one with the least to end.
     """
     if len(wants) == 1:
         nearest = _nearest(gpus, wants[0])
         return frozenset() if nearest is None else frozenset({nearest.uuid})
-    ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
     cache = FeasibilityCache(wants) if cache is None else cache
+    sets = alike(gpus, wants)
+    if sets is None:
+        return _fewest(gpus, wants, cache)
+    held = {gpu.uuid: gpu.held_mask.bit_count() / gpu.layout.memory_slices for gpu in gpus}
+    found = [_fewest(each, wants, cache) for each in sets.of_one_model]
+    return min(filter(None, found), key=lambda each: sum(held[uuid] for uuid in each), default=frozenset())
+
+
+def _fewest(gpus: Sequence[Gpu], wants: Sequence[Want], cache: FeasibilityCache) -> frozenset[GpuUuid]:
+    ordered = sorted(gpus, key=lambda gpu: (gpu.held_mask.bit_count(), gpu.index))
     if not cache.suffice(ordered):
         return frozenset()
     unlike: set[tuple[object, ...]] = set()

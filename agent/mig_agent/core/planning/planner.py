@@ -24,6 +24,7 @@ from mig_agent.core.model import (
     Slot,
     Want,
 )
+from mig_agent.core.planning.alike_gpus import alike, models_of
 from mig_agent.core.planning.blockers import (
     MOST_BLOCKERS,
     blockers_of,
@@ -42,7 +43,14 @@ from mig_agent.core.planning.occupancy import Occupancy
 from mig_agent.core.planning.pinning import window_of
 from mig_agent.core.planning.plan import DEFAULT_POLICY, Outcome, Policy
 from mig_agent.core.planning.profiles import order_of_size, round_amount, served_by, smallest_profile
-from mig_agent.core.planning.search import NOTHING_EXCLUDED, NOTHING_RESERVED, find, named_gpus, usable_gpus
+from mig_agent.core.planning.search import (
+    NOTHING_EXCLUDED,
+    NOTHING_RESERVED,
+    find,
+    gpus_of_any_model,
+    named_gpus,
+    usable_gpus,
+)
 from mig_agent.core.planning.shares import largest_share, share_for, without_shares
 from mig_agent.core.quantities import format_memory, shown
 from mig_agent.core.requests import validate
@@ -104,7 +112,7 @@ def refusal_for(
         return _just_failed(view, request, exclude)
     if len(request.wants) == 1:
         return _no_capacity_for_one(view, request, now, reserved)
-    return _no_capacity_together(view, request, reserved)
+    return _no_capacity_together(view, request, policy, reserved)
 
 
 def _gpus_unavailable(view: NodeView, request: Request) -> Refusal:
@@ -152,7 +160,8 @@ def _just_failed(view: NodeView, request: Request, exclude: frozenset[Slot]) -> 
 def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved: frozenset[GpuUuid]) -> Refusal:
     want = request.wants[0]
     # Where all is reserved and full besides, what fills it is the reason to give.
-    found = obstacles(usable_gpus(view, request, reserved), want) or obstacles(usable_gpus(view, request), want)
+    usable = usable_gpus(view, request, reserved)
+    found = obstacles(view, usable, want) or obstacles(view, usable_gpus(view, request), want)
     words = describe_want(want)
     profiles = {_named(each.profile) for each in found}
     if len(profiles) == 1 and want.profile is None and want.slot is None and not want.whole_gpu:
@@ -168,7 +177,7 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
     return Refusal(
         reason=Reason.NO_CAPACITY,
         message=f"cannot place {words} {where}: {why}",
-        hint="; ".join(hint for hint in hints if hint) or "--wait 10m waits until there is room",
+        hint="; ".join(hint for hint in hints if hint) or "--wait 10m waits until it fits",
         blockers=tuple(islice(chain(listed, _out_of_reach(view, request, reserved)), MOST_BLOCKERS)),
     )
 
@@ -197,19 +206,25 @@ def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: froze
     return "" if best is None else best[1]
 
 
-def _no_capacity_together(view: NodeView, request: Request, reserved: frozenset[GpuUuid]) -> Refusal:
+def _no_capacity_together(view: NodeView, request: Request, policy: Policy, reserved: frozenset[GpuUuid]) -> Refusal:
     usable = usable_gpus(view, request, reserved)
-    occupancies = [Occupancy.of(gpu) for gpu in usable]
-    count = len(_fitting(occupancies, request.wants))
+    sets = alike(usable_gpus(view, request), request.wants)
+    choices = (usable,) if sets is None else sets.without(reserved).of_one_model
+    count = max(len(_fitting([Occupancy.of(gpu) for gpu in gpus], request.wants)) for gpus in choices)
     held = chain.from_iterable(
         blockers_of(view, gpu, (each for each in gpu.instances if each.state is not InstanceState.IDLE))
         for gpu in usable
     )
     only = "none of them fits" if count == 0 else f"only {count} of them {'fits' if count == 1 else 'fit'}"
+    hint, of_what = "--wait 10m waits until all fit", describe_wants(request.wants)
+    if sets is not None and len(models_of(usable)) > 1:
+        of_what += " of one model"
+        if (unlike := gpus_of_any_model(usable, request, policy)) is not None:
+            hint += f"; --gpu {','.join(map(str, unlike))} takes unlike ones now"
     return Refusal(
         reason=Reason.NO_CAPACITY,
-        message=f"cannot place {describe_wants(request.wants)} together: {only} now",
-        hint="--wait 10m waits until there is room for all",
+        message=f"cannot place {of_what} together: {only} now",
+        hint=hint,
         blockers=(*held, *_out_of_reach(view, request, reserved))[:MOST_BLOCKERS],
     )
 

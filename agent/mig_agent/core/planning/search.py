@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mig_agent.core.model import Gpu, GpuState, GpuUuid, NodeView, Profile, Request, Slot, Want
+from mig_agent.core.planning.alike_gpus import alike, mixed_note
 from mig_agent.core.planning.multi_device import place_devices
 from mig_agent.core.planning.occupancy import VICTIM_COST_SHARE, Candidate, Occupancy
 from mig_agent.core.planning.plan import (
@@ -32,12 +33,11 @@ def find(
     exclude: frozenset[Slot] = NOTHING_EXCLUDED,
 ) -> Plan | None:
     """Return the cheapest plan for a request, or None if it does not fit now."""
-    gpus = usable_gpus(view, request, reserved)
     policy = policy.of(request)
     wants = request.wants
     if len(wants) == 1 and wants[0].slot is None:
-        return _find_one(gpus, wants[0], policy, exclude)
-    return _find_several(gpus, without_shares(wants), policy, exclude) if wants else None
+        return _find_one(usable_gpus(view, request, reserved), wants[0], policy, exclude)
+    return _find_several(view, request, policy, reserved, exclude) if wants else None
 
 
 def usable_gpus(view: NodeView, request: Request, reserved: frozenset[GpuUuid] = NOTHING_RESERVED) -> Sequence[Gpu]:
@@ -56,6 +56,12 @@ def named_gpus(view: NodeView, request: Request) -> Sequence[Gpu]:
         return view.gpus
     named = {each.casefold() for each in request.gpus}
     return [gpu for gpu in view.gpus if str(gpu.index) in named or gpu.uuid.casefold() in named]
+
+
+def gpus_of_any_model(gpus: Sequence[Gpu], request: Request, policy: Policy) -> Sequence[int] | None:
+    """Return the indices of GPUs that would serve several devices now, of one model or not; None if there are none."""
+    found = place_devices(gpus, request.wants, policy.of(request))
+    return None if found is None else sorted({gpu.index for gpu, _ in found.places})
 
 
 def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozenset[Slot]) -> Plan | None:
@@ -98,12 +104,28 @@ def _find_one(gpus: Sequence[Gpu], want: Want, policy: Policy, exclude: frozense
 
 
 def _find_several(
+    view: NodeView, request: Request, policy: Policy, reserved: frozenset[GpuUuid], exclude: frozenset[Slot]
+) -> Plan | None:
+    sets = alike(usable_gpus(view, request), request.wants)
+    if sets is None:
+        return _place_several(usable_gpus(view, request, reserved), request.wants, policy, exclude)
+    sets = sets.without(reserved)
+    for tier in (sets.of_one_kind, sets.of_one_model):
+        plans = [_place_several(gpus, request.wants, policy, exclude) for gpus in tier]
+        found = [plan for plan in plans if plan is not None]
+        if found:
+            return min(found, key=lambda plan: (plan.wasted_mib, plan.cost))
+    return None
+
+
+def _place_several(
     gpus: Sequence[Gpu], wants: tuple[Want, ...], policy: Policy, exclude: frozenset[Slot]
 ) -> Plan | None:
+    wants = without_shares(wants)
     found = place_devices(gpus, wants, policy, exclude)
     if found is None:
         return None
-    notes: dict[str, None] = {}
+    notes = dict.fromkeys(mixed_note((gpu for gpu, _ in found.places), wants))
     for want, (gpu, candidate) in zip(wants, found.places, strict=True):
         notes.update(dict.fromkeys(near_miss_notes(want, candidate.window.profile, gpu)))
     devices = tuple(_device(gpu, candidate) for gpu, candidate in found.places)

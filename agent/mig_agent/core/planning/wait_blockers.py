@@ -17,7 +17,7 @@ MOST_WAIT_BLOCKERS = 4
 def wait_blockers(
     view: NodeView, request: Request, reserved: frozenset[GpuUuid] = NOTHING_RESERVED
 ) -> tuple[Blocker, ...]:
-    """Return what blocks a request on the GPUs where least has to end, at most MOST_WAIT_BLOCKERS.
+    """Return what blocks a request where that is expected to end first, at most MOST_WAIT_BLOCKERS.
 
     Where nothing is in the way there, these are the `reserved` GPUs, or those that are cordoned or lost.
     """
@@ -28,7 +28,7 @@ def wait_blockers(
 
 def _held(view: NodeView, request: Request, usable: Sequence[Gpu]) -> tuple[Blocker, ...]:
     if len(request.wants) == 1:
-        nearest = next(iter(obstacles(usable, request.wants[0])), None)
+        nearest = next(iter(obstacles(view, usable, request.wants[0])), None)
         return () if nearest is None else blockers_of(view, nearest.gpu, nearest.everything)
     fewest = fewest_gpus(usable, request.wants)
     return tuple(

@@ -24,9 +24,10 @@ from mig_agent.engine.callers import Role
 
 PAGE, EVENTS, USAGE = "/", "/api/v1/events", "/api/v1/usage"
 _METHODS = ("GET", "HEAD")
-_LOOPBACK = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", re.ASCII | re.IGNORECASE)
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::([0-9]{1,5}))?", re.ASCII | re.IGNORECASE)
 """Hosts that name this machine, and no name that somebody else could have resolved to it. Any port: a tunnel may begin
 at another one."""
+_PORTS = range(1, 65536)
 _BEARER = re.compile(r"Bearer ([0-9a-f]{64})", re.ASCII)
 _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 _RETRY_SECONDS = "10"
@@ -86,15 +87,32 @@ class WebApplication:
                 HTTPStatus.INTERNAL_SERVER_ERROR,
                 "cannot answer: the agent failed in a way that it did not expect; its log tells more",
             )
-        return self._send(start, _TEXT, f"{failure}\n".encode(), status=failure.status, headers=failure.headers)
+        return self._send(
+            start,
+            _TEXT,
+            f"{failure}\n".encode(),
+            status=failure.status,
+            headers=failure.headers,
+            body=environ.get("REQUEST_METHOD") != "HEAD",
+        )
+
+    def has_token(self, authorization: str) -> bool:
+        """Return True if a header Authorization has a valid token."""
+        return self._role_of(authorization) is not None
 
     def _answer(self, environ: dict[str, Any], start: Start) -> Iterable[bytes]:
         """Answer one request. Raises _CannotAnswerError, RefusedError and TimeoutError."""
         method, path = environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", "")
-        if not _LOOPBACK.fullmatch(environ.get("HTTP_HOST", "")):
+        host = _LOOPBACK.fullmatch(environ.get("HTTP_HOST", ""))
+        if host is None:
             raise _CannotAnswerError(
                 HTTPStatus.FORBIDDEN,
                 "cannot answer under this name: use 127.0.0.1, localhost or [::1] (through `ssh -L` from elsewhere)",
+            )
+        if host[1] is not None and int(host[1]) not in _PORTS:
+            raise _CannotAnswerError(
+                HTTPStatus.BAD_REQUEST,
+                f"cannot understand the header Host: ports are from {_PORTS[0]} to {_PORTS[-1]}",
             )
         if method not in _METHODS:
             allowed = ("Allow", ", ".join(_METHODS))
@@ -107,16 +125,19 @@ class WebApplication:
         if path == PAGE:
             return self._send(start, _HTML, self._page, body=body)
         role = self._role(environ)
-        if path == EVENTS and body:
-            return self._stream(environ, start, role)
+        if path == EVENTS:
+            return self._stream(environ, start, role) if body else self._stream_head(start)
         return self._send(start, _JSON, self._feed.account(role), body=body)
 
     def _role(self, environ: dict[str, Any]) -> Role:
-        given = _BEARER.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
-        role = None if given is None else self._access.role(given[1])
+        role = self._role_of(environ.get("HTTP_AUTHORIZATION", ""))
         if role is None:
             raise _CannotAnswerError(HTTPStatus.UNAUTHORIZED, _UNAUTHORIZED, (("WWW-Authenticate", "Bearer"),))
         return role
+
+    def _role_of(self, authorization: str) -> Role | None:
+        given = _BEARER.fullmatch(authorization)
+        return None if given is None else self._access.role(given[1])
 
     def _stream(self, environ: dict[str, Any], start: Start, role: Role) -> Iterable[bytes]:
         stream = self._feed.stream(role)
@@ -128,11 +149,15 @@ class WebApplication:
             )
         try:
             environ[BEGIN_STREAM]()
-            start("200 OK", [("Content-Type", f"{_STREAM}; charset=utf-8"), *self._headers()])
+            self._stream_head(start)
         except BaseException:
             stream.close()
             raise
         return stream
+
+    def _stream_head(self, start: Start) -> Iterable[bytes]:
+        start("200 OK", [("Content-Type", f"{_STREAM}; charset=utf-8"), *self._headers()])
+        return ()
 
     def _send(
         self,

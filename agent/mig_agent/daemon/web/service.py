@@ -55,4 +55,5 @@ class WebService(HttpService):
 
         if self._feed is None:
             raise AssertionError("the feed is made before the server")
-        return BoundedServer(host, port, WebApplication(Access.of(self.settings), self._feed))
+        application = WebApplication(Access.of(self.settings), self._feed)
+        return BoundedServer(host, port, application, has_token=application.has_token)

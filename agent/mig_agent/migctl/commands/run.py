@@ -21,7 +21,7 @@ from mig_agent.core.errors import MigAgentError, UsageError
 from mig_agent.core.quantities import format_duration, parse_duration
 from mig_agent.migctl import failures
 from mig_agent.migctl.commands.plan import check_explain, print_plan
-from mig_agent.migctl.gpu_names import of_model
+from mig_agent.migctl.gpu_names import ONE_MIG_DEVICE, for_one_process, of_model
 from mig_agent.migctl.options import Common, asking_of, asking_options, completer_of, verb
 from mig_agent.migctl.printing import device_words
 from mig_agent.migctl.progress import Progress
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from mig_agent.client.request_args import RequestArgs
     from mig_agent.migctl.launcher import Launcher
 
-_SEVERAL = "a process sees only one MIG device at a time"
 _MACHINES_PID_NAMESPACE = 0xEFFFFFFC
 """The number of the first PID namespace (PROC_PID_INIT_INO in Linux's include/linux/proc_ns.h)."""
 _SHORT_SECONDS = 10.0
@@ -105,6 +104,8 @@ def run(
     try:
         with common.client() as client:
             asking = of_model(client, asking, parameters["gpu_model"])
+            if not each and _asks_for_whole_gpus(asking):
+                asking = for_one_process(client, asking, hint=_EACH_HINT)
             if dry_run:
                 return print_plan(client, asking, output, explain=explain)
             _check_machine(client)
@@ -173,7 +174,7 @@ def _run(
         if not each and len(lease.devices) > 1 and any(one.is_mig for one in lease.devices):
             raise Refused(
                 reason="not-supported",
-                message=f"cannot run one process on these {len(lease.devices)} devices: {_SEVERAL}",
+                message=f"cannot run one process on these {len(lease.devices)} devices: {ONE_MIG_DEVICE}",
                 hint=_EACH_HINT,
             )
         if output == "json":
@@ -291,7 +292,12 @@ def _check_devices(asking: RequestArgs, *, each: bool) -> None:
     """Reject early what cannot work whatever is granted. Raises UsageError."""
     devices = asking.get("devices", ())
     if len(devices) > 1 and not each and any(one.strip().lower() != "whole" for one in devices):
-        raise UsageError(f"cannot run one process on {len(devices)} MIG devices: {_SEVERAL}", _EACH_HINT)
+        raise UsageError(f"cannot run one process on {len(devices)} MIG devices: {ONE_MIG_DEVICE}", _EACH_HINT)
+
+
+def _asks_for_whole_gpus(asking: RequestArgs) -> bool:
+    """Return True for several whole GPUs; `_check_devices` has rejected several other devices."""
+    return max(asking.get("num_gpus") or 0, len(asking.get("devices", ()))) > 1
 
 
 def _environments(lease: Lease, *, each: bool) -> list[Mapping[str, str]]:
