@@ -126,9 +126,8 @@ async def test_who_uses_a_share_is_told_to_its_enforcer(tmp_path: Path, enforcer
 async def test_what_is_released_is_free_at_once(tmp_path: Path, enforcer: FileEnforcer) -> None:
     async with sharing(tmp_path, "l40s", enforcer) as node:
         for _ in range(3):
-            granted = await node.acquire("40G")
-            await node.release(granted)
-        assert not enforcer.limits(granted.devices[0].gpu)
+            await node.release(await node.acquire("40G"))
+        assert not enforcer.existing()
 
 
 async def test_a_share_that_cannot_be_set_up_leaves_nothing(tmp_path: Path, enforcer: FileEnforcer) -> None:
