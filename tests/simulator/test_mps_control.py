@@ -120,6 +120,14 @@ def test_a_killed_daemon_leaves_all_its_files_and_the_next_one_knows_no_limit(on
     assert one.say("get_default_device_pinned_mem_limit 0\n") == (0, "", "")
 
 
+def test_daemon_and_servers_end_with_the_simulated_machine(folder: Path) -> None:
+    simulator = machine(folder, f"l40s,driver={DRIVERS[1]}")
+    programs = stand_in(simulator, folder)
+    assert programs.start().returncode == 0
+    simulator.state_file.unlink()
+    ended(programs)
+
+
 def test_a_second_daemon_of_one_folder_is_refused_also_while_the_first_is_stopped(one: Mps) -> None:
     assert one.start().returncode == 0
     pid = one.pids()[0]

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ _FIRST_WITH_PID_FILE = 550
 _MOST_SERVER_STARTS = 6
 """Seconds for one client."""
 _FIRST_WITH_60_CLIENTS = 590
+_LOOK_SECONDS = 1.0
+"""The pause between two looks whether the simulated machine is still there."""
 
 
 class CannotStartError(Exception):
@@ -127,8 +130,9 @@ class Daemon:
         self.log(f"To connect CUDA applications to this daemon, set env {PIPE_VARIABLE}={self._pipe}")
 
     def serve(self) -> None:
-        """Serve until somebody who may says `quit`."""
+        """Serve until somebody who may says `quit`, or the simulated machine is removed."""
         assert self._listener is not None  # noqa: S101 -- `open` comes first
+        threading.Thread(target=self._end_with_machine, daemon=True).start()
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -136,6 +140,13 @@ class Daemon:
                 break
             self.log("Accepting connection...")
             threading.Thread(target=self._talk, args=(Link(connection),), daemon=True).start()
+
+    def _end_with_machine(self) -> None:
+        while self._store.path.exists():
+            time.sleep(_LOOK_SECONDS)
+        for each in tuple(self._running.values()):
+            each.process.kill()
+        os._exit(0)
 
     def close(self) -> None:
         """Remove the files that a daemon which was told to quit does not leave."""
