@@ -219,6 +219,10 @@ def test_mistakes_in_the_file_name_it_and_the_line(two: Run, person: dict[str, s
     assert f"\nbad: cannot use adress of context bad in {path}, line 7" in page
     assert "line 7" in two("context", "list").stdout
     assert f"cannot change {path}: cannot use adress" in two("context", "remove", "n1", code=2).stderr
+    path.write_text("contexts:\n  ? [1]\n  : {address: b}\n")
+    assert not two("context", "list").stdout.splitlines()[1].startswith("*"), (
+        "one without a name is not the current one"
+    )
     path.write_text("contexts: [")
     assert f"cannot read {path}, line 1" in two("status", code=2).stderr
     assert node(two("status", "--address", "unix:///nowhere", code=4)) == "", "whoever names an address needs no file"

@@ -56,7 +56,7 @@ def list(common: Common) -> int:  # noqa: A001 -- the name of the command
     own = context_files.user_file()
     rows = [
         (
-            "*" if each.name == current else "",
+            "*" if current and each.name == current else "",
             each.name,
             each.address or "-",
             each.tls_file("tls_cert") or "-",
@@ -166,7 +166,7 @@ def _warn(said_by: str) -> None:
 def _encoded(each: AgentContext, current: str) -> Json:
     return {
         "context": each.name,
-        "current": each.name == current,
+        "current": bool(current) and each.name == current,
         "address": each.address,
         **{key: each.tls_file(key) or None for key in TLS_FILES},
         "tls_server_name": each.tls_server_name or None,
