@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from mig_agent.core.model import Generation, Holder, InstanceState, Isolation, W
 from mig_agent.core.requests import memory_want
 from mig_agent.core.shares import Enforcement, Fractions
 from mig_agent.engine.results import Granted
+from mig_agent.frontends.grpc.encode_shares import account_of_shares
 from mig_agent.simulator import Code
 from support.agent import short_folder
 from support.engine import A_POD, Node, engine, killed, start
@@ -128,6 +130,18 @@ async def test_what_is_released_is_free_at_once(tmp_path: Path, enforcer: FileEn
         for _ in range(3):
             await node.release(await node.acquire("40G"))
         assert not enforcer.existing()
+
+
+async def test_shares_are_shown_also_where_no_more_are_allowed(tmp_path: Path, enforcer: FileEnforcer) -> None:
+    async with sharing(tmp_path, "l40s", enforcer) as node:
+        granted = await node.acquire("4G")
+        node.manager.reconfigure(replace(node.settings, fractions=Fractions.OFF))
+        await node.look()
+        account = account_of_shares(node.gpu())
+        assert account is not None
+        assert (account.enforced_by, account.usable_mib, account.taken_mib) == ("mps", L40S_MIB, 3815)
+        await node.release(granted)
+        assert account_of_shares(node.gpu()) is None
 
 
 async def test_a_headroom_that_leaves_nothing_is_named(tmp_path: Path, enforcer: FileEnforcer) -> None:
