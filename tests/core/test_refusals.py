@@ -193,8 +193,10 @@ def refused(
             [],
             Reason.NO_MIG_GPU,
             "cannot place 4G: GPU 0 has MIG mode off and GPU 1 has no MIG mode, and none of them is shared",
-            "`migctl mode enable --gpu 0` switches MIG mode on; `migctl doctor` tells why no GPU is shared; "
-            "or take a whole GPU: --num-gpus 1",
+            (
+                "`migctl mode enable --gpu 0` switches MIG mode on; `migctl doctor` tells why no GPU is shared; "
+                "or take a whole GPU: --num-gpus 1"
+            ),
         ),
         (
             node(whole(capable=False)),
