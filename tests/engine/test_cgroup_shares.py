@@ -18,6 +18,7 @@ from mig_agent.core.model import Holder, Want
 from mig_agent.core.shares import Enforcement, Fractions
 from mig_agent.engine.results import Granted
 from support.engine import Node, engine
+from support.nvmlfaults import LIMITS, codes_of
 from support.shares import FileEnforcer
 
 L40S = "l40s,driver=615.71"
@@ -92,6 +93,23 @@ async def test_they_are_refused_in_words_where_there_is_no_other_way(tmp_path: P
 async def test_an_older_driver_takes_the_next_way_for_all(tmp_path: Path, child: int) -> None:
     async with sharing(tmp_path, "l40s") as node:
         assert way(await take(node, child)) is Enforcement.MPS
+
+
+@pytest.mark.parametrize("call", sorted(LIMITS))
+async def test_without_its_limit_no_share_is_granted(tmp_path: Path, child: int, call: str) -> None:
+    async with sharing(tmp_path, fractions=Fractions.CGROUP) as node:
+        for code in codes_of(call):
+            node.simulator.fail(call, code, times=None)
+            with pytest.raises(RefusedError, match="cannot"):
+                await take(node, child)
+            assert not node.leases
+            node.simulator.clear()
+            for _ in range(2):
+                await node.look()
+                await node.quiet()
+            assert not list((node.host.root / "sys/fs/cgroup").glob("mig-agent-a/*/"))
+            assert not node.simulator.leaked_guarantees()
+        assert way(await take(node, child)) is Enforcement.CGROUP
 
 
 async def test_a_process_that_ends_before_its_share_begins_costs_nothing(tmp_path: Path, child: int) -> None:

@@ -176,6 +176,8 @@ async def test_counters_that_hang_keep_nobody_waiting(tmp_path: Path) -> None:
         reading = node.start(node.manager.usage())
         library: Any = node.driver._nvml._library
         await node.until(lambda: library.hanging)
+        reader = node.manager._context.gpu_workers[node.gpu(1).uuid]._reader
+        await node.until(lambda: not reader._in_flight)
         node.clock.advance(31)
         usage = await reading
         assert usage[stuck.devices[0].generation].compute is None

@@ -26,7 +26,7 @@ from support.simulated import machine
 
 KILLED = -9
 MOST = 60
-NOT_IN_THE_STORY = {"nvmlDeviceSetMigMode"}
+NOT_IN_THE_STORY = {"nvmlDeviceSetMigMode", "nvmlDeviceSetMemoryLimits_v1"}
 POINTS = ["commit", "device-node", *sorted(CHANGING - NOT_IN_THE_STORY)]
 
 

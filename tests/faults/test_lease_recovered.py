@@ -165,7 +165,7 @@ def test_json_and_mistakes(folder: Path) -> None:
         found = agent.ask("recover", mine["lease"])
         assert [each["anew"] for each in found["recovered"]] == [False]
         assert found["refused"] == []
-        assert "without its token" in agent.migctl("recover", "nothing-known", code=2).stderr
+        assert "with its whole id and its token" in agent.migctl("recover", "nothing-known", code=3).stderr
         assert "without its lease" in agent.migctl("recover", "--token", "f" * 64, code=2).stderr
         agent.migctl("release", mine["lease"])
         assert agent.migctl("recover").stdout == "migctl remembers no lease of this agent\n"

@@ -38,12 +38,13 @@ ATTRIBUTES = [f"+a{chr(ord('a') + number)}" for number in range(MOST_ATTRIBUTES)
 
 def largest() -> pb.Request:
     """A request with everything at its bound."""
-    want = pb.Want(memory="4G", attributes=ATTRIBUTES, text=FACE * (LONGEST_TEXT // 4))
+    want = pb.Want(memory="4G", attributes=ATTRIBUTES, text=FACE * (LONGEST_TEXT // 4), isolation="any")
     return pb.Request(
         wants=[want] * MOST_WANTS,
         request_id=FACE * (LONGEST_REQUEST_ID // 4),
         holder=pb.Holder(tenant=FACE * (LONGEST_TEXT // 4), name=FACE * (LONGEST_TEXT // 4)),
         gpus=["0"] * MOST_GPUS_NAMED,
+        isolation="any",
     )
 
 
@@ -232,9 +233,9 @@ async def meanwhile(served: Service, work: asyncio.Future[Any]) -> None:
 def test_messages_have_no_fields_that_grow_without_a_bound_that_was_thought_of() -> None:
     """A new repeated or text field of a request needs a bound, and its name here."""
     bounded = {
-        "Want": {"memory", "profile", "attributes", "text"},
+        "Want": {"memory", "profile", "attributes", "text", "isolation"},
         "Holder": {"tenant", "name"},
-        "Request": {"wants", "request_id", "gpus"},
+        "Request": {"wants", "request_id", "gpus", "isolation"},
     }
     for message, fields in bounded.items():
         descriptor = pb.DESCRIPTOR.message_types_by_name[message]

@@ -58,6 +58,9 @@ LISTED: dict[str, tuple[Code, ...]] = {
     "nvmlDeviceGetHandleByUUID": (_I, _F),
     "nvmlDeviceGetGpuInstanceId": _DEVICE,
     "nvmlDeviceGetComputeInstanceId": _DEVICE,
+    # Memory limits of cgroups.
+    "nvmlDeviceSetMemoryLimits_v1": (*_DEVICE, _P, Code.OPERATING_SYSTEM),
+    "nvmlDeviceGetMemoryLimits_v1": (*_DEVICE, _F, Code.OPERATING_SYSTEM),
     # Performance counters, for which nvml.h lists none.
     "nvmlGpmQueryDeviceSupport": (),
     "nvmlGpmSampleAlloc": (),
@@ -89,7 +92,9 @@ ON_ITS_FACE = frozenset({"nvmlEventSetFree", "nvmlShutdown", "nvmlSystemGetNVMLV
 """The adapter offers them, and the engine does not make them, or only at the very end."""
 COUNTERS = frozenset({"nvmlGpmSampleAlloc", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet", "nvmlGpmSampleFree"})
 """Calls of performance counters: where they fail, a figure is unknown (`tests/adapters/test_compute_meter.py`)."""
-SHARES = frozenset({"nvmlDeviceGetComputeMode"})
+LIMITS = frozenset({"nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"})
+"""Calls that limit shares: where they fail, none is granted (`tests/engine/test_cgroup_shares.py`)."""
+SHARES = LIMITS | {"nvmlDeviceGetComputeMode"}
 """Calls of GPUs that may be shared: where they fail, there are no new shares (`tests/engine/test_shares.py`)."""
 _ONCE = frozenset({"nvmlInitWithFlags", "nvmlSystemGetDriverVersion", "nvmlDeviceGetName"})
 _PROFILES = frozenset({"nvmlDeviceGetGpuInstanceProfileInfo", "nvmlDeviceGetGpuInstancePossiblePlacements"})

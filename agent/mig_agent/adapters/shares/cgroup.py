@@ -122,12 +122,12 @@ class CgroupEnforcer:
         what, name = _what("end", generation), str(generation)
         if name not in self._cgroups.names():
             return
-        limited = self._limited_gpu((gpu,) if gpu else self._driver.uuids().values(), name)
+        limited = self._limited_gpu((gpu,) if gpu else self._driver.uuids().values(), name) or gpu
         with _described(what):
             self._let_end(name, self._handed_over.pop(generation, None))
             self._kill(name, what)
-            if limited is not None:
-                self._driver.set_memory_limit(limited, self._cgroups.path(name), None)
+            if limited:
+                self._take_back(limited, name)
             self._cgroups.remove(name, self._deadline)
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
@@ -163,6 +163,14 @@ class CgroupEnforcer:
                 raise DriverError(DriverErrorKind.TIMEOUT, what, detail="processes do not end", holders=holders)
             self._cgroups.kill(name)
             time.sleep(_POLL_SECONDS)
+
+    def _take_back(self, gpu: GpuUuid, name: str) -> None:
+        """Take a limit back, also where the driver said that there is none: a reservation would stay for ever."""
+        try:
+            self._driver.set_memory_limit(gpu, self._cgroups.path(name), None)
+        except DriverError as error:
+            if error.kind is not DriverErrorKind.NOT_SUPPORTED:
+                raise
 
     def _limited_gpu(self, gpus: Iterable[GpuUuid], name: str) -> GpuUuid | None:
         """Return the GPU on which a cgroup has a limit; None if it has none."""
