@@ -9,6 +9,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,30 @@ def test_only_the_holder_passes_into_the_pipe_folder(daemons: MpsDaemons, terms:
         assert not _as(uid, lambda: os.listdir(pipe))  # noqa: PTH208 -- names are all that is needed
         assert not _as(uid, (pipe / "mine").touch)
     assert stat.S_IMODE((pipe.parent / "log").stat().st_mode) == 0o700
+
+
+def test_what_others_write_into_their_environment_counts_for_nothing(daemons: MpsDaemons, terms: MpsTerms) -> None:
+    daemons.start(SHARE, replace(terms, uid=SOMEBODY))
+    pipe = daemons.pipe_folder(SHARE)
+    (pipe.parent.parent / "²").mkdir()
+    names = (str(SHARE), "²", "9" * 5000, "x" * 300, "0")
+    claims = [(ELSE, "sleep", pipe.parent.parent / name / "pipe") for name in names]
+    claims += [(ELSE, "mps-control", pipe.parent.parent / name / "pipe") for name in ("8", "²", "x" * 300)]
+
+    def begin(uid: int, name: str, claimed: Path) -> subprocess.Popen[bytes]:
+        env = {"CUDA_MPS_PIPE_DIRECTORY": str(claimed)}
+        return subprocess.Popen([name, "1000"], executable="/bin/sleep", env=env, user=uid)
+
+    begun = [begin(*each) for each in claims]
+    holder = begin(SOMEBODY, "sleep", pipe)
+    try:
+        assert daemons.users() == {SHARE: (holder.pid,)}
+        assert daemons.existing() == (SHARE,)
+        assert not daemons.terminate(SHARE, holder.pid)
+    finally:
+        for process in (*begun, holder):
+            process.kill()
+            process.wait()
 
 
 def test_two_daemons_on_one_gpu_have_limits_of_their_own(daemons: MpsDaemons, terms: MpsTerms) -> None:

@@ -121,6 +121,15 @@ def test_an_epoch_that_is_left_is_over() -> None:
         assert seen == [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [0, 1, 2, 3])]
 
 
+def test_a_run_that_goes_on_says_after_which_step(capsys: pytest.CaptureFixture[str]) -> None:
+    for before, words in ((False, ""), (True, "elastic: going on after step 5\n")):
+        with job(4, 4) as made:
+            assert made.checkpoint(Path.touch, Path.stat, every=5) is before
+            for _ in made.batches(range(20)):
+                pass
+        assert capsys.readouterr().err == words
+
+
 def test_the_global_batch_may_change_between_runs() -> None:
     with job(4, 2) as made:
         made.checkpoint(lambda path: path.touch(), lambda _path: None)

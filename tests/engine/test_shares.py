@@ -130,6 +130,12 @@ async def test_what_is_released_is_free_at_once(tmp_path: Path, enforcer: FileEn
         assert not enforcer.existing()
 
 
+async def test_a_headroom_that_leaves_nothing_is_named(tmp_path: Path, enforcer: FileEnforcer) -> None:
+    async with sharing(tmp_path, "l40s", enforcer, share_headroom_mib=L40S_MIB) as node:
+        assert "share_headroom leaves less than the smallest share" in node.gpu().not_shared
+        assert "share_headroom" in (await refused(node, "4G")).refusal.hint
+
+
 async def test_a_share_that_cannot_be_set_up_leaves_nothing(tmp_path: Path, enforcer: FileEnforcer) -> None:
     async with sharing(tmp_path, "l40s", enforcer) as node:
         for left_behind in (False, True):

@@ -58,7 +58,7 @@ class BaseLease:
 
     @property
     def env(self) -> dict[str, str]:
-        """Environment for processes that use the devices: CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES."""
+        """Environment for processes that use the devices: the visible devices, and what a share needs for its limit."""
         return dict(self._grant.env)
 
     @property

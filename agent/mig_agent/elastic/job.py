@@ -189,6 +189,8 @@ class Job:
         if found is not None:
             load(found.state)
             self._position = found.position
+            if self.master:
+                say(f"going on after step {found.position.step}")
         saving.saved(self._position)
         self._checkpoints = saving
         self._notice.watch()

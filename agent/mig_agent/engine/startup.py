@@ -59,7 +59,7 @@ from mig_agent.engine.repairs import Repairs
 from mig_agent.engine.share_watch import ShareWatch
 from mig_agent.engine.shares import Shares
 from mig_agent.engine.state import CheckedState, GpuRecord, State
-from mig_agent.engine.tasks import Tasks
+from mig_agent.engine.tasks import Tasks, restarting
 
 RESTART_REVISIONS = 1000
 """How many revisions a restart skips, so that none is used twice even if the last ones could not be committed."""
@@ -199,9 +199,10 @@ async def _recover(parts: Parts, paused: Iterable[str], no_driver: str) -> None:
     if context.settings.sample_usage_seconds is not None:
         sampling = PeakSampler(context).run(context.settings.sample_usage_seconds)
         parts.background.append(loop.create_task(sampling, name="peak sampler"))
-    parts.background.append(loop.create_task(parts.reconciler.run(), name="observer"))
+    parts.background.append(loop.create_task(restarting("observer", parts.reconciler.run), name="observer"))
     if context.share_survey.enforcers:
-        parts.background.append(loop.create_task(parts.share_watch.run(), name="share watch"))
+        watching = restarting("share watch", parts.share_watch.run)
+        parts.background.append(loop.create_task(watching, name="share watch"))
     parts.background.append(loop.create_task(_watch_ledger(parts), name="ledger watch"))
     if context.settings.listen_to_driver and not is_paused:
         parts.driver_events.start()

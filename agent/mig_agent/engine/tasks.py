@@ -16,6 +16,16 @@ _Answer = TypeVar("_Answer")
 _LOG = structlog.get_logger("mig_agent.engine")
 
 
+async def restarting(name: str, loop: Callable[[], Coroutine[object, object, None]]) -> None:
+    """Run a loop that must not end: after an error, which is logged, it is restarted."""
+    while True:
+        try:
+            return await loop()
+        except Exception:  # noqa: BLE001 -- whatever it was, the loop's work goes on
+            _LOG.exception("a background task begins anew", task=name)
+            await asyncio.sleep(AGAIN_SECONDS)
+
+
 class Tasks:
     """Supervises background tasks: holds a reference to each while it runs, and logs its failure."""
 
@@ -30,17 +40,8 @@ class Tasks:
         return task
 
     def keep(self, name: str, loop: Callable[[], Coroutine[object, object, None]]) -> asyncio.Task[None]:
-        """Run a loop in the background that must not end: after an error, which is logged, it is restarted."""
-
-        async def restarting() -> None:
-            while True:
-                try:
-                    return await loop()
-                except Exception:  # noqa: BLE001 -- whatever it was, the loop's work goes on
-                    _LOG.exception("a background task begins anew", task=name)
-                    await asyncio.sleep(AGAIN_SECONDS)
-
-        return self.spawn(name, restarting())
+        """Run a loop in the background that must not end, as `restarting` does."""
+        return self.spawn(name, restarting(name, loop))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -158,9 +159,21 @@ _CONNECTION_LINE = "Where the agent is (--address, --tls-...): migctl help conne
 class Verb(click.Command):
     """A command whose help has its own options, and of the common ones only --output and where the others are."""
 
-    def __init__(self, *arguments: Any, hidden_options: frozenset[str] = frozenset(), **settings: Any) -> None:  # noqa: ANN401 -- click's own settings
-        """Take what click.Command takes; `hidden_options` are accepted and not in the help."""
+    def __init__(
+        self,
+        *arguments: Any,  # noqa: ANN401 -- click's own settings
+        hidden_options: frozenset[str] = frozenset(),
+        other_help: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,  # noqa: ANN401 -- click's own settings
+    ) -> None:
+        """Take what click.Command takes; `hidden_options` are accepted and not in the help.
+
+        `other_help`: by name the help of shared options for which this command needs other words.
+        """
         super().__init__(*arguments, **settings)
+        for each in self.params:
+            if isinstance(each, click.Option):
+                each.help = other_help.get(each.name or "", each.help)
         self._unlisted = hidden_options | (Common.__dataclass_fields__.keys() - {"output"})
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

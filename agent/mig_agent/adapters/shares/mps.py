@@ -35,6 +35,10 @@ _PID_FILE = "nvidia-cuda-mps-control.pid"
 _LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 _OWN_SEARCH, _OWN_ALL, _SEARCH = 0o711, 0o700, 1
 _POLL_SECONDS = 0.02
+_GENERATION = re.compile(rf"[1-9]\d{{0,{_LONGEST_GENERATION - 1}}}", re.ASCII)
+_ACL = "system.posix_acl_access"
+_ACL_USER = 0x02
+_ACL_ENTRY = "<HHI"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class MpsDaemons:
             names = os.listdir(self._folder)  # noqa: PTH208 -- names are all that is needed
         except FileNotFoundError:
             names = []
-        found = {Generation(int(name)) for name in names if name.isdigit()}
+        found = {Generation(int(name)) for name in names if _GENERATION.fullmatch(name)}
         return tuple(sorted(found | self._by_generation(of_mps=True).keys()))
 
     def pipe_folder(self, generation: Generation) -> Path:
@@ -155,12 +159,14 @@ class MpsDaemons:
             found += _numbers(self._ask(generation, f"get_client_list {server}", what))
         return tuple(found)
 
-    def terminate(self, generation: Generation, client: int) -> None:
-        """End a client's use of the GPU without disturbing the others, as a signal alone may."""
+    def terminate(self, generation: Generation, client: int) -> bool:
+        """End a client's use of the GPU without disturbing the others, as a signal alone may; False if it is none."""
         what = f"end of the MPS client {client} of share {generation}"
         for server in _numbers(self._ask(generation, "get_server_list", what)):
             if client in _numbers(self._ask(generation, f"get_client_list {server}", what)):
                 self._ask(generation, f"terminate_client {server} {client}", what)
+                return True
+        return False
 
     def stop(self, generation: Generation) -> None:
         """End a daemon with its servers, killed if they do not end by themselves, and remove its folder.
@@ -209,14 +215,25 @@ class MpsDaemons:
             for each in variables:
                 if each.startswith(_PIPE_PREFIX) and _is_of_mps(words) is of_mps:
                     generation = self._generation_of(Path(os.fsdecode(each[len(_PIPE_PREFIX) :])))
-                    if generation is not None:
+                    if generation is not None and self._may_connect(generation, pid):
                         found.setdefault(generation, []).append(pid)
         return {generation: tuple(sorted(pids)) for generation, pids in found.items()}
 
     def _generation_of(self, pipe: Path) -> Generation | None:
         home = pipe.parent
-        ours = pipe.name == "pipe" and home.parent == self._folder and home.name.isdigit()
+        ours = pipe.name == "pipe" and home.parent == self._folder and _GENERATION.fullmatch(home.name)
         return Generation(int(home.name)) if ours else None
+
+    def _may_connect(self, generation: Generation, pid: int) -> bool:
+        """Return whether a process can reach a daemon: anybody may write anything into an environment of their own."""
+        pipe = self.pipe_folder(generation)
+        try:
+            uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 -- for each process of the machine
+            if uid in {0, os.geteuid()} or pipe.stat().st_mode & _SEARCH:
+                return True
+            return _user_let_in(os.getxattr(pipe, _ACL)) == uid
+        except OSError:
+            return False
 
     def _variable(self, generation: Generation) -> bytes:
         return _PIPE_PREFIX + os.fsencode(self.pipe_folder(generation))
@@ -323,7 +340,7 @@ def _let_in(folder: Path, uid: int | None) -> None:
     if uid is None:
         folder.chmod(_OWN_SEARCH)
     elif uid != 0:
-        os.setxattr(folder, "system.posix_acl_access", _acl(uid))
+        os.setxattr(folder, _ACL, _acl(uid))
 
 
 def _acl(uid: int) -> bytes:
@@ -331,13 +348,18 @@ def _acl(uid: int) -> bytes:
 
     The layout is Linux's (include/uapi/linux/posix_acl_xattr.h): a version, then entries of tag, rights and id.
     """
-    owner, user, group, mask, other = 0x01, 0x02, 0x04, 0x10, 0x20
+    owner, group, mask, other = 0x01, 0x04, 0x10, 0x20
     unused = 0xFFFFFFFF
     entries = (
         (owner, 7, unused),
-        (user, _SEARCH, uid),
+        (_ACL_USER, _SEARCH, uid),
         (group, 0, unused),
         (mask, _SEARCH, unused),
         (other, 0, unused),
     )
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *each) for each in entries)
+    return struct.pack("<I", 2) + b"".join(struct.pack(_ACL_ENTRY, *each) for each in entries)
+
+
+def _user_let_in(acl: bytes) -> int | None:
+    """Return the user whom an access control list of `_acl` names."""
+    return next((uid for tag, _, uid in struct.iter_unpack(_ACL_ENTRY, acl[4:]) if tag == _ACL_USER), None)

@@ -106,7 +106,9 @@ class MpsEnforcer:
 
     def end_process(self, generation: Generation, pid: int) -> None:
         """Have the server let go of one client; its CUDA calls fail from then on."""
-        self._usable(f"end of the MPS client {pid} of share {generation}").terminate(generation, pid)
+        what = f"end of the MPS client {pid} of share {generation}"
+        if not self._usable(what).terminate(generation, pid):
+            raise DriverError(DriverErrorKind.NOT_FOUND, what, detail="it is no client of the share's MPS daemon")
 
     def existing(self) -> tuple[tuple[GpuUuid | None, Generation], ...]:
         """Return the shares that have a folder."""

@@ -48,6 +48,8 @@ class ShareSurvey:
         on_gpu = self._driver.processes(gpu) if observed.processes else ()
         users, others = self._users(gpu, shares, on_gpu)
         terms = self._terms(observed, working, shares, rules, others) if working else None
+        if terms is not None and terms.usable_mib < terms.taken(terms.least_mib):
+            terms, why_not = None, "share_headroom leaves less than the smallest share; lower it"
         return ObservedSharing(terms=terms, why_not=why_not, lost=self._lost(shares), users=users, others=others)
 
     def users(

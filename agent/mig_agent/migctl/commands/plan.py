@@ -20,7 +20,7 @@ _WITHOUT_EFFECT = frozenset({"dry_run", "wait", "priority", "ttl", "pid", "reque
 """Options of a request that change no plan: taken, so that `request` can be replaced by `plan`, and not in the help."""
 
 
-@verb(hidden_options=_WITHOUT_EFFECT)
+@verb(hidden_options=_WITHOUT_EFFECT, other_help={"explain": "Also what was weighed, and what blocks which GPU."})
 @asking_options
 def plan(common: Common, *, dry_run: bool, explain: bool, **parameters: Any) -> int:  # noqa: ANN401, ARG001 -- what asking_options made; always dry
     """Say what a request would do, and change nothing. Takes all options of `request`.
