@@ -88,7 +88,7 @@ def refused(
             ["1"],
             Reason.UNKNOWN_PROFILE,
             "cannot place 1g.5gb: no such profile on GPU 1, which offers 1g.10gb",
-            "GPU 0 could serve it: leave the choice of GPUs out",
+            "GPU 0 could serve it: leave --gpu out",
         ),
         (
             NODE,
@@ -120,7 +120,7 @@ def refused(
             ["0"],
             Reason.TOO_LARGE,
             "cannot place 60G: the largest instance on GPU 0 is 7g.40gb with 39.25Gi",
-            "GPUs 1, 2 could serve it: leave the choice of GPUs out",
+            "GPUs 1, 2 could serve it: leave --gpu out",
         ),
         (
             node(Machine(A30), whole(memory_mib=200_000)),
@@ -192,16 +192,19 @@ def refused(
             [memory("4G")],
             [],
             Reason.NO_MIG_GPU,
-            "cannot place 4G: GPUs 0, 1 cannot be divided now (GPU 0: MIG mode is off, GPU 1: it cannot do MIG)",
-            "`migctl mode enable --gpu 0` switches MIG mode on; --num-gpus 1 takes a whole GPU",
+            "cannot place 4G: GPU 0 has MIG mode off and GPU 1 has no MIG mode, and none of them is shared",
+            (
+                "`migctl mode enable --gpu 0` switches MIG mode on; `migctl doctor` tells why no GPU is shared; "
+                "or take a whole GPU: --num-gpus 1"
+            ),
         ),
         (
             node(whole(capable=False)),
             [profile("1g.5gb")],
             [],
             Reason.NO_MIG_GPU,
-            "cannot place 1g.5gb: GPU 0 cannot be divided now",
-            "--num-gpus 1 takes a whole GPU",
+            "cannot place 1g.5gb: GPU 0 has no MIG mode",
+            "take a whole GPU: --num-gpus 1",
         ),
         (
             NODE,

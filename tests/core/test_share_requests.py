@@ -13,7 +13,7 @@ from mig_agent.core.planning.plan import CreateInstance, Plan
 from mig_agent.core.planning.planner import plan
 from mig_agent.core.requests import parse_compute, parse_isolation, validate
 from mig_agent.core.shares import Enforcement, ShareTerms
-from support.nodes import H100, Has, Machine, memory, node, request
+from support.nodes import H100, Has, Machine, memory, node, request, whole
 
 TERMS = ShareTerms(enforced_by=Enforcement.MPS, usable_mib=44_000, overhead_mib=128)
 QUARTER = replace(memory("4G"), compute_percent=25)
@@ -40,7 +40,7 @@ def test_mig_never_serves_a_part_of_compute_even_where_it_comes_first() -> None:
     refusal = plan(node(Machine(H100)), request(QUARTER))
     assert isinstance(refusal, Refusal)
     assert refusal.reason is Reason.NOT_SUPPORTED
-    assert "4G with 25 % of the multiprocessors" in refusal.message
+    assert "4G with 25% of the multiprocessors" in refusal.message
     assert "a MIG instance has compute slices of its own" in refusal.message
 
 
@@ -48,8 +48,15 @@ def test_what_limits_memory_alone_says_so() -> None:
     terms = replace(TERMS, enforced_by=Enforcement.CGROUP, overhead_mib=0)
     refusal = plan(node(shareable(terms)), request(QUARTER))
     assert isinstance(refusal, Refusal)
-    assert "shares are enforced by cgroup here, which cannot limit compute" in refusal.message
+    assert "shares of GPU 0 are enforced by cgroup, which cannot limit compute" in refusal.message
     assert isinstance(plan(node(shareable(terms)), request(memory("4G"))), Plan)
+
+
+def test_leaving_compute_out_is_no_hint_where_that_is_refused_too() -> None:
+    refusal = plan(node(whole(capable=False)), request(QUARTER))
+    assert isinstance(refusal, Refusal)
+    assert refusal.message == "cannot place 4G with 25% of the multiprocessors: GPU 0 has no MIG mode and is not shared"
+    assert "--compute" not in refusal.hint
 
 
 @pytest.mark.parametrize(
@@ -57,7 +64,7 @@ def test_what_limits_memory_alone_says_so() -> None:
     [
         ((Want(profile="1g.10gb", compute_percent=25),), "only a share of a GPU has such a limit"),
         ((Want(whole_gpu=True, compute_percent=25),), "only a share of a GPU has such a limit"),
-        ((replace(QUARTER, isolation=Isolation.MIG),), "cannot limit a MIG instance to 25 %"),
+        ((replace(QUARTER, isolation=Isolation.MIG),), "cannot limit a MIG instance to 25%"),
         ((QUARTER, QUARTER), "one process cannot use two shares"),
         ((replace(QUARTER, compute_percent=101),), "from 1 to 100"),
         ((replace(QUARTER, compute_percent=0),), "from 1 to 100"),

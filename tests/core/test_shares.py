@@ -133,7 +133,7 @@ def test_memory_without_mig_gets_a_share_of_just_that_much() -> None:
     slot = slot_of(outcome)
     assert slot.profile.kind is SHARE
     assert slot.profile.memory_mib == 3815
-    assert str(slot) == "share of 3815 MiB"
+    assert str(slot) == "share of 3.72 GiB"
     assert outcome.wasted_mib == 0.0
 
 
@@ -148,7 +148,13 @@ def test_who_asks_for_mig_gets_no_share() -> None:
     view = node(shareable())
     refusal = refused(view, replace(memory("4G"), isolation=Isolation.MIG))
     assert refusal.reason is Reason.NO_MIG_GPU
+    assert "GPU 0 is not in MIG mode" in refusal.message
     assert "without --isolation mig" in refusal.hint
+    beside = plan(
+        node(shareable(), Machine(H100)), replace(request(replace(memory("4G"), isolation=Isolation.MIG)), gpus=("0",))
+    )
+    assert isinstance(beside, Refusal)
+    assert beside.hint == "GPU 1 could serve it: leave --gpu out"
     full = node(shareable(), Machine(H100, (Has("7g.80gb", 0, "leased", "alice"),)))
     assert refused(full, replace(memory("4G"), isolation=Isolation.MIG)).reason is Reason.NO_CAPACITY
 
@@ -175,7 +181,7 @@ def test_a_gpu_is_whole_or_shared_never_both() -> None:
     shared = with_shares(node(shareable()), 0, 1024)
     refusal = refused(shared, WHOLE)
     assert refusal.reason is Reason.NO_CAPACITY
-    assert "a share of 1024 MiB is leased to user-" in refusal.message
+    assert "a share of 1 GiB is leased to user-" in refusal.message
     leased = node(shareable(L40S, "leased", "alice"))
     refusal = refused(leased, memory("4G"))
     assert refusal.reason is Reason.NO_CAPACITY
@@ -186,21 +192,23 @@ def test_a_refusal_names_the_shares_in_the_way_and_what_would_fit() -> None:
     view = with_shares(node(shareable()), 0, 30_000, 8_000)
     refusal = refused(view, memory("20G"), now=40.0)
     assert refusal.message.startswith(
-        "cannot place 20G (a share of 19074 MiB) on GPU 0: a share of 30000 MiB is leased"
+        "cannot place 20G (a share of 18.62 GiB) on GPU 0: a share of 29.29 GiB is leased"
     )
     assert "5.25Gi would fit now (a share of GPU 0)" in refusal.hint
     assert "is free for it in 1m" in refusal.hint
-    assert [each.what for each in refusal.blockers] == ["share of 30000 MiB"]
+    assert [each.what for each in refusal.blockers] == ["share of 29.29 GiB"]
 
 
 def test_what_no_gpu_could_share_is_refused_for_good() -> None:
     refusal = refused(node(shareable()), memory("60G"))
     assert refusal.reason is Reason.TOO_LARGE
-    assert "a share here has 1Gi to" in refusal.message
-    assert "--num-gpus 1 takes a whole GPU" in refusal.hint
+    assert refusal.message == "cannot place 60G: a share of GPU 0 has 1 GiB to 42.84 GiB"
+    assert refusal.hint == "ask for at most 42.84 GiB; a whole GPU has 44.98 GiB"
+    enough = refused(node(shareable()), memory("44Gi")).hint
+    assert enough == "ask for at most 42.84 GiB; --num-gpus 1 takes a whole GPU (44.98 GiB)"
     refusal = refused(node(shareable()), Want(fraction=0.01, text="0.01"))
     assert refusal.reason is Reason.TOO_LARGE
-    assert refusal.hint == "a share has at least 1Gi"
+    assert refusal.hint == "a share has at least 1 GiB"
 
 
 def test_several_devices_are_never_shares() -> None:
@@ -236,8 +244,13 @@ def test_the_gpu_where_fewest_shares_have_to_end_is_reserved() -> None:
 
 def test_an_explanation_shows_both_kinds() -> None:
     lines = explanation(node(shareable(), Machine(H100)), request(memory("4G")))
-    assert any("GPU 0: create share of 3815 MiB" in line for line in lines)
-    assert any("(chosen)" in line and "1g.10gb" in line for line in lines)
+    assert "1g.10gb" in lines[1]
+    assert "(chosen)" in lines[1]
+    below = lines.index("  shares, only where nothing else fits:")
+    assert "GPU 0: create share of 3.72 GiB" in lines[below + 1]
+    assert not any("share of" in line for line in lines[:below])
+    alone = explanation(node(shareable()), request(memory("4G")))
+    assert "create share of 3.72 GiB" in alone[1]
 
 
 def test_a_recorded_node_with_shares_makes_the_same_plans() -> None:

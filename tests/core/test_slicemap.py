@@ -308,3 +308,12 @@ def test_the_words_of_a_picture_name_slices_state_and_holder() -> None:
     assert describe(GPU).startswith(
         "GPU 1  NVIDIA H100 80GB HBM3: slices 0-3: 3g.40gb, leased, pod team-a/train-7f2c; slice 4: 1g.10gb, idle; "
     )
+
+
+def test_lines_of_several_nodes_end_in_the_same_column() -> None:
+    """A node whose GPUs have one slice each is drawn as wide as one whose GPUs have eight."""
+    name = "GPU 0 shared, L40S"
+    eight = SliceMapGpu(title="", name=name, memory_slices=8, blocks=(), unusable=frozenset())
+    one = SliceMapGpu(title="", name=name, memory_slices=1, blocks=(), unusable=frozenset())
+    there, here = render_lines([eight], 80)[-1], render_lines([one], 80, slices=8)[-1]
+    assert len(there) == len(here)

@@ -105,8 +105,11 @@ async def test_gpus_are_worked_on_at_the_same_time(tmp_path: Path) -> None:
 async def test_a_gpu_without_mig_mode_is_leased_whole(tmp_path: Path) -> None:
     async with engine(tmp_path, "h100-80gb:2", mig_mode=False) as node:
         assert node.gpu().state is GpuState.WHOLE
-        assert "MIG mode is off" in node.gpu().reason
+        assert "MIG mode is off; `migctl mode enable --gpu 0`" in node.gpu().reason
         granted = await node.acquire(WHOLE)
+        assert node.gpu(granted.devices[0].gpu_index).reason == "MIG mode is off", (
+            "it cannot be switched on while there is a lease"
+        )
         device = granted.devices[0]
         assert (device.uuid, device.placement, device.gpu_instance_id) == (device.gpu, None, None)
         assert device.memory_mib == 81559

@@ -83,7 +83,7 @@ async def test_they_are_refused_in_words_where_there_is_no_other_way(tmp_path: P
         refusal = caught.value.refusal
         assert refusal.reason is Reason.NOT_SUPPORTED
         assert refusal.message == (
-            "cannot place 4G: the memory limit of a share here holds for a process that is handed over, "
+            "cannot place 4G: the memory limit of a share of GPU 0 holds for a process that is handed over, "
             "and there is none"
         )
         assert refusal.hint == "`migctl run` hands its command over; --num-gpus 1 takes a whole GPU"

@@ -198,7 +198,7 @@ async def test_a_share_whose_limit_is_lost_ends_with_its_lease(tmp_path: Path, e
         assert event.message.endswith("its memory limit does not hold any more")
         (event,) = node.told(EventKind.INSTANCE_LOST)
         assert event.message == (
-            "the limit of the share of 3815 MiB of GPU 0 does not hold any more: what enforces it has ended"
+            "the limit of the share of 3.72 GiB of GPU 0 does not hold any more: what enforces it has ended"
         )
 
 
@@ -392,7 +392,10 @@ async def test_mps_is_refused_where_it_would_not_hold(gpus: str, why: str) -> No
             if "driver" not in gpus:
                 pynvml.nvmlDeviceSetComputeMode(pynvml.nvmlDeviceGetHandleByIndex(0), 3)
                 await node.look()
-            assert why in (await refused(node, "4G")).refusal.hint
+            refusal = (await refused(node, "4G")).refusal
+            assert why in refusal.hint
+            assert "GPU 0 cannot be shared: not by " in refusal.hint
+            assert refusal.message == "cannot place 4G: GPU 0 has no MIG mode and is not shared"
             await node.acquire(WHOLE)
 
 
@@ -412,7 +415,7 @@ async def test_the_newest_process_above_the_limit_of_its_share_loses_the_gpu(
         assert enforcer.processes_ended == [(generation(granted), max(old, new))]
         await node.quiet()
         (event,) = node.told(EventKind.PROCESS_ENDED)
-        assert "use 4000 MiB of the share of 3815 MiB of GPU 0" in event.message
+        assert "use 3.9 GiB of the share of 3.72 GiB of GPU 0" in event.message
         assert granted.lease.id in node.leases
         node.simulator.vacate(max(old, new))
         enforcer.use(generation(granted), old)

@@ -10,10 +10,12 @@ import pytest
 from mig_agent.client import decode, from_json, to_json
 from mig_agent.client.slice_maps import mode_words, slice_maps, status_svg
 from mig_agent.client.types import Available, GpuModel, Profile, Status
+from mig_agent.core.errors import Blocker
 from mig_agent.kubectl.agent_pods import AgentPod
 from mig_agent.migctl.answers import Answer
 from mig_agent.migctl.commands.profiles import _model
 from mig_agent.migctl.commands.show import _lines
+from mig_agent.migctl.failures import _summary
 from mig_agent.migctl.lease_names import describe
 from mig_agent.migctl.nodes_page import status_page
 from mig_agent.migctl.printing import device_words, gpu_state
@@ -44,6 +46,15 @@ def test_one_line_says_who_enforces_a_share_and_what_that_is_worth() -> None:
     assert device_words(SHARE_DEVICE) == words
     assert device_words(replace(SHARE_DEVICE, compute_percent=None)) == f"share of 4 GiB on GPU 1, {PROMISE}"
     assert device_words(DEVICE) == "1g.10gb (9.75 GiB) on GPU 0, slice 0"
+    whole = replace(DEVICE, profile="whole", placement=None)
+    assert device_words(whole) == "whole GPU (9.75 GiB) on GPU 0"
+
+
+def test_blockers_of_one_gpu_in_one_line_say_what_nobody_holds() -> None:
+    leased = Blocker(gpu_index=0, what="share of 1 GiB", state="leased", holder="notebook")
+    ending = Blocker(gpu_index=0, what="share of 2 GiB", state="destroying")
+    assert _summary([leased, ending]) == "GPU 0: leased to notebook; share of 2 GiB is destroying"
+    assert _summary([leased, ending, ending]) == "GPU 0: leased to notebook; 2 devices are destroying"
 
 
 def test_status_draws_shared_gpus_as_bars_in_gib() -> None:
@@ -68,6 +79,8 @@ def test_a_gpu_is_said_to_be_whole_shared_or_in_mig_mode() -> None:
     assert [mode_words(each) for each in (GPU, whole, SHARED_GPU)] == ["", "whole", "shared"]
     assert mode_words(replace(SHARED_GPU, state="cordoned")) == "cordoned, shared"
     assert gpu_state(whole) == "GPU 1 can be leased whole or shared: it has no MIG mode"
+    leased = replace(whole, instances=(replace(whole.instances[0], state="leased"),))
+    assert gpu_state(leased) == "GPU 1 is leased whole: it has no MIG mode"
     assert gpu_state(replace(whole, shared_memory=None)) == "GPU 1 can be leased whole: it has no MIG mode"
 
 
@@ -92,7 +105,7 @@ def test_the_picture_says_it_in_words_too() -> None:
 def test_top_has_a_row_of_each_share_and_of_the_gpu_below_it() -> None:
     header, lines = list_lines(NodeReading(NODE, {}, str), View(), None)
     rows = plain([header, *lines]).splitlines()
-    assert re.search(r"^1 +shared +- .* 4.12 GiB of 42.96 GiB taken$", rows[2])
+    assert re.search(r"^1 +shared +10% taken .* -$", rows[2])
     assert re.search(r"^1 +share 4 GiB +leased .* bob$", rows[3])
 
 
@@ -125,7 +138,7 @@ def test_profiles_say_what_a_gpu_without_mig_can_serve() -> None:
     assert "shares" not in _model(replace(model, shared_memory=None))
     by_cgroup = replace(SHARED_MEMORY, enforced_by="cgroup", promise="enforced by the driver")
     other = _model(replace(model, shared_memory=by_cgroup))
-    assert other.endswith("enforced by the driver; by mps where it is not for `migctl run`")
+    assert other.endswith("enforced by the driver; `migctl request` gets it by MPS")
     alone = _model(replace(model, shared_memory=replace(by_cgroup, without_process="")))
     assert alone.endswith("; only for `migctl run`")
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, NewType
 
 from mig_agent.core.owner import TOKEN_OWNER, Owner
+from mig_agent.core.quantities import format_mib
 from mig_agent.core.shares import Enforcement, ShareTerms
 from mig_agent.core.strenum import StrEnum
 
@@ -228,7 +229,7 @@ class Slot:
         if self.profile.kind.takes_whole_gpu:
             return "whole GPU"
         if self.profile.kind.shares_memory:
-            return f"share of {self.profile.memory_mib} MiB"
+            return f"share of {format_mib(self.profile.memory_mib)}"
         plural = "s" if self.placement.size > 1 else ""
         return f"{self.profile.name} on slice{plural} {self.placement}"
 

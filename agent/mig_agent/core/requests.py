@@ -209,21 +209,21 @@ def validate_want(want: Want) -> None:
 
 def _validate_compute_percent(request: Request, want: Want, percent: int) -> None:
     if not 1 <= percent <= MOST_PERCENT:
-        raise UsageError(f"cannot take {percent} % of the multiprocessors: from 1 to 100", _PERCENT_HINT)
+        raise UsageError(f"cannot take {percent}% of the multiprocessors: from 1 to 100", _PERCENT_HINT)
     if want.memory_bytes is None and want.fraction is None:
         raise UsageError(
-            f"cannot limit {want.text or 'this device'} to {percent} % of the multiprocessors: only a share of a GPU "
+            f"cannot limit {want.text or 'this device'} to {percent}% of the multiprocessors: only a share of a GPU "
             "has such a limit",
             "--compute goes with --gpu-memory and --gpu-fraction",
         )
     if want.isolation is Isolation.MIG:
         raise UsageError(
-            f"cannot limit a MIG instance to {percent} % of the multiprocessors: only a share has such a limit",
+            f"cannot limit a MIG instance to {percent}% of the multiprocessors: only a share has such a limit",
             "add --isolation any, or leave --compute out; --min-compute asks for compute slices",
         )
     if len(request.wants) > 1:
         raise UsageError(
-            f"cannot limit several devices to {percent} % of the multiprocessors: only a share has such a limit, and "
+            f"cannot limit several devices to {percent}% of the multiprocessors: only a share has such a limit, and "
             "one process cannot use two shares",
             "ask for one device in each request",
         )

@@ -129,16 +129,18 @@ def render_text(gpu: SliceMapGpu, width: int = 80, *, color: bool = False, unico
 
 
 def render_lines(
-    gpus: Sequence[SliceMapGpu], width: int = 80, *, color: bool = False, unicode: bool = True
+    gpus: Sequence[SliceMapGpu], width: int = 80, *, color: bool = False, unicode: bool = True, slices: int = 0
 ) -> list[str]:
     """Draw each GPU in one line, with the numbers of the slices above the first one and wherever they change.
 
     Each block shows its state by its first character, then its holder, or its profile where nobody holds it; both where
-    they fit. Lines are at most `width` columns wide where that is possible.
+    they fit. Lines are at most `width` columns wide where that is possible. `slices` is the most that a GPU elsewhere
+    on the page has, so that all end in the same column.
     """
     lines = _UNICODE if unicode else _ASCII
     names = [_plain(each.name, unicode=unicode) for each in gpus]
     most_slices = max((each.memory_slices for each in gpus), default=0)
+    most_slices = max(most_slices, slices)
     least_area = most_slices * _NARROWEST_IN_LINE + 1
     name_width = max(_LEAST_NAME, min(max(map(_columns, names), default=0), width - 1 - least_area))
     area = max(_NARROWEST, (width - name_width - 2) // max(1, most_slices)) * most_slices

@@ -15,6 +15,7 @@ from mig_agent.core.errors import DriverError
 from mig_agent.core.events import EventKind
 from mig_agent.core.model import Generation, GpuUuid, Instance, InstanceState
 from mig_agent.core.observation import ProcessUsage
+from mig_agent.core.quantities import format_mib
 from mig_agent.engine.context import Context
 
 WATCH_SECONDS = 1.0
@@ -117,8 +118,8 @@ class ShareWatch:
                 self._failed.pop(share.generation, None)
                 kind = EventKind.PROCESS_ENDED
                 words = (
-                    f"took the GPU from {name}: the processes of lease {lease.id} of {lease.holder} use {used} MiB of "
-                    f"the {context.place(share)}"
+                    f"took the GPU from {name}: the processes of lease {lease.id} of {lease.holder} use "
+                    f"{format_mib(used)} of the {context.place(share)}"
                 )
         context.journal.record(
             context.journal.event(kind, words, instance=share, lease=lease.id, holder=str(lease.holder), pid=newest)
@@ -144,7 +145,7 @@ class ShareWatch:
 
 
 def _memory(process: ProcessUsage) -> str:
-    return "" if process.used_mib is None else f"{process.used_mib} MiB of "
+    return "" if process.used_mib is None else f"{format_mib(process.used_mib)} of "
 
 
 def _tell_nobody(_part: str, _words: str) -> None:

@@ -86,7 +86,9 @@ class GpuRecord:
             return "it has no MIG mode"
         if self.mode.pending:
             return "MIG mode comes on at the next reset"
-        return f"MIG mode is off; `migctl mode enable --gpu {self.index}` turns it on"
+        # It cannot be switched on while there are leases.
+        is_leased = any(each.state is InstanceState.LEASED for each in self.instances.values())
+        return "MIG mode is off" + ("" if is_leased else f"; `migctl mode enable --gpu {self.index}` turns it on")
 
 
 class Signal:

@@ -136,13 +136,20 @@ def _is_said(blocker: Blocker, message: str) -> bool:
 
 
 def _summary(blockers: Sequence[Blocker]) -> str:
-    """Return what blocks one GPU in one line: `GPU 0: leased to alice, bob; blocked`."""
+    """Return what blocks one GPU in one line: `GPU 0: leased to alice, bob; 1g.10gb on slice 6 is blocked`."""
     if len(blockers) == 1:
         return blockers[0].describe()
     holders: dict[str, dict[str, None]] = {}
     for each in blockers:
-        holders.setdefault(each.state, {}).update({each.holder: None} if each.holder else {})
-    states = (f"{state} to {', '.join(names)}" if names else state for state, names in holders.items())
+        if each.holder:
+            holders.setdefault(each.state, {})[each.holder] = None
+    states = [f"{state} to {', '.join(names)}" for state, names in holders.items()]
+    without: dict[str, list[str]] = {}
+    for each in blockers:
+        if not each.holder:
+            without.setdefault(each.state, []).append(each.what)
+    for state, things in without.items():
+        states.append(f"{things[0]} is {state}" if len(things) == 1 else f"{len(things)} devices are {state}")
     return f"GPU {blockers[0].gpu_index}: {'; '.join(states)}"
 
 

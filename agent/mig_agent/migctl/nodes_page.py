@@ -78,11 +78,12 @@ def status_page(answers: Sequence[Answer[Status]], page: Page, noun: str) -> str
     """Return the map of all nodes; with `page.leases` also their leases and who waits."""
     nodes, twice = _nodes(answers), repeated(answers, agent_of)
     widest = max((len(each.name) for node in nodes for each in slice_maps(node)), default=0)
+    slices = max((each.memory_slices for node in nodes for each in node.gpus), default=0)
     parts = [[_summary(answers, noun)]]
     parts += [
         [one_line(f"{each.target.label}: the same agent as {twice[each.target.label]}")]
         if each.target.label in twice
-        else _node(each, page, widest)
+        else _node(each, page, widest, slices)
         for each in answers
     ]
     largest_share = max((each.largest_share_mib for each in nodes), default=0)
@@ -172,15 +173,15 @@ def _summary(answers: Sequence[Answer[Status]], noun: str) -> str:
     return ", ".join(words)
 
 
-def _node(answer: Answer[Status], page: Page, widest: int) -> list[str]:
-    """Return the part of one node; the maps of all begin in the same column, after `widest` characters."""
+def _node(answer: Answer[Status], page: Page, widest: int, slices: int) -> list[str]:
+    """Return the part of one node; the maps of all begin and end in the same columns."""
     node = answer.found
     if node is None:
         return troubles([answer])
     # The name by which people know it, should the agent have another.
     named = replace(node, node=answer.target.label)
     gpus = [replace(each, name=each.name.ljust(widest)) for each in slice_maps(node)]
-    lines = render_lines(gpus, page.width, color=page.color, unicode=page.unicode) if gpus else []
+    lines = render_lines(gpus, page.width, color=page.color, unicode=page.unicode, slices=slices) if gpus else []
     return [*head(named), *lines, *map_notes(node)]
 
 

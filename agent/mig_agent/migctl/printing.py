@@ -108,7 +108,8 @@ def device_words(device: Device | PlannedDevice) -> str:
     """Return a device for people: `1g.10gb (9.75 GiB) on GPU 1, slices 0-1`, or a share with what it promises."""
     where = place(device.gpu_index, device.placement)
     if not device.is_share:
-        return f"{device.profile} ({format_mib(device.memory_mib)}) on {where}"
+        name = "whole GPU" if device.profile == "whole" else device.profile
+        return f"{name} ({format_mib(device.memory_mib)}) on {where}"
     compute = "" if device.compute_percent is None else f" and {device.compute_percent}% of the multiprocessors"
     share = f"share of {format_mib(device.memory_mib)}{compute} on {where}"
     return ", ".join(filter(None, (share, device.promise)))
@@ -117,8 +118,13 @@ def device_words(device: Device | PlannedDevice) -> str:
 def gpu_state(gpu: Gpu) -> str:
     """Return the state of a GPU and why: `GPU 3 is cordoned by root: the fan is loud`."""
     if gpu.state == "whole":
-        how = "is shared" if gpu.is_shared else "can be leased whole or shared" if gpu.shared_memory else ""
-        return f"GPU {gpu.index} {how or 'can be leased whole'}" + (f": {gpu.reason}" if gpu.reason else "")
+        if gpu.is_shared:
+            how = "is shared"
+        elif any(each.state == "leased" for each in gpu.instances):
+            how = "is leased whole"
+        else:
+            how = "can be leased whole or shared" if gpu.shared_memory else "can be leased whole"
+        return f"GPU {gpu.index} {how}" + (f": {gpu.reason}" if gpu.reason else "")
     return f"GPU {gpu.index} is {state_and_reason(gpu.state, gpu.reason)}"
 
 

@@ -136,11 +136,11 @@ Reading: TypeAlias = NodeReading | NodesReading
 
 
 def _taken(gpu: Gpu) -> str:
-    """Return how much of a shared GPU is taken: `5.25 GiB of 42.97 GiB taken`; empty if it is not shared."""
+    """Return how much of what a GPU can share is taken: `12% taken`; empty if it is not shared."""
     memory = gpu.shared_memory
     if memory is None or not gpu.is_shared:
         return ""
-    return f"{format_mib(memory.taken_mib)} of {format_mib(memory.usable_mib)} taken"
+    return f"{percent(100 * memory.taken_mib / max(1, memory.usable_mib))} taken"
 
 
 def _start(instance: Instance) -> int:
@@ -284,14 +284,14 @@ def _matches(row: InstanceRow, words: str, reading: Reading) -> bool:
 
 def _cells(row: InstanceRow) -> tuple[str, ...]:
     each, usage = row.instance, row.usage
-    holder = (row.shared or each.holder or "-") + (" (unused)" if row.is_unused else "")
+    holder = (each.holder or "-") + (" (unused)" if row.is_unused else "")
     if usage is not None and not usage.process_details and usage.processes:
         holder += f" (pid {', '.join(map(str, usage.processes))})"
     return (
         one_line(row.node),
         str(row.gpu_index),
         "shared" if row.shared else each.label,
-        "-" if row.shared else each.state,
+        row.shared or each.state,
         UNKNOWN if row.used_mib is None else format_mib(row.used_mib),
         format_mib(row.total_mib),
         _bar(row.used_mib, row.total_mib),

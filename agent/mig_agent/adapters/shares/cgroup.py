@@ -194,7 +194,7 @@ class CgroupEnforcer:
         branch = self._driver.version.partition(".")[0]
         if branch.isdecimal() and int(branch) >= FIRST_DRIVER:
             return "its driver limits no memory of cgroups on it, as in MIG mode; switch MIG mode off"
-        return f"driver {self._driver.version} has no memory limits of cgroups; install r{FIRST_DRIVER} or newer"
+        return f"driver {self._driver.version} has no memory limits of cgroups, {FIRST_DRIVER} has"
 
 
 def _what(verb: str, generation: Generation) -> str:

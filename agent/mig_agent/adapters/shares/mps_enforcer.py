@@ -52,7 +52,7 @@ class MpsEnforcer:
             return f"{PROGRAM} is not installed; it comes with the driver"
         branch = self._driver.version.partition(".")[0]
         if branch.isdigit() and int(branch) < _FIRST_DRIVER:
-            return f"driver {self._driver.version} lets the holder of a share lift its limit; {_FIRST_DRIVER} does not"
+            return f"driver {self._driver.version} lets the holder of a share lift its limit, {_FIRST_DRIVER} does not"
         mode = self._driver.compute_mode(gpu)
         if mode is not ComputeMode.DEFAULT:
             return f"its compute mode is {mode.name}; `nvidia-smi -i {gpu} -c DEFAULT` sets it back"

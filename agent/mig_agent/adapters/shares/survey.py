@@ -92,8 +92,8 @@ class ShareSurvey:
             if enforcer is not None and not why_not:
                 working.append(enforcer)
             elif enforcer is not None or len(ways) == 1:
-                reasons.append(f"{way}: {why_not}")
-        return working, "" if working else "; ".join(reasons)
+                reasons.append(f"not by {way} ({why_not})")
+        return working, "" if working else ", ".join(reasons)
 
     def _users(
         self, gpu: GpuUuid, shares: Sequence[tuple[Share, Enforcement | None]], on_gpu: Sequence[ProcessUsage]

@@ -41,7 +41,7 @@ def describe_want(want: Want) -> str:
     if want.min_compute_slices > 1:
         extras.append(f"with at least {want.min_compute_slices} compute slices")
     if want.compute_percent is not None:
-        extras.append(f"with {want.compute_percent} % of the multiprocessors")
+        extras.append(f"with {want.compute_percent}% of the multiprocessors")
     return " ".join((words, *extras))
 
 

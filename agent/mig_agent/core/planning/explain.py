@@ -72,12 +72,17 @@ class Explanation:
 
     def lines(self, most: int = MOST_LINES) -> tuple[str, ...]:
         """Return the want, then a line for each slot and each blocked GPU, at most `most` of either."""
-        places = [f"  {option.describe()}" for option in self.options[:most]]
+        shares = [option for option in self.options if option.slot.profile.kind.shares_memory]
+        others = [option for option in self.options if not option.slot.profile.kind.shares_memory]
+        places = [f"  {option.describe()}" for option in others[:most]]
+        if shares and others and len(others) < most:
+            places.append("  shares, only where nothing else fits:")
+        places += [f"  {option.describe()}" for option in shares[: max(0, most - len(others))]]
         blocked = [f"  GPU {index}: no place, {why}" for index, why in self.blocked[:most]]
         return (
             f"{describe_wants([self.want] * self.count)}:",
             *([f"  {self.models}"] if self.models else ()),
-            *_some(places, len(self.options), "places"),
+            *_some(places, len(self.options) + len(places) - min(len(self.options), most), "places"),
             *_some(blocked, len(self.blocked), "GPUs"),
         )
 

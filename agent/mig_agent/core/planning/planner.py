@@ -9,6 +9,7 @@ import bisect
 import difflib
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
 from mig_agent.core.errors import Blocker, Reason, Refusal, UsageError
@@ -17,7 +18,6 @@ from mig_agent.core.model import (
     GpuState,
     GpuUuid,
     InstanceState,
-    Isolation,
     NodeView,
     Profile,
     Request,
@@ -52,7 +52,8 @@ from mig_agent.core.planning.search import (
     usable_gpus,
 )
 from mig_agent.core.planning.shares import largest_share, share_for, without_shares
-from mig_agent.core.quantities import format_memory, shown
+from mig_agent.core.planning.without_mig import instance_profiles, is_or_are, no_mig_gpu, too_large_for_a_share
+from mig_agent.core.quantities import format_memory, format_mib, shown
 from mig_agent.core.requests import validate
 from mig_agent.core.texts import state_and_reason
 
@@ -183,7 +184,7 @@ def _no_capacity_for_one(view: NodeView, request: Request, now: float, reserved:
 
 
 def _named(profile: Profile) -> str:
-    return f"a share of {profile.memory_mib} MiB" if profile.kind.shares_memory else profile.name
+    return f"a share of {format_mib(profile.memory_mib)}" if profile.kind.shares_memory else profile.name
 
 
 def _what_fits_now(view: NodeView, request: Request, want: Want, reserved: frozenset[GpuUuid]) -> str:
@@ -329,8 +330,8 @@ def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gp
     """Return the refusal of a want that no model among these GPUs can serve."""
     refusal = (
         _no_compute_percent(want, gpus)
-        or _too_large_for_a_share(want, gpus)
-        or _no_mig_gpu(want, gpus)
+        or too_large_for_a_share(want, gpus)
+        or no_mig_gpu(want, gpus)
         or (_unknown_profile(request, want, gpus) if want.profile is not None else _too_large(request, want, gpus))
     )
     others = [gpu for gpu in view.gpus if gpu not in gpus and smallest_profile(want, gpu.layout)]
@@ -339,75 +340,28 @@ def _not_offered(view: NodeView, request: Request, want: Want, gpus: Sequence[Gp
     return Refusal(
         reason=refusal.reason,
         message=refusal.message,
-        hint=f"{describe_gpus(others)} could serve it: leave the choice of GPUs out",
+        hint=f"{describe_gpus(others)} could serve it: leave --gpu out",
     )
 
 
 def _no_compute_percent(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
-    """Return the refusal of a want for a part of the multiprocessors, where no GPU here can give one."""
+    """Return the refusal of a want that these GPUs could serve without its part of the multiprocessors."""
     terms = [gpu.layout.shares for gpu in gpus if gpu.layout.shares is not None]
     if want.compute_percent is None or any(each.way(has_process=False, limits_compute=True) for each in terms):
         return None
+    if not any(smallest_profile(replace(want, compute_percent=None), gpu.layout) for gpu in gpus):
+        return None  # it lacks more than that
     if terms:
         ways = " and ".join(sorted({each.enforced_by.value for each in terms}))
-        why = f"shares are enforced by {ways} here, which cannot limit compute"
+        shared = describe_gpus(gpu for gpu in gpus if gpu.layout.shares is not None)
+        why = f"shares of {shared} are enforced by {ways}, which cannot limit compute"
     else:
-        why = "no GPU here is shared by MPS, and a MIG instance has compute slices of its own"
+        why = f"{describe_gpus(gpus)} {is_or_are(gpus)} not shared by MPS"
+        why += ", and a MIG instance has compute slices of its own"
     return Refusal(
         reason=Reason.NOT_SUPPORTED,
         message=f"cannot place {describe_want(want)}: {why}",
         hint="leave --compute out; --min-compute asks for compute slices of a MIG instance",
-    )
-
-
-def _too_large_for_a_share(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
-    """Return the refusal of an amount that only shares could serve, and that no GPU can share."""
-    terms = [gpu.layout.shares for gpu in gpus if gpu.layout.shares is not None]
-    amount = want.memory_bytes is not None or want.fraction is not None
-    if not terms or not amount or any(_instance_profiles(gpu) for gpu in gpus):
-        return None
-    if want.isolation is Isolation.MIG:
-        return Refusal(
-            reason=Reason.NO_MIG_GPU,
-            message=f"cannot place {describe_want(want)} in a MIG instance: no GPU here is in MIG mode",
-            hint="without --isolation mig a share of a GPU would serve it",
-        )
-    if all(each.way(has_process=want.has_process) is None for each in terms):
-        return Refusal(
-            reason=Reason.NOT_SUPPORTED,
-            message=f"cannot place {describe_want(want)}: the memory limit of a share here holds for a process that is "
-            "handed over, and there is none",
-            hint="`migctl run` hands its command over; --num-gpus 1 takes a whole GPU",
-        )
-    most = max(each.usable_mib - each.overhead_mib for each in terms)
-    least = min(each.least_mib for each in terms)
-    if want.fraction is not None and not any(each.limit_of_fraction(1.0) is None for each in terms):
-        hint = f"a share has at least {format_memory(least << 20)}"
-    else:
-        hint = f"ask for at most {format_memory(most << 20)}; --num-gpus 1 takes a whole GPU"
-    return Refusal(
-        reason=Reason.TOO_LARGE,
-        message=f"cannot place {describe_want(want)}: a share here has {format_memory(least << 20)} to "
-        f"{format_memory(most << 20)}",
-        hint=hint,
-    )
-
-
-def _no_mig_gpu(want: Want, gpus: Sequence[Gpu]) -> Refusal | None:
-    if any(_instance_profiles(gpu) for gpu in gpus):
-        return None
-    why = ", ".join(f"GPU {gpu.index}: {gpu.reason or 'MIG mode is off'}" for gpu in gpus[:8])
-    capable = [gpu for gpu in gpus if gpu.mode.capable]
-    hint = f"`migctl mode enable --gpu {capable[0].index}` switches MIG mode on; " if capable else ""
-    is_amount = want.memory_bytes is not None or want.fraction is not None
-    why_not_shared = "; `migctl doctor` tells why no GPU is shared" if is_amount else ""
-    if (want.memory_bytes is not None or want.fraction is not None) and want.isolation is not Isolation.MIG:
-        reasons = dict.fromkeys(gpu.not_shared for gpu in gpus if gpu.not_shared)
-        hint += "".join(f"no GPU is shared here by {reason}; " for reason in reasons)
-    return Refusal(
-        reason=Reason.NO_MIG_GPU,
-        message=f"cannot place {describe_want(want)}: {describe_gpus(gpus)} cannot be divided now ({why})",
-        hint=f"{hint}--num-gpus 1 takes a whole GPU{why_not_shared}",
     )
 
 
@@ -493,7 +447,7 @@ def _too_large(request: Request, want: Want, gpus: Sequence[Gpu]) -> Refusal:
     largest = max(able, key=order_of_size)
     amount = format_memory(largest.memory_bytes)
     hint = f"ask for at most {amount}, or for several devices"
-    wholes = [gpu for gpu in gpus if not _instance_profiles(gpu)]
+    wholes = [gpu for gpu in gpus if not instance_profiles(gpu)]
     if any(want.memory_bytes and gpu.layout.memory_mib << 20 >= want.memory_bytes for gpu in wholes):
         hint += "; --num-gpus 1 takes a whole GPU"
     return Refusal(
@@ -536,14 +490,10 @@ def _only_shared(want: Want, gpus: Sequence[Gpu]) -> bool:
     return not any(smallest_profile(alone, gpu.layout) for gpu in gpus)
 
 
-def _instance_profiles(gpu: Gpu) -> tuple[Profile, ...]:
-    return tuple(profile for profile in gpu.layout.profiles if profile.kind.needs_mig_mode)
-
-
 def _offered(gpus: Sequence[Gpu]) -> list[Profile]:
     """Return all profiles, each name once, the smallest first."""
     by_name: dict[str, Profile] = {}
     for gpu in gpus:
-        for profile in _instance_profiles(gpu):
+        for profile in instance_profiles(gpu):
             by_name.setdefault(profile.name, profile)
     return sorted(by_name.values(), key=lambda profile: (order_of_size(profile), profile.name))

@@ -60,13 +60,13 @@ def mig_mode(subject: Subject) -> Iterator[Finding]:
 def _mode(index: int, model: str, mode: MigMode, *, managed: bool) -> Finding:
     name, gpu = "gpu.mig-mode", f"GPU {index} ({model})"
     if not mode.capable:
-        return ok(name, f"{gpu} has no MIG: it is leased whole or shared")
+        return ok(name, f"{gpu} has no MIG mode")
     if mode.current != mode.pending:
         text = f"{gpu}: MIG mode is {_on(on=mode.current)} and will be {_on(on=mode.pending)} after a reset"
         return warning(name, text, _RESET.format(index=index))
     if not mode.current:
         enable = f"sudo migctl mode enable --gpu {index}" if managed else f"sudo nvidia-smi -i {index} -mig 1"
-        return warning(name, f"{gpu}: MIG mode is off, so it is only leased whole or shared", enable)
+        return warning(name, f"{gpu}: MIG mode is off, so it has no MIG instances", enable)
     return ok(name, f"{gpu}: MIG mode is on")
 
 

@@ -67,7 +67,10 @@ def print_plan(client: Client, asking: RequestArgs, output: str, *, explain: boo
         print_json(to_json.encode(outcome))
         return failures.DONE
     lines = [f"GPU {each.gpu_index}: {each.message}" for each in outcome.steps]
-    lines += [f"you would get {'a ' if each.is_share else ''}{device_words(each)}" for each in outcome.devices]
+    lines += [
+        f"you would get {'a ' if each.is_share or each.profile == 'whole' else ''}{device_words(each)}"
+        for each in outcome.devices
+    ]
     lines += [f"note: {each}" for each in outcome.notes]
     if explanation:
         lines += [f"score {outcome.score:.3f} (lower is better)", "", *explanation]

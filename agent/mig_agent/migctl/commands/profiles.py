@@ -57,5 +57,6 @@ def _shares(each: GpuModel) -> tuple[str, ...]:
     if not memory.without_process:
         return (f"{shares}; only for `migctl run`",)
     if memory.without_process != memory.enforced_by:
-        return (f"{shares}; by {memory.without_process} where it is not for `migctl run`",)
+        by = memory.without_process.upper() if memory.without_process == "mps" else memory.without_process
+        return (f"{shares}; `migctl request` gets it by {by}",)
     return (shares,)
