@@ -28,7 +28,7 @@ from mig_agent.core.quantities import shown
 
 TLS_FILES = ("tls_ca", "tls_cert", "tls_key")
 KEYS = ("address", *TLS_FILES, "tls_server_name")
-"""What a file says of a context."""
+"""The entry of a context in a file."""
 FILE_NAME = Path("mig-agent") / "contexts.yaml"
 CONTEXTS_KEY, CURRENT_KEY = "contexts", "current_context"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -82,7 +82,7 @@ class Contexts:
 
     @property
     def by_name(self) -> Mapping[str, AgentContext]:
-        """Every context, the user's first."""
+        """All contexts, the user's first."""
         found: dict[str, AgentContext] = {}
         for each in self.files:
             found |= {name: context for name, context in each.contexts.items() if name not in found}

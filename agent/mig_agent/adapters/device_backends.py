@@ -31,7 +31,7 @@ class DeviceAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUser:
-    """Who will use a device that is to be created, as far as it is known."""
+    """The user of a device that is to be created, as far as known."""
 
     uid: int | None = None
     process: HolderProcess | None = None

@@ -45,7 +45,7 @@ class RequestArgs(TypedDict, total=False):
     isolation: str | None
     """`any`: a share of a GPU where no MIG instance fits; `mig`: never a share. None: as the agent is configured."""
     compute: str | int | None
-    """At most this part of the multiprocessors, in percent: `25%`. Only a share that MPS enforces has it."""
+    """The largest part of the multiprocessors, in percent: `25%`. Only a share that MPS enforces has it."""
     gpus: Sequence[str | int]
     """Only these GPUs, each by index or UUID."""
     wait: str | float | None

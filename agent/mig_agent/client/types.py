@@ -45,11 +45,11 @@ class Device:
     kind: str = ""
     """`mig`, `whole` or `share`; empty from an older agent."""
     enforced_by: str = ""
-    """What enforces the memory limit of a share: `cgroup`, `mps` or `preload`; empty for other kinds."""
+    """The way in which the memory limit of a share is enforced: `cgroup`, `mps` or `preload`; empty for other kinds."""
     promise: str = ""
     """What a share isolates and what not, for people; empty for other kinds."""
     compute_percent: int | None = None
-    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
+    """The most of the GPU's multiprocessors that each process of a share uses; None: all."""
 
     @property
     def is_mig(self) -> bool:
@@ -195,24 +195,24 @@ class Instance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemory:
-    """How the memory of a GPU without MIG mode is shared, in MiB."""
+    """The account of the memory of a GPU without MIG mode, in MiB."""
 
     enforced_by: str
-    """What enforces the limits of new shares: `cgroup`, `mps` or `preload`."""
+    """The way in which the limits of new shares are enforced: `cgroup`, `mps` or `preload`."""
     usable_mib: int
     """The GPU's memory without what the driver reserves and the headroom that stays free."""
     taken_mib: int
-    """What its shares take of that, with what each takes beside its limit; 0 in `profiles`."""
+    """The part of that which its shares take, with what each takes beside its limit; 0 in `profiles`."""
     overhead_mib: int
-    """What one share takes beside its limit."""
+    """The memory that one share takes beside its limit."""
     least_mib: int
     """The smallest limit of a share."""
     promise: str
     """What a share isolates and what not, for people."""
     others_mib: int = 0
-    """What processes outside of its shares use of that; 0 in `profiles`."""
+    """The part of that which processes outside of its shares use; 0 in `profiles`."""
     without_process: str = ""
-    """What enforces the limits of requests that hand over no process, as `migctl run` does; empty: they get none."""
+    """The way for requests that hand over no process, as `migctl run` does; empty: they get none."""
 
     @property
     def largest_mib(self) -> int:
@@ -335,7 +335,7 @@ class Waiting:
     holder_uid: int | None = None
     """The uid that requested it on the agent's machine, as the kernel reported it; None over TCP."""
     caller: str = ""
-    """Who called, `uid 1000` or `name alice`, since two callers may use the same request id; empty where the id is."""
+    """The caller, `uid 1000` or `name alice`, since two callers may use the same request id; empty where the id is."""
     reserved_gpus: tuple[int, ...] = ()
     """The GPUs that are reserved for it, by index: requests behind it get nothing there."""
 
@@ -421,7 +421,7 @@ class GpuModel:
     memory_mib: int
     profiles: tuple[Profile, ...]
     shared_memory: SharedMemory | None = None
-    """How these GPUs are shared; None if they are not."""
+    """The account of their shared memory; None if they are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ _EXECUTE = 0o111
 _LONGEST_TEXT = 4095
 """Limit of a path on Linux (PATH_MAX, without the terminating null), and of any other text."""
 _LONGEST_SECTION = 1 << 20
-"""As much as a configuration file may have."""
+"""The size limit of a configuration file."""
 _LONGEST_NAME = 253
 """Limit of a host's name, RFC 1035."""
 _DOMAIN = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*"

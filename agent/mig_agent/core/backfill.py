@@ -48,7 +48,7 @@ class Reservation:
 
     @property
     def words(self) -> str:
-        """For whom the GPUs are reserved, to follow "reserved for": `the waiting request of alice (train)`."""
+        """Return for whom the GPUs are reserved, to follow "reserved for": `the waiting request of alice (train)`."""
         return f"the waiting request of {self.waiting.request.holder}"
 
     def against(self, other: WaitingRequest) -> frozenset[GpuUuid]:

@@ -155,7 +155,7 @@ class Profile:
     """The parts of the name from a `+` or `-` on, sign included: {`+me`}, {`+gfx`}, {`+me.all`}, {`-me`}."""
     kind: DeviceKind = MIG_INSTANCE
     compute_percent: int | None = None
-    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
+    """The most of the GPU's multiprocessors that each process of a share uses; None: all."""
 
     @property
     def memory_bytes(self) -> int:
@@ -435,7 +435,7 @@ class Want:
     compute_percent: int | None = None
     """The most of a GPU's multiprocessors that each process uses; only a share by MPS serves it. None: all."""
     has_process: bool = True
-    """Whether a process is handed over that will use the device; a share may need one."""
+    """True if a process is handed over that will use the device; a share may need one."""
     text: str = ""
     """The text that the person wrote (`4G`, `2g.10gb`), for messages."""
 

@@ -42,12 +42,12 @@ class ObservedGpu:
     processes: tuple[int, ...] = ()
     """Pids on the GPU itself, without MIG mode."""
     sharing: ObservedSharing | None = None
-    """How a GPU without MIG mode can be shared; None where that was not looked at."""
+    """The result of looking how the GPU can be shared; None where that was not looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedSharing:
-    """How a GPU without MIG mode can be shared, and its shares, as found beside one reading of the GPU."""
+    """The terms on which a GPU without MIG mode can be shared, and its shares, found beside one reading of it."""
 
     terms: ShareTerms | None
     """The terms of new shares; None if there can be none now."""

@@ -27,7 +27,7 @@ class Enforcement(StrEnum):
 
     @property
     def promise(self) -> str:
-        """What a share isolates, and what not, in one line for people."""
+        """Return what a share isolates, and what not, in one line for people."""
         return _PROMISES[self]
 
     @property
@@ -50,12 +50,12 @@ class Fractions(StrEnum):
     """The setting of how a GPU without MIG mode may be shared. The values are those of the configuration."""
 
     AUTO = "auto"
-    """By the first way that works on it: `cgroup`, then `mps`."""
+    """Sharing by the first way that works on it: `cgroup`, then `mps`."""
     CGROUP = "cgroup"
     MPS = "mps"
     PRELOAD = "preload"
     OFF = "off"
-    """It is leased whole only."""
+    """No sharing: the GPU is leased whole only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,9 @@ class ShareTerms:
     least_mib: int = 1024
     """The smallest limit: a CUDA context alone takes up to 0.8 GiB of it."""
     needs_process: bool = False
-    """Whether only a request that hands over a process gets a share that is enforced so."""
+    """True if only a request that hands over a process gets a share that is enforced so."""
     otherwise: Enforcement | None = None
-    """With `needs_process`, who enforces the limit of other requests; None: they get no share."""
+    """The way that, with `needs_process`, enforces the limit of other requests; None: they get no share."""
     others_mib: int = 0
     """Memory in use by processes outside the agent's shares: less is left for new shares, while it is in use."""
 

@@ -25,7 +25,7 @@ class SliceMapBlock:
     start: int
     size: int
     label: str
-    """Its profile: `3g.40gb`, or the memory of a share: `4 GiB`."""
+    """The profile: `3g.40gb`, or the memory of a share: `4 GiB`."""
     state: str
     """An InstanceState, or `free`."""
     holder: str = ""
@@ -43,7 +43,7 @@ class SliceMapGpu:
     unusable: frozenset[int] = frozenset()
     """The free slices that no profile can use beside the blocks."""
     shared_mib: int = 0
-    """Of a shared GPU: the memory that shares can take, which is the axis of its blocks; 0 if it is not shared."""
+    """The memory that shares of the GPU can take, which is the axis of its blocks; 0 if it is not shared."""
 
     @property
     def length(self) -> int:

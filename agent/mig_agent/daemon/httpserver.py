@@ -24,7 +24,7 @@ from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 MOST_AT_ONCE = 16
 """Number of requests that are answered at once."""
 MOST_WITHOUT_TOKEN = 4
-"""Of these the most without a token, where the server knows tokens."""
+"""The most of these without a token, where the server knows tokens."""
 SECONDS_EACH = 10.0
 """Time limit of an answer, from the end of the request's head on."""
 MOST_WITHOUT_HEAD = 32
@@ -129,7 +129,7 @@ class BoundedServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 128
     timeout = 0.0
-    """How long `handle_request` waits for a connection."""
+    """The time for which `handle_request` waits for a connection."""
 
     def __init__(
         self, host: str, port: int, application: Callable[..., Any], *, has_token: Callable[[str], bool] | None = None

@@ -1,4 +1,4 @@
-"""How a global batch is spread over devices and accumulation steps. Pure.
+"""Spreads a global batch over devices and accumulation steps. Pure.
 
 The sizes differ by at most one sample, never exceed the maximum, and always sum to the global batch. The gradient of a
 mean loss is made the exact mean over the global batch by weights: the gradient of a micro-batch of n samples counts
@@ -35,7 +35,7 @@ class BatchPlan:
     """Samples in one step of the optimizer."""
     devices: int
     steps: tuple[tuple[MicroBatch, ...], ...]
-    """For each accumulation step the micro-batch of each device."""
+    """The micro-batches of the devices, for each accumulation step."""
 
     @property
     def batch_size(self) -> int:

@@ -28,7 +28,7 @@ from mig_agent.elastic.words import say
 _STATE, _MANIFEST, _LOCK = "state", "manifest.json", "lock"
 _PREFIX, _UNFINISHED = "step-", ".writing-"
 _LOCK_SECONDS = 10.0
-"""How long to wait for the process before this one, which may be ending."""
+"""Time to wait for the process before this one, which may be ending."""
 _LARGEST_MANIFEST = 64 << 20
 _PIECE = 1 << 20
 
@@ -56,7 +56,7 @@ class CheckpointFolder:
         self._keep = keep
         self._lock: int | None = None
         self._damaged: set[Path] = set()
-        """Those that were found to be damaged; their files may have the right sizes."""
+        """Checkpoints that were found to be damaged; their files may have the right sizes."""
 
     def open(self) -> None:
         """Make the folder, keep other processes from writing to it, and remove what a crash has left unfinished.

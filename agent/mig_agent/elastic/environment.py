@@ -1,4 +1,4 @@
-"""What the environment says of a process: its place among the processes of its job, its lease and its devices. Pure."""
+"""Reads the environment of a process: its place among the processes of its job, its lease and its devices. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProcessPlace:
     devices_here: int = 1
     """Devices that this process uses together."""
     master_address: str = ""
-    """Where the master waits for the others (MASTER_ADDR); empty where there is one process."""
+    """The address where the master waits for the others (MASTER_ADDR); empty where there is one process."""
     profile: str = ""
     """The profile of the lease's device, such as `1g.10gb`; empty where the environment does not say."""
     memory_mib: int | None = None

@@ -82,7 +82,7 @@ class Job:
 
     @property
     def position(self) -> Position:
-        """What is done: in the body of the loop, the step of the last micro-batch counts as done."""
+        """Return what is done: in the body of the loop, the step of the last micro-batch counts as done."""
         if self._local_batch is not None and self._local_batch.is_last:
             return self._local_batch.done
         return self._position
@@ -232,7 +232,7 @@ class Job:
 
 
 class _Saving:
-    """How checkpoints are saved, and when the next one is due."""
+    """The way in which checkpoints are saved, and when the next one is due."""
 
     def __init__(self, folder: CheckpointFolder, save: Callable[[Path], object], every: str | int | None) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""What a job can take its samples from: anything with a length and items by index, or a DataLoader of PyTorch."""
+"""Sources of a job's samples: anything with a length and items by index, or a DataLoader of PyTorch."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _MIB = 1 << 20
 _LARGEST_FILE = 1 << 20
 _MOST_ENTRIES = 1000
 _OUT_OF_MEMORY = ("out of memory", "RESOURCE_EXHAUSTED", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How CUDA, PyTorch, JAX, XLA and TensorFlow say it."""
+"""Phrases by which CUDA, PyTorch, JAX, XLA and TensorFlow say it."""
 
 
 def from_table(table: Mapping[str, int], memory_mib: int | None) -> int:

@@ -1,4 +1,4 @@
-"""How a process hears that it is to yield: SIGTERM or SIGUSR1, or a notice in a file."""
+"""Notices by which a process hears that it is to yield: SIGTERM or SIGUSR1, or a notice in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples each step takes, by index: the same on any number of devices and after any number of restarts. Pure.
+"""Chooses the samples of each step, by index: the same on any number of devices and after any number of restarts. Pure.
 
 The order of an epoch depends on its number and the seed alone. A global step takes the next samples of it, and the last
 one of an epoch takes those that are left.
@@ -18,7 +18,7 @@ Order = Callable[[int], Sequence[int]]
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training is: whole global steps alone, since a step is done or not."""
+    """The progress of a training: whole global steps alone, since a step is done or not."""
 
     epoch: int = 0
     sample: int = 0
@@ -40,7 +40,7 @@ class LocalBatch:
     """The samples that one process takes in one accumulation step."""
 
     indices: tuple[int, ...]
-    """Never empty: a process without samples in this step computes one of another's, with weight 0.
+    """Samples of this process, never empty: one without samples in this step computes one of another's, with weight 0.
 
     So it takes part in the exchange of gradients, and the loss is a number.
     """

@@ -51,7 +51,7 @@ class Optimizer(torch.optim.Optimizer):
         self._weighs = weigh_gradients
         self._weighed: set[int] = set()
         self._sums: dict[torch.Tensor, torch.Tensor] = {}
-        """For each parameter the weighted gradients of this global step's micro-batches that came before."""
+        """The weighted gradients of each parameter from the micro-batches of this global step so far."""
         self._last: LocalBatch | None = None
         """The micro-batch whose gradients came last."""
         self._taken = 0

@@ -1,4 +1,4 @@
-"""What this library says to people, on standard error."""
+"""Prints what people are to know, on standard error."""
 
 from __future__ import annotations
 

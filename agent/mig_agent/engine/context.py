@@ -57,7 +57,7 @@ class EngineSettings:
     isolation: Isolation = Isolation.ANY
     """The isolation of requests that name none."""
     fractions: Fractions = Fractions.AUTO
-    """How GPUs without MIG mode may be shared."""
+    """The ways in which GPUs without MIG mode may be shared."""
     fractions_by_gpu: Mapping[str, Fractions] = field(default_factory=lambda: MappingProxyType({}))
     """The same for single GPUs, each by index or UUID."""
     share_headroom_mib: int = 512

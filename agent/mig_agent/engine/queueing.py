@@ -227,7 +227,7 @@ class RequestQueue:
 
     @property
     def reserved_for(self) -> str:
-        """For whom these GPUs are reserved, as messages say it; empty where none are."""
+        """Return for whom these GPUs are reserved, as messages say it; empty where none are."""
         reservation = self._reservation()
         return "" if reservation is None else reservation.words
 

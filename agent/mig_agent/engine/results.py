@@ -50,7 +50,7 @@ class Device:
     enforced_by: Enforcement | None = None
     """The way in which the memory limit of a share is enforced; None for other kinds of devices."""
     compute_percent: int | None = None
-    """Of a share: the most of the GPU's multiprocessors that each process uses; None: all."""
+    """The most of the GPU's multiprocessors that each process of a share uses; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from mig_agent.engine.context import Context
 from mig_agent.engine.instances import InstanceDestroyer, StepFailedError
 
 LONGEST_WAIT_SECONDS = 15.0
-"""How long the release of a lease waits for the end of its shares."""
+"""Time for which the release of a lease waits for the end of its shares."""
 _UNKNOWN_GPU = GpuUuid("")
 
 

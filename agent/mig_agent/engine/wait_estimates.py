@@ -18,7 +18,7 @@ FEWEST_RUNS = 9
 STALE_SECONDS = 10.0
 """After this time a forecast is repeated although neither the node nor the queue has changed."""
 _LATE_SECONDS = 1.0
-"""How much later than estimated a request may start before another estimate is made."""
+"""The delay past the estimated start after which another estimate is made."""
 _TURN_SECONDS = 0.005
 """Longest time that a forecast may hold the event loop, in seconds."""
 _MOST_SECONDS = 2.0

@@ -30,7 +30,7 @@ class AgentPod:
 
     @property
     def keys(self) -> Mapping[str, Json]:
-        """What JSON says of it."""
+        """Return its keys in JSON."""
         return {"node": self.node, "pod": self.name}
 
 

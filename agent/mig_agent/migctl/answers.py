@@ -33,7 +33,7 @@ class Target(Protocol):
 
     @property
     def keys(self) -> Mapping[str, Json]:
-        """What JSON says of it, beside its answer."""
+        """Return its keys in JSON, beside its answer."""
 
 
 AnyTarget = TypeVar("AnyTarget", bound=Target)
@@ -42,7 +42,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[Found]):
-    """What a node's agent answered, or why there is no answer."""
+    """The answer of a node's agent, or why there is no answer."""
 
     target: Target
     found: Found | None = None

@@ -23,7 +23,7 @@ ADDRESS_VARIABLE = "MIG_AGENT_ADDRESS"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where an agent is, and the certificates for it."""
+    """The address of an agent, and the certificates for it."""
 
     address: str | None
     """None for the default of the client."""

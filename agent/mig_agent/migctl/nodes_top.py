@@ -22,13 +22,13 @@ _LIVE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopAnswer:
-    """What a node's agent told of its instances."""
+    """The instances that a node's agent told of."""
 
     json: Json
-    """As `migctl top -o json` prints it."""
+    """The object that `migctl top -o json` prints."""
     reading: NodeReading
     agent: object
-    """What tells the agent apart from all others."""
+    """The id that tells the agent apart from all others."""
 
 
 def ask_client(client: Client) -> TopAnswer:

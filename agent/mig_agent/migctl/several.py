@@ -40,7 +40,7 @@ class ContextTarget:
 
     @property
     def keys(self) -> Mapping[str, Json]:
-        """What JSON says of it."""
+        """Return its keys in JSON."""
         return {NOUN: self.label, "address": self.address}
 
 

@@ -42,7 +42,7 @@ class InstanceRow:
     usage: Usage | None
     is_unused: bool
     shared: str = ""
-    """Of the device that is a whole GPU, while that is shared: how much of it is taken."""
+    """The taken part of a whole GPU while that is shared."""
     node: str = ""
     """The name of its node; empty where only one is shown."""
 
@@ -106,9 +106,9 @@ class NodesReading:
     """One reading of several nodes. Users are shown by their uids, which mean others on each node."""
 
     noun: str
-    """What stands before a node's name: node, or context."""
+    """The word before a node's name: node, or context."""
     nodes: Mapping[str, NodeReading]
-    """What is known of each node that answers, by the name under which people know it."""
+    """The reading of each node that answers, by the name under which people know it."""
     troubles: tuple[str, ...]
     """A line for each node that does not answer."""
 

@@ -20,8 +20,9 @@ from placement_bench.agent import AgentCluster, Handle
 from placement_bench.allocator import Allocator
 from placement_bench.arrivals import poisson
 from placement_bench.estimates import Estimate, estimate
+from placement_bench.losses import Cell
 from placement_bench.mixed import MixedAgent, model, replay
-from placement_bench.mixes import MIXES, NAMES, Mix, Setting
+from placement_bench.mixes import MIXES, NAMES, Setting
 from placement_bench.options import Options, run_all
 from placement_bench.replay import A_ROUND, MODELS, PODS, all_of, in_words, reached
 from placement_bench.results import Check, Json, Report, Table
@@ -131,18 +132,6 @@ def nvidias_order(view: NodeView) -> tuple[ResourceSlice, ...]:
         )
         for number, gpu in enumerate(view.gpus, 1)
     ) + tuple(each for each in slices_of(view, frozenset()) if each.counter_sets)
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """The parameters of one run with requests for profiles."""
-
-    policy: str
-    gpus: int
-    load: float
-    mix: Mix
-    requests: int
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)

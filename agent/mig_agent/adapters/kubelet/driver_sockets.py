@@ -16,15 +16,13 @@ import grpc
 
 from mig_agent.adapters.failpoints import FAILPOINTS
 from mig_agent.adapters.kubelet.registration import KubeletError, KubeletPaths
+from mig_agent.adapters.kubelet.sockets import bound_server
 from mig_agent.pb.kubelet.pluginregistration.v1 import pluginregistration_pb2 as pb
 
 SERVICE: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 _REGISTRATION: Final = "pluginregistration.Registration"
 _TYPE: Final = "DRAPlugin"
 _VERSIONS: Final = ("v1.DRAPlugin",)
-_LONGEST_PATH: Final = 107
-"""Limit of a Unix socket's path in bytes, `sun_path` in unix(7)."""
-_OPTIONS: Final = (("grpc.so_reuseport", 0),)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -64,17 +62,8 @@ class DriverSockets:
                 path.unlink(missing_ok=True)
 
     async def _serve(self, path: Path, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
-        if len(bytes(path)) > _LONGEST_PATH:
-            raise KubeletError(f"cannot listen on {path}: a socket's path has at most {_LONGEST_PATH} bytes")
-        server = grpc.aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(methods)),))
-        try:
-            with FAILPOINTS.around("driver-socket"):
-                server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
-            raise KubeletError(
-                f"cannot listen on {path}: is {path.parent} there, and may the agent write to it?"
-            ) from error
+        with FAILPOINTS.around("driver-socket"):
+            server = bound_server(path, service, methods)
         self._servers.append(server)
         await server.start()
 

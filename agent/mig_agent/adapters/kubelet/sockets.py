@@ -42,17 +42,8 @@ class PluginSocket:
 
     async def start(self, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> None:
         """Listen and serve. Raises KubeletError if the socket cannot be bound."""
-        if len(bytes(self._path)) > _LONGEST_PATH:
-            raise KubeletError(f"cannot listen on {self._path}: a socket's path has at most {_LONGEST_PATH} bytes")
-        server = grpc.aio.server(options=_OPTIONS)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, dict(methods)),))
-        try:
-            with FAILPOINTS.around("plugin-socket"):
-                server.add_insecure_port(f"unix:{self._path}")
-        except RuntimeError as error:
-            raise KubeletError(
-                f"cannot listen on {self._path}: is {self._path.parent} there, and may the agent write to it?"
-            ) from error
+        with FAILPOINTS.around("plugin-socket"):
+            server = bound_server(self._path, SERVICE, methods)
         await server.start()
         self._server = server
         self._identity = Identity.of(self._path)
@@ -64,6 +55,21 @@ class PluginSocket:
             await server.stop(seconds)
         with contextlib.suppress(OSError), FAILPOINTS.around("plugin-socket-removal"):
             self._path.unlink(missing_ok=True)
+
+
+def bound_server(path: Path, service: str, methods: Mapping[str, grpc.RpcMethodHandler[Any, Any]]) -> grpc.aio.Server:
+    """Return a server of one service that is bound to a socket and not yet started. Raises KubeletError."""
+    if len(bytes(path)) > _LONGEST_PATH:
+        raise KubeletError(f"cannot listen on {path}: a socket's path has at most {_LONGEST_PATH} bytes")
+    server = grpc.aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(methods)),))
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise KubeletError(
+            f"cannot listen on {path}: is {path.parent} there, and may the agent write to it?"
+        ) from error
+    return server
 
 
 def remove_stale_sockets(paths: KubeletPaths) -> None:

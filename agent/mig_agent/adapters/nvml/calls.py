@@ -65,7 +65,7 @@ class MemoryLimitsAnswer:
     """The limits of a cgroup on one GPU, in bytes."""
 
     soft: int
-    """What it is guaranteed."""
+    """The memory that it is guaranteed."""
     hard: int
     """The most that its processes get together; NO_MEMORY_LIMIT: no limit."""
 

@@ -56,7 +56,7 @@ class MemoryLimit:
     """The limit of a cgroup on the memory of one GPU without MIG mode."""
 
     soft_bytes: int
-    """What is guaranteed to its processes."""
+    """The memory that its processes are guaranteed."""
     hard_bytes: int | None
     """The most that they get together; None: no limit."""
 

@@ -16,7 +16,7 @@ class HolderProcess:
 
     pid: int
     started: int
-    """Its start, in clock ticks from boot."""
+    """The start of the process, in clock ticks from boot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Enforcer(Protocol):
     overhead_mib: int
     """Memory that one share takes beside its limit."""
     needs_process: bool
-    """Whether a share needs a `process`."""
+    """True if a share needs a `process`."""
 
     def why_not(self, gpu: GpuUuid) -> str:
         """Return why limits cannot be enforced on a GPU, as a phrase with its hint; empty if they can."""

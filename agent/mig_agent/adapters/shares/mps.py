@@ -31,7 +31,7 @@ _MIB_OF_G = 1024
 _PIPE_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 _PIPE_PREFIX = os.fsencode(f"{_PIPE_VARIABLE}=")
 _PID_FILE = "nvidia-cuda-mps-control.pid"
-"""In the pipe folder, from driver 550 on."""
+"""The file with the daemon's pid in the pipe folder, from driver 550 on."""
 _LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 _OWN_SEARCH, _OWN_ALL, _SEARCH = 0o711, 0o700, 1
 _POLL_SECONDS = 0.02
@@ -60,7 +60,7 @@ class RunningDaemon:
 
     pid: int
     is_stopped: bool
-    """Whether a signal or a debugger stopped it: then it answers no command until it is continued."""
+    """True if a signal or a debugger stopped it: then it answers no command until it is continued."""
 
 
 class MpsDaemons:

@@ -18,9 +18,9 @@ from mig_agent.core.shares import Enforcement
 _FIRST_DRIVER: Final = 550
 """The first branch of the driver whose daemons let only their own user change limits."""
 _VERIFIED_SECONDS = 600.0
-"""How long a limit that was read back counts as known while the same daemon runs: each command lengthens its log."""
+"""Time for which a limit that was read back counts as known while its daemon runs: each command lengthens its log."""
 _CLIENT_SECONDS = 2.0
-"""How long the clients may take to let go of the GPU before the server is ended under them."""
+"""Time that the clients may take to let go of the GPU before the server is ended under them."""
 _POLL_SECONDS = 0.02
 
 
@@ -42,7 +42,7 @@ class MpsEnforcer:
         except ConfigError as error:
             self._unusable = f"{error.message.removeprefix('cannot ')}; {error.hint}"
         self._verified: dict[Generation, tuple[int, float]] = {}
-        """For each share the daemon whose limit was read back last, and when, on the monotonic clock."""
+        """The daemon of each share whose limit was read back last, and when, on the monotonic clock."""
 
     def why_not(self, gpu: GpuUuid) -> str:
         """Return why MPS cannot limit memory on a GPU, as a phrase with its hint; empty if it can."""

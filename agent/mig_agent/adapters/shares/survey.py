@@ -21,7 +21,7 @@ _MOST_SECONDS = 2.0
 _MPS_SERVER = "nvidia-cuda-mps-server"
 """The program whose memory is in the overhead of shares: it is neither a client nor a stranger."""
 _OTHERS_STEP_MIB = 64
-"""What others use is rounded up to this, lest every change of it change the GPU's layout."""
+"""The memory that others use is rounded up to this, lest every change of it change the GPU's layout."""
 
 
 _UsersKey = tuple[frozenset[int], frozenset[Generation]]

@@ -16,7 +16,7 @@ class PublishedSlice:
     generation: int
     """The generation of the pool that the slice belongs to."""
     slice_count: int
-    """How many slices that generation of the pool has."""
+    """The number of slices in that generation of the pool."""
 
     @property
     def object_name(self) -> str:

@@ -21,7 +21,7 @@ class GpuSets:
     """The sets of GPUs, each alike, that can serve all wants of a request once leases end."""
 
     of_one_kind: tuple[GpuSet, ...]
-    """Of one model, and all with MIG mode or all without it: these go first."""
+    """GPUs of one model, and all with MIG mode or all without it: these go first."""
     of_one_model: tuple[GpuSet, ...]
 
     def without(self, reserved: frozenset[GpuUuid]) -> GpuSets:

@@ -121,7 +121,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """How a command on its lease has ended."""
+    """The end of a command on its lease."""
 
     code: int
     for_good: bool

@@ -1,4 +1,4 @@
-"""Which of the node's devices claims have: from the pods bound to the node, and from the leases of claims."""
+"""Finds the devices that claims have: from the pods bound to the node, and from the leases of claims."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from mig_agent.frontends.kubernetes.dra.api import DriverApi
 KUBELET: Final = Caller(name="kubelet", scheduler=True, inside=True)
 """The caller of requests for claims, in the audit record."""
 WAIT_SECONDS: Final = 40.0
-"""How long a claim waits for its slot inside the kubelet's call, which has a deadline of 45 s: after an error the
+"""Time for which a claim waits for its slot inside the kubelet's call, which has a deadline of 45 s: after an error the
 kubelet would try again only after 60 to 90 s."""
 
 
@@ -37,7 +37,7 @@ class PreparedDevice:
     pool: str
     device: str
     cdi: str
-    """Its qualified CDI name."""
+    """The qualified CDI name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Claims:
         self._cdi = cdi
         self._pool = pool_name(node)
         self._locks: dict[str, asyncio.Lock] = {}
-        """By UID: two pods that share a claim have it prepared at the same time."""
+        """Locks by the claim's UID: two pods that share a claim have it prepared at the same time."""
 
     async def prepare(self, claims: Sequence[Claim]) -> Mapping[str, tuple[PreparedDevice, ...] | MigAgentError]:
         """Lease the allocated slots of a pod's claims and write their CDI files; return devices by UID of the claim.

@@ -26,7 +26,7 @@ SETTLE_SECONDS: Final = 1.0
 CHECK_SECONDS: Final = 30.0
 """The longest time between two comparisons with the API server."""
 WATCHFUL_SECONDS: Final = 10.0
-"""How long they are compared often after the kubelet has registered the driver, about when it deletes the slices."""
+"""Time of frequent comparisons after the kubelet has registered the driver, about when it deletes the slices."""
 WATCHFUL_PAUSE_SECONDS: Final = 0.3
 """The pause between two comparisons meanwhile."""
 GATE_SECONDS: Final = 300.0
